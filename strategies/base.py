@@ -155,7 +155,7 @@ class MethodStrategy(Strategy, Generic[P]):
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Combine ``uploads``, sorted by client, in float64, at the end of round ``round_``.
 
-        Their weights n_k / sum n_j add up to 1. Return numbers for the round's line.
+        Their weights add up to 1. Return numbers for the round's line.
         """
         return {}
 

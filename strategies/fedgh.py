@@ -53,8 +53,8 @@ class FedGHStrategy(ClassVectorStrategy[FedGHParams]):
 
     broadcasts = True
     not_summed = (
-        "the server trains its header on every client's mean representations, one by one; their "
-        "sum would not do: take fedproto"
+        "its server trains the header on the mean representations of each client, and a sum of "
+        "them is not enough; use method=fedproto"
     )
 
     def initialise(self) -> None:

@@ -103,8 +103,8 @@ class FedTGPStrategy(PrototypeStrategy[FedTGPParams]):
     """Trains the prototypes that it sends."""
 
     not_summed = (
-        "the server trains its prototypes on every client's, one by one; their sum would not do: "
-        "take fedproto"
+        "its server trains on the prototypes of each client, and a sum of them is not enough; use "
+        "method=fedproto"
     )
 
     def initialise(self) -> None:

@@ -41,7 +41,7 @@ SWOLLEN = 10.0  # times the usual size: such a download is not from an honest ro
 
 @dataclass(frozen=True)
 class Upload:
-    """An accepted reply: its client, its payload, and its weight n_k / sum n_j in the round."""
+    """An accepted reply: its client, its payload, and its share of the round's weights."""
 
     info: ClientInfo
     payload: Payload

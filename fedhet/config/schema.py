@@ -34,7 +34,7 @@ QUIET = (
 class Metric:
     """A metric of an evaluation: its title, range, and whether less is better.
 
-    Percentages have a range up to 100, others (``high`` infinite) are plain numbers.
+    Percentages have ``high`` 100; others are plain numbers.
     """
 
     title: str

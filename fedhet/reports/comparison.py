@@ -92,6 +92,11 @@ class Comparison:
         """-1 where less of the metric is better, else 1."""
         return -1 if METRICS[self.metric].less_is_better else 1
 
+    @property
+    def digits(self) -> int:
+        """Decimal places of the headline: two of percent, four of a small number."""
+        return 2 if METRICS[self.metric].percent else 4
+
     @cached_property
     def blocks(self) -> list[str]:
         """All blocks of any variant."""

@@ -189,14 +189,23 @@ def _draw_differences(ax: Axes, one: Comparison, rows: Sequence[str]) -> None:
     low, high = _reach(pairs)
     ax.set(xlim=(low, high), ylim=(len(rows) - 0.4, -0.6))
     ax.axvline(0, color=INK, lw=0.8, alpha=0.6)
+    places = one.digits - 1
     for y, (_, pair) in enumerate(pairs.iterrows()):
         mean = pair["mean"]
         colour = {1: BLUE, -1: ORANGE}.get(pair["sign"], INK)
         style: dict[str, Any] = {"color": colour, "alpha": 1.0 if pair["sign"] else 0.55}
         if mean < low:
-            ax.text(low, y, f"◂ {mean:+.1f}", va="center", color=colour, fontsize=8.5)
+            ax.text(low, y, f"◂ {mean:+.{places}f}", va="center", color=colour, fontsize=8.5)
         elif mean > high:
-            ax.text(high, y, f"{mean:+.1f} ▸", ha="right", va="center", color=colour, fontsize=8.5)
+            ax.text(
+                high,
+                y,
+                f"{mean:+.{places}f} ▸",
+                ha="right",
+                va="center",
+                color=colour,
+                fontsize=8.5,
+            )
         elif pd.notna(mean):
             known = pd.notna(pair["low"])
             ax.plot(pair["values"], [y] * len(pair["values"]), ".", ms=4, mew=0, alpha=0.35,

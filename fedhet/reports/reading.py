@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedhet.config.schema import kebab
@@ -168,7 +169,7 @@ def _read_folder(path: Path) -> RunRecord | LeftOut:
         raise ValueError("the last line of rounds.jsonl is not the round that summary.json is of")
     names = filter(_kept, dict.fromkeys(chain.from_iterable(lines)))
     rounds = pd.DataFrame(
-        {name: np.array([line.get(name) for line in lines], dtype=float) for name in names}
+        {name: _numbers(name, [line.get(name) for line in lines]) for name in names}
     )
     clients = _read_csv(path / "clients.csv").drop(columns=["round", "other"], errors="ignore")
     environment, partition = path / "environment.json", path / "partition.csv"
@@ -180,6 +181,14 @@ def _read_folder(path: Path) -> RunRecord | LeftOut:
             _read_csv(partition).set_index("client") if partition.exists() else None, path,
         )
     )  # fmt: skip
+
+
+def _numbers(name: str, values: list[Any]) -> NDArray[np.float64]:
+    """Return a column of ``rounds.jsonl``; NaN where a line has no such figure."""
+    try:
+        return np.array(values, dtype=float)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"rounds.jsonl: {name} is not a number in every line") from error
 
 
 def _kept(name: str) -> bool:
@@ -268,8 +277,8 @@ class _ConfigFields(_Fields):
     """The keys that settings and blocks are computed from; others are compared as they are."""
 
     method: str = ""
-    seed: int = 0
-    partition_seed: int = -1
+    seed: int = Field(default=0, lt=2**31)
+    partition_seed: int = Field(default=-1, lt=2**31)
     clients: int = 0
     fraction: float = 1.0
     models: list[str] = Field(default_factory=list)

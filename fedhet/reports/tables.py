@@ -60,9 +60,11 @@ class ReportTable:
         self.about[title] = about
         self.texts.add(title)
 
-    def add_interval(self, title: str, about: str, found: pd.DataFrame, *, sign: bool) -> None:
+    def add_interval(
+        self, title: str, about: str, found: pd.DataFrame, digits: int = 2, *, sign: bool
+    ) -> None:
         """Add ``mean [low, high]``; ``found`` is as :func:`intervals` makes it, in our order."""
-        form = "{:+,.2f}" if sign else "{:,.2f}"
+        form = f"{{:{'+' * sign},.{digits}f}}"
         self.add(title, about, found["mean"], form.format)
         for end in ("low", "high"):
             self.data[f"{title}, {end}"] = found[end].to_numpy(dtype=float)
@@ -81,7 +83,8 @@ def overview(comparisons: Sequence[Comparison]) -> ReportTable:
     for one in comparisons:
         title, level = one.setting.title, one.levels
         variants = [one.shown.get(row, "") for row in rows]
-        table.add(title, one.setting.conditions, level["mean"].reindex(variants))
+        means = level["mean"].reindex(variants)
+        table.add(title, one.setting.conditions, means, one.digits)
         table.links[title] = one.setting.slug
         half, (top, tied) = (level["high"] - level["low"]) / 2, one.best
         for i, (row, variant) in enumerate(zip(rows, variants, strict=True)):
@@ -89,7 +92,7 @@ def overview(comparisons: Sequence[Comparison]) -> ReportTable:
                 continue
             text = table.shown.loc[i, title]
             if pd.notna(half[variant]):
-                text += f" ± {half[variant]:.2f}"
+                text += f" ± {half[variant]:.{one.digits}f}"
             if one.second and pd.notna(second := level[one.second][variant]):
                 text += f" | {second:.2f}"
             if one.precision[variant] != one.setting.keys["precision"]:
@@ -145,7 +148,7 @@ def _levels(one: Comparison) -> ReportTable:
     table = _table(one, "accuracy", said(one.metric).capitalize(), note, level.index)
     table.add("blocks", "pairs of partition and seed", level["blocks"], 0)
     about = "mean over all clients after the last round"
-    table.add_interval(f"{one.metric} [{PERCENT}]", about, level, sign=False)
+    table.add_interval(f"{one.metric} [{PERCENT}]", about, level, one.digits, sign=False)
     if one.second:
         about = "the same figure of another metric, mean over blocks"
         table.add(said(one.second), about, level[one.second])
@@ -161,7 +164,7 @@ def _levels(one: Comparison) -> ReportTable:
         ("10th pct.", "10th percentile of clients", "p10"),
         ("worst", "worst client", "worst"),
     ):
-        table.add(title, about, level[name], 0 if name == "never_sampled" else 2)
+        table.add(title, about, level[name], 0 if name == "never_sampled" else one.digits)
     return table
 
 
@@ -175,7 +178,7 @@ def _paired(one: Comparison) -> ReportTable:
     table = _table(one, "paired", f"Paired differences to {base}", note, found.index)
     table.add("blocks", f"blocks shared with {base}", found["blocks"], 0)
     about = "points, mean over blocks; Student's t over blocks"
-    table.add_interval(f"difference [{PERCENT}]", about, found, sign=True)
+    table.add_interval(f"difference [{PERCENT}]", about, found, one.digits, sign=True)
     about = "share of clients that improve, all blocks together"
     table.add("clients better, %", about, found["better"], 1)
     about = "share of clients that lose; the rest are equal"
@@ -200,7 +203,7 @@ def _costs(one: Comparison) -> ReportTable:
     base = one.baseline or "the baseline"
     table.add(f"x {base}", f"GFLOPs of {base} = 1", cost["relative"])
     about = "when the cheapest method's training FLOPs are spent"
-    table.add(f"{metric} at equal compute", about, cost["equal_figure"])
+    table.add(f"{metric} at equal compute", about, cost["equal_figure"], one.digits)
     about = "the last one within that budget, mean over blocks"
     table.add("after round", about, cost["equal_round"], 1)
     return table

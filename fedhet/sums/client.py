@@ -488,7 +488,7 @@ class Part:
     """One client's part in one attempt; ``notes`` is None where nothing is masked."""
 
     client: Any
-    method: Any  # the class of its strategy, of a room above: its `contribution`
+    method: Any  # the class of its strategy, of a level above: its `contribution`
     metrics: SumMetrics | None  # None: they are told beside the sum
     cohort: Cohort
     sent: bytes  # digest of what came down

@@ -113,7 +113,7 @@ class SumLedger(Ledger):
 class SumAggregator:
     """How a run with ``secure-sum`` aggregates its rounds.
 
-    ``strategy`` is a :class:`fedhet.strategies.base.MethodStrategy`, of a room above.
+    ``strategy`` is a :class:`fedhet.strategies.base.MethodStrategy`, of a level above.
     """
 
     ledger_type = SumLedger

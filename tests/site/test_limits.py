@@ -9,7 +9,6 @@ from fedhet import client_app
 from fedhet.config.load import envelope
 from fedhet.protocol.handshake import Handshake, Roster
 from fedhet.protocol.messages import message_bytes
-from fedhet.server_app import admission
 from fedhet.site.limits import Limits, read_limits
 from fedhet.testing import LocalGrid, simulate
 
@@ -64,7 +63,7 @@ def test_a_run_that_breaks_a_limit_is_refused_in_the_handshake(tmp_path):
         grid.contexts[101].node_config["limits"] = str(path)
         roster = Roster()
         where = str(tmp_path / f"states-{number}")
-        Handshake(grid, "x", roster, admission(config), state_dir=where).query()
+        Handshake(grid, "x", roster, config, where).query()
         assert roster.ids == ["0", "2"]
         assert re.search(f"limit {reason}", roster.refused[101]), text
 

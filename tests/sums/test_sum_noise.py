@@ -176,7 +176,7 @@ def test_a_share_protects_nothing_that_is_seen(tmp_path):
 
 def test_noise_that_does_not_fit_into_words_is_refused_with_what_would_do(tmp_path):
     config = summed(tmp_path, sum_range=2.0)
-    with pytest.raises(UserError, match="^sum-range: 2 is too small .* would do"):
+    with pytest.raises(UserError, match="^sum-range: 2 is too small .* at least .* is needed"):
         share_steps(config, LENGTH, BITS, 3)
 
 

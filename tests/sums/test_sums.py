@@ -305,7 +305,7 @@ def test_every_method_is_summed_or_says_why_not():
         assert bool(method.strategy.not_summed) == (name in refused)
         values = {"method": name, "secure-sum": "masked", "clients": 3}
         if name in refused:
-            with pytest.raises(UserError, match=f"^secure-sum: .*method={name}: .* take "):
+            with pytest.raises(UserError, match=f"^secure-sum: .*method={name}: .* use "):
                 build_config(values)
         else:
             assert build_config(values).summed

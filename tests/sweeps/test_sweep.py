@@ -94,7 +94,7 @@ def _cut_clients(folder):
         (lambda folder: (folder / "config.yaml").unlink(), "config.yaml"),
         (lambda folder: (folder / "rounds.jsonl").write_text(
             round_line(1, "much") + round_line(2, "much")),
-         "'much'"),
+         "test_accuracy_mean is not a number in every line"),
         (_cut_rounds, "rounds.jsonl has 1 of 2 rounds; remove '"),
         (_cut_clients, "clients.csv ends with 2.50 %, and summary.json with 3.50 %"),
     ],

@@ -91,10 +91,11 @@ def _print_result(folder: "RunFolder", *, as_json: bool) -> None:
     if summary:
         metric = summary.get("metric", "accuracy")
         own = f"test {headline(metric, summary)}, " if metric != "accuracy" else ""
+        p10 = summary["test_accuracy_p10"]  # none where only sums are known
+        low = "" if p10 is None else f" (10th percentile of clients {percent(p10)})"
         print(
             f"{one_line(summary['method'])}: {own}test accuracy "
-            f"{percent(summary['test_accuracy_mean'])} "
-            f"(10th percentile of clients {percent(summary['test_accuracy_p10'])}), "
+            f"{percent(summary['test_accuracy_mean'])}{low}, "
             f"{summary['rounds']} rounds in {duration(summary['wall_seconds'])}, "
             f"{len(summary['failures'])} failures"
         )

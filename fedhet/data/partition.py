@@ -355,6 +355,7 @@ _DRAWS = {
 }  # fmt: skip
 PREFIX = "flwr:"  # and the class of a partitioner of flwr-datasets, with its keywords
 _NAMED = 5
+_TESTED = 5  # test examples of a class from which on a metric of rare classes says something
 CODED = 8  # classes up to which it is said that sites may code them in other ways
 
 
@@ -527,6 +528,19 @@ def _about_clients(partition: Partition, data: Content, config: RunConfig) -> It
         yield (
             f"{len(untested)} clients have no test {what.removesuffix('s')}: "
             f"{listed(untested, _NAMED)}"
+        )
+    if config.metric == "accuracy":
+        return
+    tested = [np.bincount(data.labels[c.test], minlength=len(names)) for c in partition.clients]
+    few = [
+        f"client {client} has {count[label]} of '{names[label]}'"
+        for client, count, own in zip(partition.ids, tested, held, strict=True)
+        for label in np.flatnonzero((own > 0) & (count < _TESTED))
+    ]
+    if few:
+        yield (
+            f"few test {what} of a class: {listed(few, _NAMED)}: such metrics are chance; a larger "
+            'test set (split="6:1:3") and several seeds say more'
         )
 
 

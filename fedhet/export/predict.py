@@ -107,7 +107,8 @@ def _read(
     if isinstance(examples, pd.DataFrame):  # read as a file is, by the same rules
         path = folder / "examples.csv"
         examples.to_csv(path, index=False)
-        return batches([path], model.inputs, Form(gaps=form.gaps), truth), None
+        written = Form(separator=",", quote='"', gaps=form.gaps)
+        return _of_frame(batches([path], model.inputs, written, truth), path), None
     if isinstance(examples, np.ndarray | Tensor):
         return _array(model, torch.as_tensor(examples), truth), None
     places = [examples] if isinstance(examples, str | Path) else examples
@@ -116,6 +117,15 @@ def _read(
         files = ImageFiles(paths, model)
         return files.batches(truth), files
     return batches(paths, model.inputs, form, truth), None
+
+
+def _of_frame(found: Iterator[Batch], path: Path) -> Iterator[Batch]:
+    """Yield the batches of a DataFrame; errors name it instead of the file that it became."""
+    try:
+        yield from found
+    except UserError as error:
+        text = str(error).replace(f"data-path {path} line", "the DataFrame, as CSV, line")
+        raise UserError(text.replace(f"data-path {path}", "the DataFrame")) from error
 
 
 @torch.inference_mode()

@@ -85,7 +85,7 @@ class RunFolder:
         except FileExistsError as error:
             raise UserError(
                 f"run folder '{path}' already exists: choose another name, or continue it with "
-                f"`fedhet resume {path}`"
+                f"`fedhet resume {path}` (a completed run needs rounds=N, more than it has)"
             ) from error
         except OSError as error:
             raise UserError(f"run folder '{path}' cannot be made: {error.strerror}") from error

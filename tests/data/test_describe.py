@@ -70,7 +70,10 @@ def test_the_headline_sees_rare_classes(tmp_path, ill, metric):
     rows = "".join(f"{30 + k * 7 % 41},{eval(ill, {'k': k})}\n" for k in range(200))
     (tmp_path / "p.csv").write_text("age,ill\n" + rows)
     assert execute(["init", "p.csv"]) == 0
-    assert load_config(tmp_path / "p.yaml").metric == metric
+    config = load_config(tmp_path / "p.yaml")
+    assert config.metric == metric
+    warnings = str(load_partition(config, config.clients)[1].warnings)
+    assert ("few test examples of a class: client 0 has 1 of" in warnings) == ("else 3" in ill), warnings
 
 
 FILES = {  # columns by a formula of the row's number, and the target that is guessed; none: asked

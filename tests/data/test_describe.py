@@ -73,7 +73,9 @@ def test_the_headline_sees_rare_classes(tmp_path, ill, metric):
     config = load_config(tmp_path / "p.yaml")
     assert config.metric == metric
     warnings = str(load_partition(config, config.clients)[1].warnings)
-    assert ("few test examples of a class: client 0 has 1 of" in warnings) == ("else 3" in ill), warnings
+    assert ("few test examples of a class: client 0 has 1 of" in warnings) == ("else 3" in ill), (
+        warnings
+    )
 
 
 FILES = {  # columns by a formula of the row's number, and the target that is guessed; none: asked

@@ -30,6 +30,8 @@ CLIENT_ID = r"[A-Za-z0-9._-]{1,64}"
 NOBODY = "the round"  # in a list of failures: no client's id
 _ID_HINT = "up to 64 of A-Z a-z 0-9 . _ -"
 _DEPTH = 100  # levels of a YAML file
+_LARGE = 1 << 64  # whole numbers from here on fit no array and no seed
+_MANY_DIGITS = re.compile(r"[0-9]{20}")
 # What a spreadsheet takes for a formula; a number, or an interval, is none for all its signs.
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
 _NUMBER = re.compile(r"[-+]?[0-9.,]*%?( \[[-+0-9., ]+\])?")
@@ -259,6 +261,13 @@ def decoded(data: bytes, source: str) -> str:
         raise Damaged.at(source, f"line {line}", "not UTF-8") from error
 
 
+def _is_large(value: Any) -> bool:
+    """Return whether a whole number in plain values needs more than 64 bits."""
+    if isinstance(value, dict | list):
+        return any(map(_is_large, value.values() if isinstance(value, dict) else value))
+    return type(value) is int and abs(value) >= _LARGE
+
+
 def parse_object(data: str | bytes, source: str = "JSON", place: str = "") -> dict[str, Any]:
     """Return a JSON object; raise Damaged for anything else, and for NaN and infinity in it."""
     try:
@@ -267,6 +276,9 @@ def parse_object(data: str | bytes, source: str = "JSON", place: str = "") -> di
         raise Damaged.at(source, place, f"not JSON: {one_line(error)}") from error
     if not isinstance(value, dict):
         raise Damaged.at(source, place, "not a JSON object")
+    text = data if isinstance(data, str) else data.decode()
+    if _MANY_DIGITS.search(text) and _is_large(value):
+        raise Damaged.at(source, place, "a whole number is too large")
     return value
 
 
@@ -353,6 +365,8 @@ def parse_yaml(text: str, source: str = "YAML") -> Any:
         _check_events(text)
         value = yaml.load(text, _Loader)
         json.dumps(value, allow_nan=False)  # plain and finite
+        if _is_large(value):
+            raise ValueError("a whole number is too large")
     except yaml.YAMLError as error:
         raise Damaged.at(source, "", f"not valid YAML: {one_line(error)}") from error
     except TypeError as error:

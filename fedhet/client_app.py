@@ -77,9 +77,7 @@ def set_process(config: RunConfig) -> None:
     torch.set_float32_matmul_precision("highest" if config.precision == "fp32" else "high")
     torch.backends.cudnn.allow_tf32 = config.precision != "fp32"
     torch.backends.cudnn.deterministic = True
-    if torch.cuda.is_available():
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 class Request:
@@ -111,9 +109,13 @@ class Request:
             return load_local(self.config, self.node, simulated=self.simulated)
 
     def device(self) -> torch.device:
-        """Return where this client trains."""
+        """Return where this client trains; on a GPU by deterministic algorithms."""
         with coded(Code.DEVICE):
-            return choose_device(self.config, self.node)
+            device = choose_device(self.config, self.node)
+        on_gpu = device.type == "cuda"
+        if on_gpu != torch.are_deterministic_algorithms_enabled():  # to set it imports a compiler
+            torch.use_deterministic_algorithms(on_gpu, warn_only=True)
+        return device
 
     def model(self, data: LocalData) -> str:
         """Return the name of the model that this client trains."""

@@ -35,7 +35,8 @@ def torch_seed(seed: int, purpose: str, client: str = "", round_: int = 0) -> in
 @contextmanager
 def torch_seeded(seed: int, purpose: str, client: str = "", round_: int = 0) -> Iterator[None]:
     """Run the body with torch's global generators seeded, and restore them afterwards."""
-    devices = range(torch.cuda.device_count())
+    # A process that has not used a GPU yet draws nothing on it in the body.
+    devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=devices):
         number = torch_seed(seed, purpose, client, round_)
         # `torch.manual_seed` also queues a call, with a traceback, for each kind of device that

@@ -119,7 +119,8 @@ class TablePreparation(Preparation):
         """Take medians, means and deviations; a column that never changes is centred only."""
         numbers = examples[:, self.plain].double()
         known = ~numbers.isnan()
-        median = numbers.nanmedian(dim=0).values.nan_to_num(0.0)
+        # On the CPU: CUDA has no deterministic kernel for the indices that come with it.
+        median = numbers.cpu().nanmedian(dim=0).values.nan_to_num(0.0).to(numbers.device)
         filled = torch.where(known, numbers, median)
         mean = filled.mean(dim=0)
         self.median.copy_(median)

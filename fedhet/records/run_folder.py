@@ -489,7 +489,9 @@ def environment(config: RunConfig) -> dict[str, Any]:
         "platform": platform.platform(),
         "processor": processor(),
         "cores": os.cpu_count(),
-        "cuda": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "cuda": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        if config.device != "cpu"
+        else [],
         "device": config.device,
         "threads": config.threads,
         "git_commit": commit(),

@@ -27,7 +27,7 @@ from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.rng import generator, torch_seed, torch_seeded
 from fedhet.site.limits import Limits, check_steps
 from fedhet.site.local_data import LocalData, PublicSet, examples_of, open_public
-from fedhet.site.privacy import Budget, Leaving
+from fedhet.site.privacy import Budget, UploadProtection
 from fedhet.site.state import (
     BEST,
     PREDICTIONS,
@@ -39,7 +39,6 @@ from fedhet.site.state import (
     not_finite,
     to_bundle,
 )
-from fedhet.sums.client import Part
 from fedhet.sums.contribution import Vector
 from fedhet.training.augment import crop_flip, jitter_scale
 from fedhet.training.loop import (
@@ -112,8 +111,7 @@ class MethodClient(NumPyClient, Generic[P]):
         self._fixed = Fixed(())
         self.round = 0
         self.uploaded: Payload = Empty()  # what this round sends to the server
-        # What adds noise to an upload, or collects what is summed of it.
-        self.leaving: Leaving | Part = Leaving(setup.simulated)
+        self.protection = UploadProtection()  # noise on an upload, or masks
         self.shared_classes: frozenset[int] | None = None  # whose rows are averaged; None: all
         self.sent_all = setup.config.summed  # by secure-sum, everybody the same
         self.evaluating = False  # whether this round's reply carries accuracies
@@ -173,7 +171,7 @@ class MethodClient(NumPyClient, Generic[P]):
         """Return logits (B, C) of ``inputs`` by name: :meth:`infer`'s, named "", then others."""
         return {"": self.infer(inputs)}
 
-    def metrics(self) -> dict[str, float]:
+    def extra_metrics(self) -> dict[str, float]:
         """Return the method's own metrics of this round, by the names in ``metric_ranges``.
 
         ``rounds.jsonl`` has their means over clients, weighted by images.
@@ -253,18 +251,19 @@ class MethodClient(NumPyClient, Generic[P]):
         started = time.perf_counter()
         self.round, source = int(config["round"]), int(config["generation"])
         self.evaluating = bool(config["evaluate"])
-        budget = Budget(self.setup.store, self.config, self.setup.data.client)
+        setup = self.setup
+        budget = Budget(setup.store, self.config, setup.data.client, simulated=setup.simulated)
         budget.check(self.round, source)
         self._go_back_to(source, str(config.get("digest", "")))
         received = self._received(parameters)
         self.receive(received)
         metrics = self._trained()
-        self.uploaded = self.leaving.leave(self.upload(), received, self.round, budget)
+        self.uploaded = self.protection.protect(self.upload(), received, self.round, budget)
         if self.config.dp_clip:
             metrics["epsilon_spent"] = budget.epsilon
         if self.evaluating:
             metrics |= self.evaluation()
-        metrics |= self.metrics() | self.before
+        metrics |= self.extra_metrics() | self.before
         self.save(self.round, source, metrics)
         metrics["seconds"] = time.perf_counter() - started
         return self.uploaded.flat, len(self.setup.data.split.train), metrics

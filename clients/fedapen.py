@@ -131,6 +131,6 @@ class FedAPENClient(AveragingClient[FedAPENParams]):
         """Return both models and lambda."""
         return Needs(("model", "small", "ensemble"))
 
-    def metrics(self) -> dict[str, float]:
+    def extra_metrics(self) -> dict[str, float]:
         """Return lambda."""
         return {"ensemble_weight": self.ensemble.weight.item()}

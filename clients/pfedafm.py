@@ -89,6 +89,6 @@ class PFedAFMClient(AveragingClient[PFedAFMParams]):
         """Return both networks and alpha."""
         return Needs(("model", "extractor", "mixture"))
 
-    def metrics(self) -> dict[str, float]:
+    def extra_metrics(self) -> dict[str, float]:
         """Return the mean of alpha: how much of the client's own representation it uses."""
         return {"alpha_mean": self.mixture.alpha.mean().item()}

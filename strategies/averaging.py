@@ -1,8 +1,8 @@
 """Average one homogeneous module (LG-FedAvg, FedMRL, pFedES, ...), or rows per class.
 
-A method averages whole payloads by :func:`average_uploads` and rows of classes by
-:func:`average_by_class`, by the rule of the run (``aggregation``). Both build on sums, which
-:func:`sum_uploads` and :func:`sum_by_class` return, since ``combine`` is given sums as well.
+A method gives whole payloads to :func:`sum_uploads`, or rows of classes to :func:`sum_by_class`,
+and the result to its ``combine``, which is also given the sums of ``secure-sum``. A trimmed mean or
+a median (``aggregation``) is returned as the sum of one upload of weight 1.
 
 theta^t = sum_k (n_k / n) theta_k^t with n summed over the accepted replies of the round
 (FedAvg, McMahan et al. 2017, arXiv 1602.05629, Algorithm 1).
@@ -31,19 +31,21 @@ BLOCK = 8  # uploads whose numbers are float64 at a time: they stay in the cache
 
 
 def average_uploads(uploads: Sequence[Upload], rule: Rule = MEAN) -> tuple[Array, ...]:
-    """Return the weighted mean of payloads of equal shapes: float64 sums, float32 result.
+    """Return the means of payloads of equal shapes, by the rule: float64 sums, float32 result."""
+    return means_of(sum_uploads(uploads, rule), uploads[0].payload.flat)
+
+
+def sum_uploads(uploads: Sequence[Upload], rule: Rule = MEAN) -> Vector:
+    """Return the :func:`weighted_sum` of uploads, whose shares add up to 1 but for rounding.
 
     A rule other than the mean is taken coordinate by coordinate, without weights.
     """
+    payloads = [upload.payload for upload in uploads]
     if rule.name != "mean":
-        columns = zip(*(upload.payload.flat for upload in uploads), strict=True)
-        return tuple(rule.middle_of(list(column)) for column in columns)
-    return means_of(sum_uploads(uploads), uploads[0].payload.flat)
-
-
-def sum_uploads(uploads: Sequence[Upload]) -> Vector:
-    """Return the :func:`weighted_sum` of uploads, whose shares add up to 1 but for rounding."""
-    total = weighted_sum([u.payload for u in uploads], [u.weight for u in uploads])
+        columns = zip(*(payload.flat for payload in payloads), strict=True)
+        middles = [rule.middle_of(list(column)).ravel() for column in columns]
+        return np.concatenate([*middles, [1.0]]).astype(np.float64)
+    total = weighted_sum(payloads, [upload.weight for upload in uploads])
     total[-1] = 1.0
     return total
 
@@ -148,30 +150,19 @@ def sum_by_class(
 
     ``rows`` are arrays (S_i, w) float32 whose class ids, one after the other, are ``classes`` (M,);
     ``weights`` (M,) are all one if None. ``max-weight`` bounds the share of one row in its class.
+    A rule other than the mean is taken without weights, as if one client had each class.
     """
     owners = np.bincount(classes, minlength=count).astype(np.float64)
+    if rule.name != "mean":
+        middles = rule.middle_by_class(classes, np.concatenate(rows), count)
+        present = np.minimum(owners, 1.0)
+        return ClassSums(middles, present, present)
     if weights is None:
         return ClassSums(_row_sums(classes, rows, None, count), owners, owners)
     if rule.max_weight < 1:
         weights = capped(weights, rule.max_weight, classes)
     behind: Vector = np.bincount(classes, weights, count).astype(np.float64)
     return ClassSums(_row_sums(classes, rows, weights, count), behind, owners)
-
-
-def average_by_class(
-    classes: Array,
-    rows: Sequence[Array],
-    weights: Array | None,
-    before: Array,
-    rule: Rule = MEAN,
-) -> Array:
-    """Return the mean of rows by class; classes without a row keep theirs of ``before`` (C, w).
-
-    Arguments as of :func:`sum_by_class`. A rule other than the mean is taken without weights.
-    """
-    if rule.name != "mean":
-        return rule.middle_by_class(classes, np.concatenate(rows), before)
-    return sum_by_class(classes, rows, weights, len(before), rule).means(before)
 
 
 def _row_sums(classes: Array, rows: Sequence[Array], weights: Array | None, count: int) -> Vector:
@@ -228,10 +219,7 @@ class AveragingStrategy(MethodStrategy[P]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Replace the shared module by the uploads' mean, trimmed mean or median."""
-        if self.rule.name == "mean":
-            return self.combine(sum_uploads(uploads), round_)
-        self.tensors = average_uploads(uploads, self.rule)
-        return {}
+        return self.combine(sum_uploads(uploads, self.rule), round_)
 
     @classmethod
     def contribution(cls, upload: Payload, own: Own) -> Summand:

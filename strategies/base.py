@@ -30,6 +30,7 @@ from fedhet.config.schema import P, RunConfig
 from fedhet.data.inputs import Inputs
 from fedhet.errors import Rejected, RunFailed, UserError
 from fedhet.files import client_order
+from fedhet.protocol.aggregator import Aggregator
 from fedhet.protocol.checks import check_evaluation, form, size
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import ClientInfo, Handshake, Roster
@@ -256,7 +257,7 @@ class MethodStrategy(Strategy, Generic[P]):
         """
         self._check_hooks()
         self.handshake, self.folder = handshake, folder
-        aggregator = SumAggregator if self.config.summed else PlainAggregator
+        aggregator: type[Aggregator] = SumAggregator if self.config.summed else PlainAggregator
         self.ledger: Ledger = aggregator.ledger_type(self.roster)
         self.deadline = 0.0  # of the round
         self.simulated = True  # whether the clients' states are where the server is
@@ -270,7 +271,7 @@ class MethodStrategy(Strategy, Generic[P]):
             self.ledger.load(kept.meta)
             self.finished = int(kept.meta["round"])
         marks = {} if kept is None else kept.meta
-        self.aggregator: PlainAggregator | SumAggregator = aggregator(self, marks)
+        self.aggregator: Aggregator = aggregator(self, marks)
 
     def start(  # noqa: PLR0913  (Flower's signature)
         self,

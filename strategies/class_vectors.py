@@ -12,7 +12,7 @@ from fedhet.config.schema import P, Params, RunConfig
 from fedhet.errors import Rejected
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
-from fedhet.strategies.averaging import ClassSums, average_by_class, sum_by_class
+from fedhet.strategies.averaging import ClassSums, sum_by_class
 from fedhet.strategies.base import MethodStrategy, Upload
 from fedhet.strategies.robust import MEAN, Rule
 from fedhet.sums.contribution import Own, Summand
@@ -123,12 +123,6 @@ class PrototypeStrategy(ClassVectorStrategy[PP]):
         wanted = np.arange(self.classes, dtype=np.int64) if whole else declared(info)[0]
         sent = wanted[self.counts[wanted] > 0]
         return ClassVectors(sent, self.counts[sent], self.prototypes[sent])
-
-    def means_of(self, uploads: Sequence[Upload], weights: Array | None) -> Array:
-        """Return means (C, d) per class of the uploads; absent classes keep their prototype."""
-        payloads = payloads_of(uploads)
-        classes, rows = np.concatenate([p.classes for p in payloads]), [p.vectors for p in payloads]
-        return average_by_class(classes, rows, weights, self.prototypes, self.rule)
 
     def count(self, uploads: Sequence[Upload]) -> Mapping[str, float]:
         """Keep the number of images of each class that came; return how many classes are known."""

@@ -50,7 +50,7 @@ from fedhet.errors import Rejected
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.rng import torch_seeded
-from fedhet.strategies.averaging import average_by_class, class_totals
+from fedhet.strategies.averaging import ClassSums, class_totals
 from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import (
     ClassVectorStrategy,
@@ -163,33 +163,22 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Make one SGD step by the mean gradient per class over its owners."""
         payloads = [_marked(p) for p in payloads_of(uploads)]
-        if self.rule.name == "mean":
-            sums = sums_of(payloads, None, self.classes)
-            return self.combine(replace(sums, rows=sums.rows / UNIT).summand().flat, round_)
-        classes = np.concatenate([p.classes for p in payloads])
-        rows = [p.vectors for p in payloads]
-        means = average_by_class(classes, rows, None, np.zeros_like(self.guides), self.rule)
-        return self._step(means, len(np.unique(classes)))
+        return self.combine(in_units(sums_of(payloads, None, self.classes)).flat, round_)
 
     @classmethod
     def contribution(cls, upload: Payload, own: Own) -> Summand:
         """Return gradients (C, w) in units of ``UNIT``, zero if missing, and C ones and zeros."""
-        sums = sums_of([_marked(shared_by(upload, own))], None, own.classes)
-        return replace(sums, rows=sums.rows / UNIT).summand()
+        return in_units(sums_of([_marked(shared_by(upload, own))], None, own.classes))
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
-        """Make the same step by a sum's means; none for a class with too few owners."""
+        """Move G by the sum's means; a class with too few owners stays."""
         totals = class_totals(self, total)
         means = replace(totals, rows=totals.rows * UNIT).means(np.zeros_like(self.guides))
-        return self._step(means, int(totals.present.sum()))
-
-    def _step(self, means: Array, guided: int) -> Mapping[str, float]:
-        """Move G by mean gradients (C, w), of so many classes; the others' are zero."""
         rate = self.params.server_lr or RATES[self.params.guide]
         step = rate * means.astype(np.float64)
         self.guides = (self.guides.astype(np.float64) - step).astype(np.float32)
         longest = float(np.linalg.norm(step, axis=1).max())
-        numbers = {"guided_classes": float(guided), "guide_step": longest}
+        numbers = {"guided_classes": float(totals.present.sum()), "guide_step": longest}
         if self.params.guide == "logits":
             numbers["misguided_classes"] = float(len(self._misguided()))
         return numbers
@@ -201,6 +190,11 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""
         self.guides = arrays["guides"]
+
+
+def in_units(sums: ClassSums) -> Summand:
+    """Return sums of gradients in units of ``UNIT``."""
+    return replace(sums, rows=sums.rows / UNIT).summand()
 
 
 def _marked(payload: ClassVectors) -> ClassVectors:

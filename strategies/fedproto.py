@@ -72,14 +72,10 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Apply eq. 6 per class over the replies; absent classes keep theirs."""
-        payloads = payloads_of(uploads)
-        if self.rule.name == "mean":
-            by_images = self._by_images(self.params)
-            weights = np.concatenate([p.counts for p in payloads]) if by_images else None
-            sums = sums_of(payloads, weights, self.classes, self.rule)
-            self.combine(sums.summand(weighted=by_images).flat, round_)
-        else:
-            self.prototypes = self.means_of(uploads, None)
+        payloads, by_images = payloads_of(uploads), self._by_images(self.params)
+        weights = np.concatenate([p.counts for p in payloads]) if by_images else None
+        sums = sums_of(payloads, weights, self.classes, self.rule)
+        self.combine(sums.summand(weighted=by_images).flat, round_)
         return self.count(uploads)
 
     @classmethod

@@ -107,10 +107,6 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         """Apply eq. 3: per class the mean of the rows that came; absent classes stay."""
         classes, rows = zip(*(_unpack(u.payload) for u in uploads), strict=True)
         ids = np.concatenate(classes)
-        if self.rule.name != "mean":
-            return self._set(
-                self.rule.middle_by_class(ids, np.concatenate(rows), self._header()), round_
-            )
         whole = self.params.upload_rows == "whole"
         shares = (
             np.repeat([u.weight for u in uploads], [len(c) for c in classes]) if whole else None

@@ -39,7 +39,13 @@ from fedhet.config.schema import REPRESENTATION
 from fedhet.protocol.payload import Array
 from fedhet.rng import torch_seeded
 from fedhet.strategies.base import Upload
-from fedhet.strategies.class_vectors import PrototypeParams, PrototypeStrategy, stacked
+from fedhet.strategies.class_vectors import (
+    PrototypeParams,
+    PrototypeStrategy,
+    payloads_of,
+    stacked,
+    sums_of,
+)
 from fedhet.strategies.server_training import (
     MOST_EPOCHS,
     load_state,
@@ -115,7 +121,8 @@ class FedTGPStrategy(PrototypeStrategy[FedTGPParams]):
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Train the prototypes on those of this round, with this round's margin."""
         labels, vectors = stacked(uploads)
-        means = self.means_of(uploads, None)[np.unique(labels.numpy())]
+        sums = sums_of(payloads_of(uploads), None, self.classes)
+        means = sums.means(self.prototypes)[np.unique(labels.numpy())]
         margin = adaptive_margin(torch.from_numpy(means), self.params.margin)
 
         def loss(chosen: Tensor) -> Tensor:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 
 from fedhet.errors import Rejected, one_line
+from fedhet.protocol.aggregator import Aggregator
 from fedhet.protocol.checks import (
     StepLimits,
     check_arrays,
@@ -59,18 +59,14 @@ class Valid:
     step: float | None
 
 
-class PlainAggregator:
-    """The rounds of a run whose server sees every upload."""
+class PlainAggregator(Aggregator):
+    """Aggregates the rounds of a run whose server sees every upload."""
 
-    ledger_type = Ledger
-    train_share = 1.0  # of a round's time that waiting for training may take
-    evaluates = True  # whether a client alone may be asked for its accuracy
-    records: Mapping[str, ConfigRecord] = {}  # what goes along with a train message
+    strategy: "MethodStrategy[Any]"
+    ledger: Ledger
 
     def __init__(self, strategy: "MethodStrategy[Any]", marks: Mapping[str, Any]) -> None:
-        """Load :meth:`marks` from a checkpoint's ``marks``."""
-        self.strategy = strategy
-        self.config, self.roster, self.ledger = strategy.config, strategy.roster, strategy.ledger
+        super().__init__(strategy, marks)
         self.steps = StepLimits(self.config.max_update_ratio, sigma(self.config))
         self.steps.load(marks.get("steps", {}))
         self._pace: dict[str, float] = {}  # seconds per training image, by model
@@ -78,11 +74,6 @@ class PlainAggregator:
     def marks(self) -> dict[str, Any]:
         """Return the values for a checkpoint."""
         return {"steps": self.steps.dump()}
-
-    def members(self, round_: int, clients: list[str]) -> list[str]:
-        """Return the clients that are asked to train."""
-        del round_
-        return clients
 
     def seconds(self, client: str) -> float:
         """Return a client's expected training time, by the last reply of its model; 0: unknown."""
@@ -105,18 +96,19 @@ class PlainAggregator:
                 found.append(self.valid(info, reply, round_))
             except Rejected as reason:
                 why = f"{reason}{self._sent_too_much(info, round_)}"
-                self.ledger.reject(client, why, reply.arrays, reply.message_bytes)
+                self.ledger.reject(client, why, reply)
             else:
                 self.ledger.spend(client, reply.metrics)
         outliers = self.outliers(found)
         for one in found:
             if one.info.client in outliers:
-                self._refuse(one, outliers[one.info.client])
+                self.ledger.reject(one.info.client, outliers[one.info.client], one.reply)
         accepted = [one for one in found if one.info.client not in outliers]
         if len(accepted) < self.config.min_replies:
             count = f"{len(accepted)} of min-replies={self.config.min_replies}"
             for one in accepted:
-                self._refuse(one, f"valid, but the round is skipped: {count} came")
+                why = f"valid, but the round is skipped: {count} came"
+                self.ledger.reject(one.info.client, why, one.reply)
             return None
         numbers = self.strategy.aggregate(self._uploads(accepted), round_)
         self._accept(accepted, round_)
@@ -132,9 +124,7 @@ class PlainAggregator:
             if client in roster.nodes and (self.config.evaluate_all or roster.generations[client])
         ]
         messages = {c: self.strategy.message(CONFUSION, c, finished) for c in asked}
-        for client, reply in replies(
-            self.strategy.handshake.grid, messages, self.config.round_timeout
-        ):
+        for client, reply in replies(self.handshake.grid, messages, self.config.round_timeout):
             try:
                 check_origin(roster.infos[client], reply, finished)
                 found[client] = read_confusion(reply, len(roster.classes))
@@ -171,17 +161,10 @@ class PlainAggregator:
     def _accept(self, accepted: Sequence[Valid], round_: int) -> None:
         """Record the aggregated replies; their clients continue from this round."""
         self.steps.accept([one.step for one in accepted if one.step is not None])
-        for info, payload, reply in ((one.info, one.payload, one.reply) for one in accepted):
-            self.roster.accept(info.client, round_, reply.digest)
-            self._pace[info.model] = reply.metrics.get("seconds", 0.0) / info.train_images
-            self.ledger.accept(info.client, payload, reply.metrics, reply.message_bytes)
-            if "test_accuracy" in reply.metrics:
-                self.ledger.score(info.client, reply.metrics)
-
-    def _refuse(self, one: Valid, reason: str) -> None:
-        """Leave out a reply that is valid by itself."""
-        reply = one.reply
-        self.ledger.reject(one.info.client, reason, reply.arrays, reply.message_bytes)
+        for one in accepted:
+            info, metrics = one.info, one.reply.metrics
+            self._pace[info.model] = metrics.get("seconds", 0.0) / info.train_images
+            self.ledger.accept(info.client, round_, one.payload, one.reply)
 
     def valid(self, info: ClientInfo, reply: Reply, round_: int) -> Valid:
         """Return a reply with its payload; raise Rejected if anything about it is wrong."""

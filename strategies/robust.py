@@ -48,14 +48,14 @@ class Rule:
             result[part] = self.middle(np.stack([array[part] for array in flat]))
         return result.reshape(arrays[0].shape)
 
-    def middle_by_class(self, classes: Array, rows: Array, before: Array) -> Array:
-        """Return :meth:`middle` of every class's rows (M, ...); absent ones keep theirs.
+    def middle_by_class(self, classes: Array, rows: Array, count: int) -> Array:
+        """Return :meth:`middle` of the rows (M, w) of each of ``count`` classes, zero without any.
 
         Classes with equally many rows are one array; there is no loop over classes.
         """
-        counts = np.bincount(classes, minlength=len(before))
+        counts = np.bincount(classes, minlength=count)
         order, starts = np.argsort(classes, kind="stable"), np.cumsum(counts) - counts
-        result = before.copy()
+        result = np.zeros((count, *rows.shape[1:]))
         for m in np.unique(counts[counts > 0]):
             chosen = np.flatnonzero(counts == m)
             members = order[starts[chosen] + np.arange(m)[:, None]]  # (m, classes)

@@ -35,6 +35,7 @@ from fedhet.files import (
     write_text,
 )
 from fedhet.protocol.handshake import Roster
+from fedhet.protocol.messages import Reply
 from fedhet.protocol.payload import Array, Payload
 from fedhet.records.formats import Meta
 from fedhet.records.summary import spread
@@ -51,7 +52,7 @@ class Score:
     """The last evaluation of a client: of which generation, and its metrics."""
 
     generation: int
-    accuracies: dict[str, float]
+    metrics: dict[str, float]
 
 
 @dataclass
@@ -112,22 +113,22 @@ class Ledger:
         log.warning("round %d is skipped: %s", self.round.number, one_line(reason))
         self.round.failures.append({"client": NOBODY, "reason": one_line(reason)})
 
-    def reject(self, client: str, reason: str, arrays: Sequence[Array], message_bytes: int) -> None:
+    def reject(self, client: str, reason: str, reply: Reply) -> None:
         """Leave out a reply. Its bytes count as traffic, its floats do not."""
         self.fail(client, reason)
-        self.round.uplink.bytes += sum(array.nbytes for array in arrays)
-        self.round.uplink.message_bytes += message_bytes
+        self.round.uplink.bytes += sum(array.nbytes for array in reply.arrays)
+        self.round.uplink.message_bytes += reply.message_bytes
 
     def keep_out(self, refusals: Iterable[tuple[str, str]]) -> None:
         """Book nodes that the handshake kept out, each with the reason."""
         self.round.failures += [{"client": who, "reason": reason} for who, reason in refusals]
 
-    def accept(
-        self, client: str, payload: Payload, metrics: Mapping[str, float], message_bytes: int
-    ) -> None:
-        """Book an accepted reply."""
+    def accept(self, client: str, round_: int, payload: Payload, reply: Reply) -> None:
+        """Book an accepted reply: the client goes on from its state of this round."""
+        metrics = reply.metrics
+        self.roster.accept(client, round_, reply.digest)
         self.round.replied += 1
-        self.round.uplink.add(payload, message_bytes)
+        self.round.uplink.add(payload, reply.message_bytes)
         self.round.flops += metrics.get("train_flops", 0.0)
         images = self.roster.infos[client].train_images or 1  # where nobody tells, all weigh 1
         for name, value in metrics.items():
@@ -136,6 +137,8 @@ class Ledger:
         if "train_loss" in metrics:
             self.round.losses.append(metrics["train_loss"])
         self.chain.add("upload", client, metrics, payload.flat)
+        if "test_accuracy" in metrics:
+            self.score(client, metrics)
 
     def spend(self, client: str, metrics: Mapping[str, float]) -> None:
         """Record the epsilon that a client has spent so far, if it adds noise."""
@@ -144,10 +147,10 @@ class Ledger:
 
     def score(self, client: str, metrics: Mapping[str, float]) -> None:
         """Book an evaluation of the client's current generation."""
-        accuracies = {n: v for n, v in metrics.items() if "accuracy" in n or n in BESIDE_ACCURACY}
-        self.scores[client] = Score(self.roster.generations[client], accuracies)
+        found = {n: v for n, v in metrics.items() if "accuracy" in n or n in BESIDE_ACCURACY}
+        self.scores[client] = Score(self.roster.generations[client], found)
         self.round.scored.add(client)
-        self.chain.add("score", client, accuracies)
+        self.chain.add("score", client, found)
 
     def unevaluated(self, *, everybody: bool) -> list[str]:
         """Online clients whose current state has no accuracy yet.
@@ -163,29 +166,29 @@ class Ledger:
             and (client not in self.scores or self.scores[client].generation != current[client])
         ]
 
-    def spread(self, accuracy: str) -> dict[str, float]:
-        """Mean, std, p10 and min of an accuracy over all clients that have one."""
+    def spread(self, metric: str) -> dict[str, float]:
+        """Mean, std, p10 and min of a metric over all clients that have it."""
         scores = (self.scores[client] for client in sorted(self.scores, key=client_order))
-        return spread([s.accuracies[accuracy] for s in scores if accuracy in s.accuracies])
+        return spread([s.metrics[metric] for s in scores if metric in s.metrics])
 
     def record(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
         """Close the round: its line of ``rounds.jsonl``."""
         now = self.round
-        kinds = {name for score in self.scores.values() for name in score.accuracies}
+        kinds = {name for score in self.scores.values() for name in score.metrics}
         record: dict[str, Any] = {"round": now.number}
         record |= {f"test_accuracy_{k}": v for k, v in self.spread("test_accuracy").items()}
         record["val_accuracy_mean"] = self.spread("val_accuracy")["mean"]
         for kind in sorted(kinds - set(HEADLINE)):
             record[f"{kind}_mean"] = self.spread(kind)["mean"]
             if kind in BESIDE_ACCURACY:
-                record[f"{kind}_clients"] = sum(kind in s.accuracies for s in self.scores.values())
+                record[f"{kind}_clients"] = sum(kind in s.metrics for s in self.scores.values())
         record |= {
             "train_loss": float(np.mean(now.losses)) if now.losses else math.nan,
             "sampled": now.sampled,
             "replied": now.replied,
             "failed": len(now.failures),
             "offline": now.offline,
-            "evaluated_clients": sum("test_accuracy" in s.accuracies for s in self.scores.values()),
+            "evaluated_clients": sum("test_accuracy" in s.metrics for s in self.scores.values()),
         }
         for way, traffic in (("uplink", now.uplink), ("downlink", now.downlink)):
             record |= {f"{way}_{kind}": value for kind, value in vars(traffic).items()}
@@ -208,7 +211,7 @@ class Ledger:
                 "client": client,
                 "model": self.roster.infos[client].model,
                 "generation": self.scores[client].generation,
-                **self.scores[client].accuracies,
+                **self.scores[client].metrics,
             }
             for client in sorted(self.round.scored, key=client_order)
         ]
@@ -221,7 +224,7 @@ class Ledger:
     def load(self, kept: Mapping[str, Any]) -> None:
         """Inverse of :meth:`dump`."""
         self.chain = Chain(kept["sha256"])
-        self.scores = {client: Score(**score) for client, score in kept["scores"].items()}
+        self.scores = {client: Score(*score.values()) for client, score in kept["scores"].items()}
 
 
 # --- checkpoint and hash chain -------------------------------------------------------------------

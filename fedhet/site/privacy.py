@@ -33,7 +33,7 @@ import hashlib
 import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -207,10 +207,13 @@ class Account:
 class Budget:
     """What one client may still upload in one run; without ``dp-clip`` it allows everything."""
 
-    def __init__(self, store: FileStore, config: RunConfig, client: str) -> None:
+    def __init__(
+        self, store: FileStore, config: RunConfig, client: str, *, simulated: bool = False
+    ) -> None:
         self.store = store
         self.config = config
         self.client = client
+        self.simulated = simulated
         self.account = self._read()
 
     def check(self, round_: int, source: int) -> None:
@@ -235,7 +238,7 @@ class Budget:
             raise self._spent(self.account)
 
     def noised(
-        self, upload: Sequence[Array], received: Sequence[Array], round_: int, *, simulated: bool
+        self, upload: Sequence[Array], received: Sequence[Array], round_: int
     ) -> list[Array]:
         """Return the upload as it may leave, booked before; Refused if the budget is spent.
 
@@ -247,13 +250,10 @@ class Budget:
             self.open()
             return list(upload)
         digest = self._booked(round_, [*upload, *received])
-        drawn = generator(self.config.seed, "dp", self.client, round_)
-        rng = drawn if simulated else np.random.default_rng(int(digest, 16))
+        rng = self._drawn(round_) if self.simulated else np.random.default_rng(int(digest, 16))
         return privatise(upload, received, self.config, rng)
 
-    def share(
-        self, update: Vector, steps: int, round_: int, *, attempt: int, simulated: bool
-    ) -> NDArray[np.int64]:
+    def share(self, update: Vector, steps: int, round_: int, *, attempt: int) -> NDArray[np.int64]:
         """Return this client's share of a sum's noise on ``update`` (L,), booked before.
 
         Steps (L,) int64 of a discrete Gaussian with a standard deviation of ``steps``, drawn as in
@@ -263,11 +263,13 @@ class Budget:
         noise in two sums of the same vectors, of which one lacks a client, their difference would
         be that client's vector under its own share of the noise alone.
         """
-        own = [np.array([steps])] if simulated else [np.array([steps, attempt])]
+        own = [np.array([steps])] if self.simulated else [np.array([steps, attempt])]
         digest = self._booked(round_, [update, *own])
-        drawn = generator(self.config.seed, "dp", self.client, round_)
-        seed = drawn.bytes(32) if simulated else bytes.fromhex(digest)
+        seed = self._drawn(round_).bytes(32) if self.simulated else bytes.fromhex(digest)
         return discrete_gaussian(steps, update.size, RandomBits(seed))
+
+    def _drawn(self, round_: int) -> np.random.Generator:
+        return generator(self.config.seed, "dp", self.client, round_)
 
     def _booked(self, round_: int, arrays: Sequence[Array]) -> str:
         """Book an upload that depends on these arrays, unless it is the last one again.
@@ -350,21 +352,18 @@ def _digest(secret: bytes, round_: int, arrays: Sequence[Array]) -> str:
     return found.hexdigest()
 
 
-# --- how an upload leaves ----------------------------------------------------------------------
+# --- how an upload is protected ----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Leaving:
-    """How an upload leaves a client: as it is, or with the noise that the run asks for.
+class UploadProtection:
+    """What happens to an upload before it is sent: nothing, or noise if the run has ``dp-clip``.
 
-    In a sum :class:`fedhet.sums.client.Part` takes its place.
+    In a run with sums :class:`fedhet.sums.client.SumProtection` takes its place.
     """
 
-    simulated: bool
-
-    def leave(self, upload: Payload, received: Payload, round_: int, budget: Budget) -> Payload:
-        """Return a copy of the upload as it may leave, entered in the account before."""
+    def protect(self, upload: Payload, received: Payload, round_: int, budget: Budget) -> Payload:
+        """Return a copy of the upload as it may be sent, entered in the account before."""
         arrays = upload.to_ndarrays()
         if budget.config.dp_clip:
-            arrays = budget.noised(arrays, received.flat, round_, simulated=self.simulated)
+            arrays = budget.noised(arrays, received.flat, round_)
         return type(upload).from_ndarrays(arrays)

@@ -7,8 +7,8 @@ states, as notes that no later state undoes: ``sum-key`` (this run's key pair an
 used for two vectors, so a repeated message gets the same bytes or an error. Notes change under a
 lock, and are written before a reply is sent.
 
-:class:`Part` turns an upload into a masked vector of words, with noise if the run has ``dp-clip``.
-Here ``asked`` is a :class:`fedhet.client_app.Request`, and ``client`` a
+:class:`SumProtection` turns an upload into a masked vector of words, with noise if the run has
+``dp-clip``. Here ``asked`` is a :class:`fedhet.client_app.Request`, and ``client`` a
 :class:`fedhet.clients.base.MethodClient`.
 """
 
@@ -58,7 +58,7 @@ from fedhet.protocol.messages import (
 )
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.site.limits import Limits
-from fedhet.site.privacy import Budget, clipped, share_steps
+from fedhet.site.privacy import Budget, UploadProtection, clipped, share_steps
 from fedhet.site.state import SUM_KEY, FileStore
 from fedhet.sums.contribution import (
     SPENT,
@@ -484,8 +484,8 @@ Answer = tuple[Reply, dict[str, float]]  # and this client's own numbers, for it
 
 
 @dataclass
-class Part:
-    """One client's part in one attempt; ``notes`` is None where nothing is masked."""
+class SumProtection(UploadProtection):
+    """One client's upload to one attempt at a sum; ``notes`` is None where nothing is masked."""
 
     client: Any
     method: Any  # the class of its strategy, of a level above: its `contribution`
@@ -504,7 +504,7 @@ class Part:
 
         def trained() -> Answer:
             client = self.client
-            client.leaving, client.shared_classes = self, self.shared
+            client.protection, client.shared_classes = self, self.shared
             _, _, found = client.fit(list(received), what.fit_config())
             numbers = {name: float(value) for name, value in found.items()}
             shown = numbers
@@ -560,7 +560,7 @@ class Part:
         words = reply.arrays[0]
         return self.notes.mask(what.round, self.cohort, self.sent, words, reply), numbers
 
-    def leave(self, upload: Payload, received: Payload, round_: int, budget: Budget) -> Payload:
+    def protect(self, upload: Payload, received: Payload, round_: int, budget: Budget) -> Payload:
         """Add the upload to this client's vector, and return an empty payload instead.
 
         The client sees its vector without noise. Called before its state is saved.
@@ -603,10 +603,7 @@ class Part:
                 else self.notes.fewest(members)
             )
             sigma = share_steps(config, len(vector), bits, fewest)
-            simulated, attempt = self.client.setup.simulated, self.cohort.attempt
-            steps = steps + budget.share(
-                vector, sigma, round_, attempt=attempt, simulated=simulated
-            )
+            steps = steps + budget.share(vector, sigma, round_, attempt=self.cohort.attempt)
         self._steps.append(steps)
 
     def _own(self) -> Own:
@@ -655,7 +652,7 @@ def answer(asked: Any) -> Answer:
         fraction_bits(cohort.size, config.sum_range)  # raises for a size that fits no word
     client = asked.client()
     summed = SumMetrics(config.sum_range, strategy.metric_ranges) if config.sum_metrics else None
-    part = Part(
+    part = SumProtection(
         client=client,
         method=strategy,
         metrics=summed,

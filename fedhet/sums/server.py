@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 
-from fedhet.config.schema import BESIDE_ACCURACY, RunConfig
+from fedhet.config.schema import BESIDE_ACCURACY
 from fedhet.errors import Rejected
 from fedhet.files import client_order
+from fedhet.protocol.aggregator import Aggregator
 from fedhet.protocol.checks import check_trained
-from fedhet.protocol.handshake import Handshake, Roster
+from fedhet.protocol.handshake import Roster
 from fedhet.protocol.messages import (
     CONFUSION,
     OWNERS,
@@ -66,12 +66,10 @@ class SumLedger(Ledger):
         super().__init__(roster)
         self.means: dict[str, float] = {}
 
-    def accept(
-        self, client: str, payload: Payload, metrics: Mapping[str, float], message_bytes: int
-    ) -> None:
+    def accept(self, client: str, round_: int, payload: Payload, reply: Reply) -> None:
         """Book somebody who is in the sum; what it sent is not in the chain."""
-        super().accept(client, payload, metrics, message_bytes)
-        self.chain.add("upload", client, metrics)
+        super().accept(client, round_, payload, reply)
+        self.chain.add("upload", client, reply.metrics)
 
     def add_total(self, total: Array, means: Mapping[str, Summed]) -> None:
         """Book the sum itself, and the means that were found in it."""
@@ -110,25 +108,17 @@ class SumLedger(Ledger):
         self.means = dict(kept.get("means", {}))
 
 
-class SumAggregator:
-    """How a run with ``secure-sum`` aggregates its rounds.
+class SumAggregator(Aggregator):
+    """Aggregates the rounds of a run with ``secure-sum``, whose server sees sums alone."""
 
-    ``strategy`` is a :class:`fedhet.strategies.base.MethodStrategy`, of a level above.
-    """
-
+    ledger: SumLedger
     ledger_type = SumLedger
-    train_share = 0.75  # of a round's time that waiting for training may take
+    train_share = 0.75
 
     def __init__(self, strategy: Any, marks: Mapping[str, Any]) -> None:
-        """Take up what :meth:`marks` gave, out of a checkpoint's ``marks``."""
-        self.strategy = strategy
-        self.config: RunConfig = strategy.config
-        self.roster: Roster = strategy.roster
-        self.ledger: SumLedger = strategy.ledger
-        self.handshake: Handshake = strategy.handshake
+        super().__init__(strategy, marks)
         config = self.config
         self.evaluates = not config.sum_metrics  # an accuracy of one client alone is not told
-        self.records: dict[str, ConfigRecord] = {}
         self.metrics = SumMetrics(config.sum_range, strategy.metric_ranges)
         self.introductions = Introductions(self.handshake, self.ledger.fail)
         self.counts_owners = config.sum_owners > 1 and strategy.sends_class_rows(
@@ -147,11 +137,6 @@ class SumAggregator:
     def marks(self) -> dict[str, Any]:
         """Return what a checkpoint keeps: the unit, and what the user has been told of."""
         return {"unit": self.unit} | ({"few": self.few} if self.counts_owners else {})
-
-    def seconds(self, client: str) -> float:
-        """Return how long a client trains: unknown, since nobody tells it."""
-        del client
-        return 0.0
 
     def limit(self, client: str) -> int:
         """Return the bytes above which a reply is refused unread."""
@@ -324,7 +309,7 @@ class SumAggregator:
             try:
                 taken[client] = reply, self._checked(attempt, client, reply)
             except Rejected as reason:
-                self.ledger.reject(client, str(reason), reply.arrays, reply.message_bytes)
+                self.ledger.reject(client, str(reason), reply)
             else:
                 self.ledger.spend(client, reply.metrics)
         try:
@@ -345,10 +330,7 @@ class SumAggregator:
         self.ledger.add_total(total[: self._length + self.metrics.chained], means)
         for client in sorted(survivors, key=client_order):
             reply, payload = taken[client]
-            self.roster.accept(client, round_, reply.digest)
-            self.ledger.accept(client, payload, reply.metrics, reply.message_bytes)
-            if "test_accuracy" in reply.metrics:
-                self.ledger.score(client, reply.metrics)
+            self.ledger.accept(client, round_, payload, reply)
         return numbers
 
     def _checked(self, attempt: Attempt, client: str, reply: Reply) -> Payload:

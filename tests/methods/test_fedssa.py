@@ -9,7 +9,7 @@ import torch
 from fedhet.clients.fedssa import stabilisation
 from fedhet.errors import RunFailed
 from fedhet.protocol.payload import HeaderRows
-from fedhet.strategies.averaging import average_by_class
+from fedhet.strategies.averaging import sum_by_class
 from fedhet.strategies.fedssa import FedSSAParams
 from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
 
@@ -44,12 +44,9 @@ def test_whole_headers_are_averaged_with_sample_weights(tmp_path):
 
 
 def test_a_mean_by_class_by_hand():
-    means = average_by_class(
-        np.array([2, 0, 2]),
-        [np.array([[1, 2], [5, 5]], np.float32), np.array([[3, 6]], np.float32)],
-        None,
-        np.full((4, 2), 9.0, dtype=np.float32),
-    )
+    rows = [np.array([[1, 2], [5, 5]], np.float32), np.array([[3, 6]], np.float32)]
+    before = np.full((4, 2), 9.0, dtype=np.float32)
+    means = sum_by_class(np.array([2, 0, 2]), rows, None, 4).means(before)
     assert means.tolist() == [[5.0, 5.0], [9.0, 9.0], [2.0, 4.0], [9.0, 9.0]]
     assert means.dtype == np.float32
 

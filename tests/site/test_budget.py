@@ -22,14 +22,14 @@ def store(tmp_path):
     return FileStore(tmp_path / "state", sync=False)
 
 
-def upload(budget, round_, values=ZEROS, *, source=None, simulated=False):
+def upload(budget, round_, values=ZEROS, *, source=None):
     budget.check(round_, round_ - 1 if source is None else source)
-    return budget.noised(values, ZEROS, round_, simulated=simulated)
+    return budget.noised(values, ZEROS, round_)
 
 
-def opened(store, config):
+def opened(store, config, *, simulated=False):
     """As the next message finds it: nothing is remembered but what was stored."""
-    return Budget(store, config, "0")
+    return Budget(store, config, "0", simulated=simulated)
 
 
 def test_every_upload_is_booked_until_the_budget_is_spent(tmp_path, store):
@@ -69,7 +69,7 @@ def test_the_noise_is_secret_in_a_deployment_and_repeats_in_a_simulation(tmp_pat
 
     def noise(folder, simulated):
         store = FileStore(tmp_path / folder, sync=False)
-        return upload(opened(store, config), 1, simulated=simulated)[1]
+        return upload(opened(store, config, simulated=simulated), 1)[1]
 
     assert (noise("a", simulated=False) != noise("b", simulated=False)).all()
     np.testing.assert_array_equal(noise("c", simulated=True), noise("d", simulated=True))

@@ -31,7 +31,7 @@ class Server(MethodStrategy):
 class Looking(StandaloneClient):
     """Looks at the public images when it trains."""
 
-    def metrics(self):
+    def extra_metrics(self):
         return {"seen": float(len(self.public.sample(4, self.config.seed, self.round)))}
 
 

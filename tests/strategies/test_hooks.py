@@ -42,7 +42,7 @@ class HeaderOnly(StandaloneClient):
     def phases(self):
         return [Phase(self.loss, [(self.model.head, self.config.lr)], 1, name="header")]
 
-    def metrics(self):
+    def extra_metrics(self):
         return {"images": float(len(self.examples("train")))}
 
 

@@ -24,7 +24,7 @@ from fedhet.site.privacy import (
     sum_sigma,
 )
 from fedhet.site.state import FileStore
-from fedhet.sums.client import Part
+from fedhet.sums.client import SumProtection
 from fedhet.sums.masks import SumTerms, grid
 from fedhet.sums.messages import Cohort
 from fedhet.sums.noise import RandomBits, discrete_gaussian
@@ -43,11 +43,12 @@ def summed(tmp_path, **changes):
 def part_of(tmp_path, config, **changes):
     client = make_client(config, 0, tmp_path / "s")
     strategy = find_method(config.method).strategy
-    return Part(client, strategy, None, Cohort(EVERYBODY, 1, 3), b"", **changes)
+    return SumProtection(client, strategy, None, Cohort(EVERYBODY, 1, 3), b"", **changes)
 
 
 def account(client):
-    return Budget(client.setup.store, client.config, client.setup.data.client)
+    setup = client.setup
+    return Budget(setup.store, client.config, setup.data.client, simulated=True)
 
 
 @pytest.mark.parametrize("members", [3, 5, 6])
@@ -59,7 +60,7 @@ def test_any_sum_that_can_be_had_has_the_noise_of_the_run(tmp_path, members):
     nothing = np.zeros(LENGTH)
     shares = [
         Budget(FileStore(tmp_path / str(k), sync=False), config, str(k)).share(
-            nothing, steps, 1, attempt=1, simulated=True
+            nothing, steps, 1, attempt=1
         )
         for k in range(members)
     ]
@@ -130,7 +131,7 @@ def test_the_same_update_again_is_free_and_another_share_is_not(tmp_path):
     def share(steps, vector=update, attempt=1):
         budget = Budget(store, config, "0")
         budget.check(1, 0)
-        found = budget.share(vector, steps, 1, attempt=attempt, simulated=False)
+        found = budget.share(vector, steps, 1, attempt=attempt)
         return found, Budget(store, config, "0").epsilon
 
     first, cost = share(1000)
@@ -158,9 +159,9 @@ def test_an_account_holds_for_the_sums_that_it_began_with(tmp_path, change):
     }[change]
     budget = Budget(store, began, "0")
     if began.summed:
-        budget.share(np.ones(5), 100, 1, attempt=1, simulated=False)
+        budget.share(np.ones(5), 100, 1, attempt=1)
     else:
-        budget.noised([np.ones(5, np.float32)], [], 1, simulated=False)
+        budget.noised([np.ones(5, np.float32)], [], 1)
     Budget(store, began, "0").check(2, 1)
     with pytest.raises(Refused, match="but this run began with"):
         Budget(store, now, "0").check(2, 1)

@@ -18,7 +18,7 @@ from flwr.app import Message, RecordDict
 from fedhet.protocol.flower import posted
 from fedhet.protocol.messages import OWNERS, TRAIN, UNMASK, answer, arrays_of, from_wire
 from fedhet.strategies.base import MethodStrategy
-from fedhet.sums.client import Part
+from fedhet.sums.client import SumProtection
 from fedhet.sums.masks import from_words
 from fedhet.sums.messages import Opened
 from fedhet.testing import simulate, small
@@ -42,19 +42,19 @@ class Secrets:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.words: list[np.ndarray] = []
         self.numbers: list[dict[str, float]] = []
-        original, put = Part.train, Part._put
+        original, put = SumProtection.train, SumProtection._put
 
-        def train(part: Part, *given: Any) -> Any:
+        def train(part: SumProtection, *given: Any) -> Any:
             found = original(part, *given)
             self.numbers.append(found[1])
             return found
 
-        def keep(part: Part, vector: np.ndarray, *more: Any) -> None:
+        def keep(part: SumProtection, vector: np.ndarray, *more: Any) -> None:
             put(part, vector, *more)
             self.words.append(part._steps[-1].astype(np.uint32))
 
-        monkeypatch.setattr(Part, "train", train)
-        monkeypatch.setattr(Part, "_put", keep)
+        monkeypatch.setattr(SumProtection, "train", train)
+        monkeypatch.setattr(SumProtection, "_put", keep)
 
     def pieces(self) -> Iterator[bytes]:
         """Pieces of every vector that are not mostly zeros, as words and as floats."""

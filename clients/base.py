@@ -20,9 +20,9 @@ from fedhet.errors import Refused, RunFailed, UserError, brief
 from fedhet.models import SplitModel, build_model
 from fedhet.models.names import plain_names, with_weights
 from fedhet.models.zoo import small_model
-from fedhet.protocol.checks import check_dtypes, check_forms, finite_norm
+from fedhet.protocol.checks import check_dtypes, check_shapes, finite_norm
 from fedhet.protocol.flower import NumPyClient, Scalar
-from fedhet.protocol.messages import Code, coded
+from fedhet.protocol.messages import Code, coded, refusing
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.rng import generator, torch_seed, torch_seeded
 from fedhet.site.limits import Limits, check_steps
@@ -411,13 +411,13 @@ class MethodClient(NumPyClient, Generic[P]):
                 f"{error}: `download_type` of {type(self).__name__} must be what the strategy's "
                 "`download` returns"
             ) from error
-        try:
+        with refusing():
             check_dtypes(payload)
-            check_forms(payload, self.expect_download(payload))
+            expected = self.expect_download(payload)
+            if expected is not None and isinstance(payload, type(expected)):
+                check_shapes(payload.flat, expected.flat)
             self.setup.limits.check_download_norm(finite_norm(payload.flat))
             self.check_download(payload)
-        except ValueError as error:
-            raise Refused(str(error)) from error
         return payload
 
     def _flops(self, number: int, phase: Phase, data: Examples) -> float:

@@ -45,7 +45,7 @@ class Refused(UserError):
         super().__init__(text, code)
 
 
-class Rejected(Exception):
+class Rejected(ValueError):
     """A reply, or a sum of replies, that must not be aggregated; the text is the reason."""
 
 

@@ -37,7 +37,6 @@ from fedhet.protocol.handshake import ClientInfo, Handshake, Roster
 from fedhet.protocol.messages import (
     EVALUATE,
     TRAIN,
-    Instruction,
     Reply,
     distinct,
     exchange,
@@ -369,9 +368,8 @@ class MethodStrategy(Strategy, Generic[P]):
                 payload = self.download(info, server_round)
                 made[group] = payload, to_record(payload.flat)
             payload, record = made[group]
-            message = self.message(TRAIN, client, server_round, record)
-            for name, more in self.aggregator.records.items():
-                message.content[name] = more
+            about = self.aggregator.about
+            message = self.message(TRAIN, client, server_round, record, about=about)
             self.ledger.round.downlink.add(payload, message_bytes(message))
             messages.append(message)
         if self.config.summed and len(made) > 1:
@@ -465,22 +463,28 @@ class MethodStrategy(Strategy, Generic[P]):
         return round_ % self.config.evaluate_every == 0 or round_ == self.config.rounds
 
     def message(
-        self, kind: str, client: str, round_: int, arrays: ArrayRecord | None = None
+        self,
+        kind: str,
+        client: str,
+        round_: int,
+        arrays: ArrayRecord | None = None,
+        *,
+        about: Any = None,
     ) -> Message:
         """Return a request of that ``kind`` to a ``client`` in round ``round_``.
 
-        It carries ``arrays`` and names the generation that the client must go on from.
+        It carries ``arrays``, says what a sum needs (``about``), and names the generation that the
+        client must go on from.
         """
-        what = Instruction(
-            experiment=self.handshake.experiment,
+        what = self.handshake.instruction(
             round=round_,
             generation=self.roster.generations[client],
             digest=self.roster.digests.get(client, ""),
             evaluate=self._evaluates(round_),
-            state_dir=self.handshake.state_dir,
             classes=self.roster.classes,
         )
-        return request(kind, self.roster.nodes[client], what, self.config.round_timeout, arrays)
+        node, timeout = self.roster.nodes[client], self.config.round_timeout
+        return request(kind, node, what, timeout, arrays, about=about)
 
     def _exchange(
         self, grid: Grid, messages: Iterable[Message], timeout: float

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedhet.config.schema import P, Params, RunConfig
-from fedhet.errors import Rejected
+from fedhet.protocol.checks import check_declared
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.strategies.averaging import ClassSums, sum_by_class
@@ -87,12 +87,8 @@ class ClassVectorStrategy(MethodStrategy[P]):
         """Check the declared classes and counts."""
         assert isinstance(payload, ClassVectors)
         own, images = declared(info)
-        for what, got, meant in (
-            ("vectors of classes", payload.classes, own),
-            ("images per class", payload.counts, images),
-        ):
-            if not np.array_equal(got, meant):
-                raise Rejected(f"{what} {got.tolist()}, but it declared {meant.tolist()}")
+        check_declared("vectors of classes", payload.classes, own)
+        check_declared("images per class", payload.counts, images)
 
 
 class PrototypeParams(Params):

@@ -99,19 +99,17 @@ def apply(payload: LowRank, before: Sequence[Array]) -> tuple[Array, ...]:
 def blanks(ranks: Array, shapes: Sequence[Shape]) -> list[Array]:
     """Return blank tensors of an update with these ranks, as :func:`compress` makes them.
 
-    Raises ValueError for ranks that it would not give to parameters of these shapes.
+    Raises Rejected for ranks that it would not give to parameters of these shapes.
     """
     if ranks.shape != (len(shapes),) or ranks.dtype != np.int64:
-        raise ValueError(
-            f"ranks are {ranks.dtype}{list(ranks.shape)}, expected int64[{len(shapes)}]"
-        )
+        raise Rejected(f"ranks are {ranks.dtype}{list(ranks.shape)}, expected int64[{len(shapes)}]")
     expected: list[Shape] = []
     for i, (rank, shape) in enumerate(zip(ranks.tolist(), shapes, strict=True)):
         if not (
             rank == DENSE
             or (len(shape) > 1 and 0 <= rank * floats_per_rank(shape) < math.prod(shape))
         ):
-            raise ValueError(f"rank {rank} is not allowed for parameter {i} of shape {list(shape)}")
+            raise Rejected(f"rank {rank} is not allowed for parameter {i} of shape {list(shape)}")
         m, n = matrix_shape(shape)
         expected += [shape] if rank == DENSE else [(m, rank), (rank,), (rank, n)] * (rank > 0)
     return [blank(shape) for shape in expected]
@@ -350,8 +348,4 @@ def _parted(arrays: Mapping[str, Array]) -> tuple[tuple[Array, ...], dict[str, A
 
 def check_updates(payload: LowRank, shapes: Sequence[Shape]) -> None:
     """Raise Rejected for factors that ``compress`` would not send for these shapes."""
-    try:
-        expected = blanks(payload.ranks, shapes)
-    except ValueError as error:
-        raise Rejected(str(error)) from error
-    check_shapes(payload.tensors, expected)
+    check_shapes(payload.tensors, blanks(payload.ranks, shapes))

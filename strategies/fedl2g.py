@@ -47,6 +47,7 @@ from pydantic import Field
 
 from fedhet.config.schema import Params
 from fedhet.errors import Rejected
+from fedhet.protocol.checks import check_declared
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.rng import torch_seeded
@@ -146,10 +147,7 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
     def check(self, info: ClientInfo, payload: Payload) -> None:
         """Check for the declared classes, each with or without a gradient."""
         assert isinstance(payload, ClassVectors)
-        own = declared(info)[0]
-        if not np.array_equal(payload.classes, own):
-            raise Rejected(f"gradients of classes {payload.classes.tolist()}, but it declared "
-                           f"{own.tolist()}")  # fmt: skip
+        check_declared("gradients of classes", payload.classes, declared(info)[0])
         if not np.isin(payload.counts, (0, 1)).all():
             raise Rejected("the mark of a gradient must be 0 or 1")
         longest = float(np.linalg.norm(payload.vectors.astype(np.float64), axis=1).max(initial=0.0))

@@ -18,7 +18,8 @@ from pydantic import Field
 from torch import nn
 
 from fedhet.config.schema import Params, RunConfig
-from fedhet.errors import Rejected, RunFailed
+from fedhet.errors import RunFailed
+from fedhet.protocol.checks import check_declared
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, HeaderRows, Payload
 from fedhet.rng import torch_seeded
@@ -97,11 +98,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         """Check for exactly the declared classes, each once."""
         expected = self.expect(info)
         assert isinstance(payload, HeaderRows) and isinstance(expected, HeaderRows)
-        if not np.array_equal(payload.classes, expected.classes):
-            raise Rejected(
-                f"rows of classes {payload.classes.tolist()}, "
-                f"but it declared {expected.classes.tolist()}"
-            )
+        check_declared("rows of classes", payload.classes, expected.classes)
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Apply eq. 3: per class the mean of the rows that came; absent classes stay."""

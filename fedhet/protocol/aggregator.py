@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 
 from fedhet.config.schema import RunConfig
@@ -24,7 +23,7 @@ class Aggregator(ABC):
     ledger_type: type[Ledger] = Ledger
     train_share = 1.0  # of a round's time that waiting for training may take
     evaluates = True  # whether a client alone may be asked for its accuracy
-    records: Mapping[str, ConfigRecord] = {}  # what goes along with a train message
+    about: Any = None  # what a train message says of a sum
 
     def __init__(self, strategy: Any, marks: Mapping[str, Any]) -> None:
         """Load :meth:`marks` from a checkpoint's ``marks``.

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from fedhet.config.schema import BESIDE_ACCURACY, RunConfig
 from fedhet.errors import Refused, Rejected, brief
-from fedhet.files import is_id
-from fedhet.protocol.handshake import EXACT, MAX_TEXT, ClientInfo
+from fedhet.protocol.handshake import EXACT, ClientInfo
 from fedhet.protocol.messages import (
     AGREE,
     CONFUSION,
     INTRODUCE,
+    MAX_TEXT,
     OWNERS,
+    SUM,
     TRAIN,
     UNIT,
     UNMASK,
@@ -31,6 +32,7 @@ from fedhet.protocol.messages import (
     Reply,
     arrays_of,
     instruction,
+    refusing,
 )
 from fedhet.protocol.payload import Array, Payload
 
@@ -156,10 +158,7 @@ def check_arrays(payload: Payload, expected: Payload | None, max_norm: float) ->
     if expected is not None:
         check_shapes(arrays, expected.flat)
         began = expected.flat
-    try:
-        norm = finite_norm(arrays)
-    except ValueError as error:
-        raise Rejected(str(error)) from error
+    norm = finite_norm(arrays)
     if norm > max_norm:
         raise Rejected(f"norm {norm:.4g} is above max-update-norm={max_norm:g}")
     moved = 0.0
@@ -173,12 +172,12 @@ def check_arrays(payload: Payload, expected: Payload | None, max_norm: float) ->
 
 
 def finite_norm(arrays: Sequence[Array]) -> float:
-    """Return the L2 norm of all floats; raise ValueError if one is NaN or infinite."""
+    """Return the L2 norm of all floats; raise Rejected if one is NaN or infinite."""
     total = 0.0
     for i, array in enumerate(arrays):
         total += squares(array)
         if not math.isfinite(total):
-            raise ValueError(f"array {i} holds NaN, infinity or numbers near it")
+            raise Rejected(f"array {i} holds NaN, infinity or numbers near it")
     return math.sqrt(total)
 
 
@@ -219,7 +218,7 @@ def form(array: Array) -> str:
 def read_instruction(message: Message, config: RunConfig) -> Instruction:
     """Return the instruction of a request; raise Refused if any part of it is not plausible."""
     kind = message.metadata.message_type
-    try:
+    with refusing(Code.INSTRUCTION):
         what = instruction(message)
         if kind != TRAIN and message.content.array_records:
             raise ValueError(f"arrays came with a message of kind '{kind}'")
@@ -227,12 +226,10 @@ def read_instruction(message: Message, config: RunConfig) -> Instruction:
         sums = dict.fromkeys((TRAIN, UNIT, OWNERS, CONFUSION), config.summed)
         sums |= dict.fromkeys((INTRODUCE, AGREE, UNMASK), masked)
         summed = sums.get(kind, False)
-        if ("sum" in message.content) != summed:
+        if (SUM in message.content) != summed:
             raise ValueError(f"a message of kind '{kind}' with{'out' * summed} a sum")
         _check_numbers(what, kind, config)
-        _check_names(what, config)
-    except ValueError as error:
-        raise Refused(str(error), Code.INSTRUCTION) from error
+        _check_classes(what, config)
     return what
 
 
@@ -264,10 +261,8 @@ def _check_numbers(what: Instruction, kind: str, config: RunConfig) -> None:
         )
 
 
-def _check_names(what: Instruction, config: RunConfig) -> None:
+def _check_classes(what: Instruction, config: RunConfig) -> None:
     """Raise ValueError for classes that are not distinct, or not the configuration's."""
-    if not is_id(what.experiment):
-        raise ValueError("the experiment's id is not allowed")
     if len(what.classes) > max(config.max_classes, len(config.classes)):
         raise ValueError(f"{len(what.classes)} classes, max-classes is {config.max_classes}")
     if len(set(what.classes)) < len(what.classes):
@@ -287,22 +282,16 @@ def read_arrays(message: Message) -> list[Array]:
 
 
 def check_dtypes(payload: Payload) -> None:
-    """Raise Refused for an array of another dtype than the payload's class names, if it does."""
+    """Raise Rejected for an array of another dtype than the payload's class names, if it does."""
     for i, (array, dtype) in enumerate(zip(payload.flat, payload.dtypes(), strict=True)):
         if dtype is not None and array.dtype != dtype:
-            raise Refused(f"array {i} is {array.dtype}, expected {dtype}")
+            raise Rejected(f"array {i} is {array.dtype}, expected {dtype}")
 
 
-def check_forms(payload: Payload, expected: Payload | None) -> None:
-    """Raise Refused for other shapes and dtypes than expected.
-
-    An expectation of another class is none: what it says is not about this payload.
-    """
-    if expected is not None and isinstance(payload, type(expected)):
-        try:
-            check_shapes(payload.flat, expected.flat)
-        except Rejected as error:
-            raise Refused(str(error)) from error
+def check_declared(what: str, ids: Array, declared: Array) -> None:
+    """Raise Rejected unless these class ids (or numbers of images) are what a client declared."""
+    if not np.array_equal(ids, declared):
+        raise Rejected(f"{what} {ids.tolist()}, but it declared {declared.tolist()}")
 
 
 def check_ids(ids: Array, allowed: Array) -> None:

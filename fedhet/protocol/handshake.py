@@ -43,8 +43,10 @@ from fedhet.protocol.messages import (
     QUERY,
     REMIND_AFTER,
     WIRE,
+    Id,
     Instruction,
     Mail,
+    Name,
     Reply,
     distinct,
     from_wire,
@@ -58,9 +60,6 @@ from fedhet.sums.masks import SumKey
 # --- what a client declares -------------------------------------------------------------------
 
 
-MAX_TEXT = 255  # characters of a class's name, as of a file's on most systems
-PRINTABLE = r"^(?: |[^\p{C}\p{Z}])+$"
-Name = Annotated[StrictStr, Field(max_length=MAX_TEXT, pattern=PRINTABLE)]
 EXACT = 2**53  # counts below are exact as floats, too
 Count = Annotated[StrictInt, Field(ge=1, lt=EXACT)]
 
@@ -74,7 +73,7 @@ class Declaration:
     :class:`~fedhet.sums.masks.SumKey`, where the run has masks.
     """
 
-    client: StrictStr
+    client: Id
     classes: tuple[Name, ...]
     model: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,200}$")]  # or module:factory
     device: Annotated[StrictStr, Field(pattern=r"^[a-z]{1,16}(:\d{1,4})?$")]
@@ -114,10 +113,8 @@ def read_declaration(
     add up to the training images. In a run with sums none of these may be declared. ``public`` is
     the digest of the public data set that everybody must have.
     """
-    client = reply.info.get("client")
-    if not isinstance(client, str) or not is_id(client):
-        raise ValueError(f"client id {shown(client)} is not allowed")
-    declared, who = from_wire(Declaration, reply.info), f"client '{client}'"
+    declared = from_wire(Declaration, reply.info)
+    who = f"client '{declared.client}'"
     if config.summed and {declared.seen, declared.images, declared.train_images} != {None}:
         raise ValueError(f"{who} sends its classes or counts, which this run hides")
     seen, images, total = declared.seen or (), declared.images or (), declared.train_images or 0
@@ -145,7 +142,7 @@ def read_declaration(
         )
     inputs = load_inputs(declared.inputs)
     about = declared.classes, seen, images, total, declared.model, declared.device, (), inputs
-    return ClientInfo(client, *about), declared
+    return ClientInfo(declared.client, *about), declared
 
 
 # --- keys of nodes ----------------------------------------------------------------------------
@@ -460,6 +457,10 @@ class Handshake:
         self._informed: set[int] = set()  # nodes that know why they are refused
         self._notices = Mail(grid)  # what tells them
 
+    def instruction(self, **values: Any) -> Instruction:
+        """Return an instruction of this run with these values."""
+        return Instruction(self.experiment, state_dir=self.state_dir, **values)
+
     def wait(
         self, clients: int, timeout: float, tell: Callable[[str], None] = lambda _: None
     ) -> None:
@@ -540,8 +541,7 @@ class Handshake:
         self._asked = {node: since for node, since in self._asked.items() if node in online}
         strangers = sorted(online - {*roster.nodes.values(), *roster.refused, *self._asked})
         self._asked |= dict.fromkeys(strangers, time.monotonic())
-        what = Instruction(experiment=self.experiment, state_dir=self.state_dir)
-        mail.add([request(QUERY, node, what, QUERY_TTL) for node in strangers])
+        mail.add([request(QUERY, n, self.instruction(), QUERY_TTL) for n in strangers])
         mail.remind(2 * REMIND_AFTER)
         new = []
         while mail:
@@ -559,7 +559,7 @@ class Handshake:
         self._informed.update(new)
         if new and not self._mail.simulated:
             for node in new:
-                why = Instruction(self.experiment, refused=refused[node][:LONGEST_TEXT])
+                why = self.instruction(refused=refused[node][:LONGEST_TEXT])
                 self._notices.add([request(QUERY, node, why, QUERY_TTL)])
             self._notices.poll()
 

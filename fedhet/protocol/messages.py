@@ -26,6 +26,7 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from pydantic import (
+    AfterValidator,
     ConfigDict,
     Field,
     StrictBool,
@@ -37,6 +38,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass as wired
 
 from fedhet.errors import Refused, UserError, brief, one_line
+from fedhet.files import is_id
 from fedhet.protocol.flower import (
     NO_REPLY,
     NOT_SENT,
@@ -48,6 +50,7 @@ from fedhet.protocol.payload import Array
 
 log = logging.getLogger("fedhet")
 
+SUM = "sum"  # the record of what a sum needs: see fedhet.sums.messages
 PACKED = "packed"  # the one array of a payload's record
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
 CONFUSION = "evaluate.confusion"  # after the last round
@@ -60,6 +63,18 @@ NUMBERS = {np.dtype(code) for code in "?bhilBHILefd"}
 MAX_ARRAYS = 10_000  # of one payload: each costs its reader some 20 microseconds
 WIRE = ConfigDict(extra="forbid")  # of a class that is read from the other side
 Wired = TypeVar("Wired")
+
+
+def _id(name: str) -> str:
+    if not is_id(name):
+        raise ValueError("not an id of up to 64 characters of A-Z a-z 0-9 . _ -")
+    return name
+
+
+Id = Annotated[StrictStr, AfterValidator(_id)]  # of a client or an experiment
+PRINTABLE = r"^(?: |[^\p{C}\p{Z}])+$"
+MAX_TEXT = 255  # characters of a class's name, as of a file's on most systems
+Name = Annotated[StrictStr, Field(max_length=MAX_TEXT, pattern=PRINTABLE)]
 _Text = Annotated[StrictStr, Field(max_length=LONGEST_TEXT)]
 
 
@@ -79,7 +94,8 @@ def from_wire(kind: type[Wired], record: Mapping[str, Any]) -> Wired:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place, why = ".".join(map(str, first["loc"])), one_line(first["msg"])
+        place = ".".join(map(str, first["loc"]))
+        why = one_line(first["msg"]).removeprefix("Value error, ")
         named = place and first["type"] != "missing"
         value = f"{shown(first['input'])} is not allowed: " if named else ""
         raise ValueError(f"{place or kind.__name__}: {value}{why}") from error
@@ -94,7 +110,7 @@ def shown(value: object) -> str:
 class Instruction:
     """What the server tells a client beside the payload."""
 
-    experiment: _Text
+    experiment: Id
     round: StrictInt = 0
     generation: StrictInt = 0
     digest: _Text = ""  # of that generation's state; empty for generation 0
@@ -140,10 +156,16 @@ class Reply:
         return str(self.info.get("digest", ""))
 
 
-def request(
-    kind: str, node: int, what: Instruction, ttl: float, arrays: ArrayRecord | None = None
+def request(  # noqa: PLR0913
+    kind: str,
+    node: int,
+    what: Instruction,
+    ttl: float,
+    arrays: ArrayRecord | None = None,
+    *,
+    about: Any = None,
 ) -> Message:
-    """Return a message to ``node``: query, train or evaluate.
+    """Return a message to ``node``: query, train or evaluate; ``about`` is what a sum needs.
 
     After ``ttl`` seconds nobody waits for the reply any more, and a node that was away is not
     bothered with the message. Flower makes replies expire together with their message.
@@ -152,6 +174,8 @@ def request(
     content = RecordDict({"config": ConfigRecord(config)})
     if arrays is not None:
         content["arrays"] = arrays
+    if about is not None:
+        content[SUM] = ConfigRecord(to_wire(about))
     return Message(content, node, kind, ttl=ttl)
 
 
@@ -162,13 +186,13 @@ def instruction(message: Message) -> Instruction:
     :func:`fedhet.protocol.checks.read_instruction` to say.
     """
     content = message.content
-    if not {"config"} <= set(content) <= {"config", "arrays", "sum"}:
+    if not {"config"} <= set(content) <= {"config", "arrays", SUM}:
         raise ValueError(
             "an instruction has the record 'config', and 'arrays' and 'sum' at most beside it"
         )
     config = content.config_records.get("config")
-    keys = to_wire(Instruction("")).keys()
-    if config is None or set(config) != keys:
+    keys = [one.name.replace("_", "-") for one in fields(Instruction)]
+    if config is None or set(config) != set(keys):
         raise ValueError(f"an instruction has the keys {', '.join(keys)} and no others")
     return from_wire(Instruction, config)
 
@@ -392,6 +416,15 @@ def coded(code: Code) -> Iterator[None]:
     except UserError as error:
         error.code = error.code or code
         raise
+
+
+@contextlib.contextmanager
+def refusing(code: Code = Code.PAYLOAD, text: str = "") -> Iterator[None]:
+    """Raise Refused for a ValueError within this block, with this text or the error's."""
+    try:
+        yield
+    except ValueError as error:
+        raise Refused(text or str(error), code) from error
 
 
 def failure_text(error: object, number: object) -> str:

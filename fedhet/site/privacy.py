@@ -45,7 +45,7 @@ from pydantic.dataclasses import dataclass as wired
 
 from fedhet.config.schema import RunConfig
 from fedhet.errors import Refused, UserError
-from fedhet.protocol.messages import Code, from_wire
+from fedhet.protocol.messages import Code, from_wire, refusing
 from fedhet.protocol.payload import Array, Payload
 from fedhet.rng import generator
 from fedhet.site.state import FileStore
@@ -306,10 +306,8 @@ class Budget:
 
     def _read(self) -> Account | None:
         note = self.store.read_note(NOTE)
-        try:
+        with refusing(Code.STATE, "the account of the privacy budget is damaged"):
             return None if note is None else from_wire(Account, note)
-        except ValueError as error:
-            raise Refused("the account of the privacy budget is damaged", Code.STATE) from error
 
     def _check_agreed(self, account: Account) -> None:
         """Raise Refused if the run began with another budget."""

@@ -23,7 +23,6 @@ from fedhet.protocol.messages import (
     INTRODUCE,
     QUERY_BYTES,
     UNMASK,
-    Instruction,
     Reply,
     from_wire,
     message_bytes,
@@ -46,14 +45,7 @@ from fedhet.sums.masks import (
     recombine,
     stream,
 )
-from fedhet.sums.messages import (
-    SUM,
-    Cohort,
-    Introduction,
-    Opened,
-    Survivors,
-    to_sum,
-)
+from fedhet.sums.messages import Cohort, Introduction, Opened, Survivors
 
 log = logging.getLogger("fedhet")
 
@@ -299,22 +291,20 @@ class Attempt:
                 try:
                     check_origin(roster.infos[client], reply, self.round)
                     take(client, reply)
-                except (Rejected, ValueError) as error:
+                except ValueError as error:
                     self._refused[client] = str(error)
                 if not missing():
                     break
 
     def _message(self, kind: str, client: str, left: float) -> Message:
         shake, alive = self.handshake, tuple(self.collector.survivors)
-        what = Instruction(shake.experiment, self.round, state_dir=shake.state_dir)
-        message = request(kind, shake.roster.nodes[client], what, left)
         about = Survivors(alive, self.cohort.attempt)
         if kind == UNMASK:
             boxes = self.collector.boxes_for(client).tobytes()
             signed = tuple(self._signatures.get(c, b"") for c in alive) if self._signatures else ()
             about = Survivors(alive, self.cohort.attempt, boxes, signed)
-        message.content[SUM] = to_sum(about)
-        return message
+        what = shake.instruction(round=self.round)
+        return request(kind, shake.roster.nodes[client], what, left, about=about)
 
 
 # --- introductions ----------------------------------------------------------------------------
@@ -341,12 +331,11 @@ class Introductions:
         """Tell everybody online whom they do not know yet; return reasons of those that failed."""
         shake, roster, failed = self.handshake, self.handshake.roster, {}
         due = {c: set(roster.keys) - self.introduced.get(c, set()) for c in sorted(roster.nodes)}
-        what = Instruction(shake.experiment, state_dir=shake.state_dir)
         messages = {}
         for client in (c for c, new in due.items() if new):
-            keys = {name: roster.keys[name] for name in sorted(due[client])}
-            messages[client] = request(INTRODUCE, roster.nodes[client], what, PATIENCE)
-            messages[client].content[SUM] = to_sum(Introduction.of(keys))
+            about = Introduction.of({name: roster.keys[name] for name in sorted(due[client])})
+            node, what = roster.nodes[client], shake.instruction()
+            messages[client] = request(INTRODUCE, node, what, PATIENCE, about=about)
         for client, reply in replies(shake.grid, messages, patience):
             strangers = reply.info.get("strangers")
             if reply.error or not isinstance(strangers, list | tuple):

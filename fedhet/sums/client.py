@@ -53,6 +53,7 @@ from fedhet.protocol.messages import (
     coded,
     pack,
     refusal,
+    refusing,
     to_wire,
     unpack,
 )
@@ -628,26 +629,17 @@ def own_key(asked: Any, client: str) -> dict[str, Any]:
 
 def introduce(asked: Any) -> dict[str, Any]:
     """Keep the others' keys; say whose are not accepted."""
-    with _readable():
+    with refusing(Code.INSTRUCTION):
         keys = read_sum(Introduction, asked.message).by_client()
     notes, node = asked.sum_notes(), NodeCertificate.of(asked.node)
     strangers = notes.introduce(keys, node.ca if node is not None else None)
     return {"client": notes.client, "strangers": strangers}
 
 
-@contextlib.contextmanager
-def _readable() -> Iterator[None]:
-    """Raise Refused for what makes no sense within this block."""
-    try:
-        yield
-    except ValueError as error:
-        raise Refused(str(error), Code.INSTRUCTION) from error
-
-
 def answer(asked: Any) -> Answer:
     """Answer a message that asks for words: train, or count owners or images."""
     kind, config, strategy = asked.kind, asked.config, asked.method.strategy
-    with _readable():
+    with refusing(Code.INSTRUCTION):
         cohort = read_sum(Cohort, asked.message)
         fraction_bits(cohort.size, config.sum_range)  # raises for a size that fits no word
     client = asked.client()
@@ -687,7 +679,7 @@ def _check_unit(unit: int, config: RunConfig, images: int, *, weighs: bool) -> N
 
 def answer_unmasking(asked: Any) -> dict[str, Any]:
     """Sign the list of survivors, or open the boxes for this client. Needs no examples."""
-    with _readable():
+    with refusing(Code.INSTRUCTION):
         survivors = read_sum(Survivors, asked.message)
     notes, round_ = asked.sum_notes(), asked.what.round
     if asked.kind == AGREE:

@@ -7,34 +7,25 @@ Every reader raises ValueError, in one line, for a value of another type or size
 import hashlib
 from collections.abc import Mapping
 from dataclasses import astuple
-from typing import Annotated, Any
+from typing import Annotated
 
-from flwr.app import ConfigRecord, Message
-from pydantic import AfterValidator, Field, StrictBytes, StrictInt, StrictStr
+from flwr.app import Message
+from pydantic import Field, StrictBytes, StrictInt
 from pydantic.dataclasses import dataclass
 
-from fedhet.files import is_id
 from fedhet.protocol.messages import (
     PACKED,
+    SUM,
     UNMASK,
     WIRE,
+    Id,
     Instruction,
     Wired,
     from_wire,
-    to_wire,
 )
 from fedhet.sums.masks import Blob, Part, SumKey, encode
 
-SUM = "sum"
-
-
-def _id(name: str) -> str:
-    if not is_id(name):
-        raise ValueError("not the id of a client")
-    return name
-
-
-Ids = Annotated[tuple[Annotated[StrictStr, AfterValidator(_id)], ...], Field(max_length=100_000)]
+Ids = Annotated[tuple[Id, ...], Field(max_length=100_000)]
 Number = Annotated[StrictInt, Field(ge=1, lt=2**32)]  # what is encoded in 4 bytes
 
 
@@ -99,7 +90,7 @@ class Survivors:
 class Opened:
     """A client's answer: |V| shares of 66 bytes, |D| pair seeds of 32, whose boxes did not open."""
 
-    client: StrictStr
+    client: Id
     round: StrictInt
     shares: StrictBytes
     seeds: StrictBytes
@@ -121,11 +112,6 @@ def digest_of_sent(message: Message, what: Instruction, cohort: Cohort, config: 
     units = (cohort.size, cohort.unit)
     parts: list[Part] = [kind, sent, config, *units, int(what.evaluate), may, *what.classes]
     return hashlib.sha256(encode(parts)).digest()
-
-
-def to_sum(wired: Any) -> ConfigRecord:
-    """Return the record ``sum`` of a request."""
-    return ConfigRecord(to_wire(wired))
 
 
 def read_sum(kind: type[Wired], message: Message) -> Wired:

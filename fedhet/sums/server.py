@@ -44,7 +44,7 @@ from fedhet.sums.contribution import (
     matrix_of,
     too_few,
 )
-from fedhet.sums.messages import SUM, Cohort, to_sum
+from fedhet.sums.messages import Cohort
 
 log = logging.getLogger("fedhet")
 
@@ -147,7 +147,7 @@ class SumAggregator(Aggregator):
 
     def members(self, round_: int, clients: list[str]) -> list[str]:
         """Return who is asked to train: the cohort of the round's attempt, or nobody."""
-        self._attempt, self.records = None, {}
+        self._attempt, self.about = None, None
         clients = self._introduced(clients)
         try:
             what = "the unit of weights cannot be found"
@@ -166,7 +166,7 @@ class SumAggregator(Aggregator):
         self._attempt = attempt = self._new(round_, clients, length)
         if len(clients) < attempt.collector.min_survivors:
             return []
-        self.records = {SUM: to_sum(attempt.cohort)}
+        self.about = attempt.cohort
         return clients
 
     def _blank(self) -> Vector:
@@ -275,12 +275,11 @@ class SumAggregator(Aggregator):
         self, attempt: Attempt, kind: str, learn: Callable[[float], Any], timeout: float
     ) -> Any:
         """Send a message of a kind to the members of an attempt; return what ``learn`` makes."""
-        traffic, cohort = self.ledger.round, to_sum(attempt.cohort)
+        traffic = self.ledger.round
         members = attempt.members if len(attempt.members) >= attempt.collector.min_survivors else []
-        messages = {c: self.strategy.message(kind, c, attempt.round) for c in members}
-        for message in messages.values():
-            message.content[SUM] = cohort
-            traffic.downlink.message_bytes += message_bytes(message)
+        about, round_ = attempt.cohort, attempt.round
+        messages = {c: self.strategy.message(kind, c, round_, about=about) for c in members}
+        traffic.downlink.message_bytes += sum(map(message_bytes, messages.values()))
         for client, reply in replies(self.handshake.grid, messages, timeout, attempt.limit):
             traffic.uplink.message_bytes += reply.message_bytes
             try:

@@ -53,7 +53,7 @@ def test_a_run_that_nobody_can_join_ends_when_they_know_why(grid, capsys):
         return reply
 
     grid.tamper = tamper
-    with pytest.raises(RunFailed, match="no node can take part in this run: client id 'a/b'"):
+    with pytest.raises(RunFailed, match="no node can take part in this run: client: 'a/b'"):
         Handshake(grid, "x", Roster()).wait(3, 60)
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fedhet: ")]
     assert len(said) == 3 and all("this run does without this node: " in line for line in said)
@@ -71,7 +71,7 @@ def test_a_simulation_waits_for_nobody_who_was_refused(tmp_path, monkeypatch, ca
     monkeypatch.setattr(handshake.time, "sleep", lambda _: pytest.fail("it waits"))
     Handshake(grid, "x", roster).wait(3, 60)
     assert len(roster.nodes) == 2 and len(roster.refused) == 1
-    assert "starting with 2 of 3 clients (refused: client id 'a/b'" in caplog.text
+    assert "starting with 2 of 3 clients (refused: client: 'a/b'" in caplog.text
 
 
 def test_missing_nodes_are_waited_for_aloud(grid, monkeypatch):

@@ -158,7 +158,7 @@ class Request:
         return SumNotes(self.store(client), self.what.experiment, client, terms)
 
 
-Handler = Callable[[Request], Message]
+Handler = Callable[[Request], Reply]
 
 
 # --- messages ----------------------------------------------------------------------------------
@@ -173,9 +173,9 @@ def _answers(
         def answered(message: Message, context: Context) -> Message:
             try:
                 with without_denormals():
-                    return handler(Request(message, context))
+                    return answer(message, handler(Request(message, context)))
             except Exception as error:  # a client's fault must reach the server as one line
-                return _failure(message, error)
+                return answer(message, _failure(error))
 
         register(answered)
         return handler
@@ -184,12 +184,12 @@ def _answers(
 
 
 @_answers(app.query())
-def query(asked: Request) -> Message:
+def query(asked: Request) -> Reply:
     """Say who this node is: client id, classes and images, model, device."""
     config, refused = asked.config, asked.what.refused
     if refused:
         _say(lambda: f"this run does without this node: {one_line(refused)}")
-        return answer(asked.message, {})
+        return Reply({})
     data = asked.data()
     _check_own_choices(asked, data)
     info: dict[str, Any] = {
@@ -205,12 +205,12 @@ def query(asked: Request) -> Message:
             own = own_copy(config, asked.node, simulated=asked.simulated)
             info["public"] = public_digest(own)
     if config.summed:
-        return answer(asked.message, info | sums.own_key(asked, data.client))
+        return Reply(info | sums.own_key(asked, data.client))
     asked.store(data.client)  # refused where the run began with masked sums
     counts = data.class_counts()
     images = list(counts.values())
     declared = {"seen": list(counts), "images": images, "train-images": sum(images)}
-    return answer(asked.message, info | declared)
+    return Reply(info | declared)
 
 
 def _check_own_choices(asked: Request, data: LocalData) -> None:
@@ -233,14 +233,8 @@ def _check_own_choices(asked: Request, data: LocalData) -> None:
             )
 
 
-@_answers(app.query("introduce"))
-def introduce(asked: Request) -> Message:
-    """Store the keys of the other members of this run's sums."""
-    return answer(asked.message, sums.introduce(asked))
-
-
 @_answers(app.train())
-def train(asked: Request) -> Message:
+def train(asked: Request) -> Reply:
     """Train for one round."""
     started, what, message = time.monotonic(), asked.what, asked.message
     if asked.config.summed:
@@ -249,38 +243,33 @@ def train(asked: Request) -> Message:
         client = asked.client()
         arrays, images, metrics = client.fit(read_arrays(message), what.fit_config())
         own = {"num-examples": float(images)} | {k: float(v) for k, v in metrics.items()}
-        info = {"client": client.setup.data.client, "round": what.round}
-        info |= {"digest": client.saved_digest}
-        reply = Reply(info, own, arrays)
+        reply = what.reply(client.setup.data.client, own, arrays, digest=client.saved_digest)
     check_upload(asked.limits, sum(array.nbytes for array in reply.arrays))
-    sent = answer(message, reply.info, reply.metrics, reply.arrays)
     seconds, accuracy = time.monotonic() - started, own.get("test_accuracy", math.nan)
     _say(
         lambda: (
             f"round {what.round}: test accuracy {accuracy:.2f} %, {seconds:.1f} s, "
-            f"{message_bytes(message):,} bytes received, {message_bytes(sent):,} sent"
+            f"{message_bytes(message):,} bytes received, "
+            f"{message_bytes(answer(message, reply)):,} sent"
         )
     )
-    return sent
+    return reply
 
 
 @_answers(app.train("unit"))
 @_answers(app.train("owners"))
-def count(asked: Request) -> Message:
+def count(asked: Request) -> Reply:
     """Answer with this client's part of a sum: its classes, or the size of its train split."""
-    reply, _ = sums.answer(asked)
-    return answer(asked.message, reply.info, {}, reply.arrays)
+    return sums.answer(asked)[0]
 
 
-@_answers(app.train("agree"))
-@_answers(app.train("unmask"))
-def unmask(asked: Request) -> Message:
-    """Sign the list of survivors, or hand over the shares that unmask the round's sum."""
-    return answer(asked.message, sums.answer_unmasking(asked))
+_answers(app.query("introduce"))(sums.introduce)
+_answers(app.train("agree"))(sums.sign)
+_answers(app.train("unmask"))(sums.open_shares)
 
 
 @_answers(app.evaluate("confusion"))
-def confusion(asked: Request) -> Message:
+def confusion(asked: Request) -> Reply:
     """Count after the last round how often each class was taken for each other one."""
     if asked.config.summed:
         return count(asked)
@@ -288,12 +277,11 @@ def confusion(asked: Request) -> Message:
     matrix = client.confusion_matrix(what.generation, what.digest)
     places = matrix.nonzero()
     cells = torch.cat([places, matrix[tuple(places.T)][:, None]], dim=1)
-    info = {"client": client.setup.data.client, "round": what.round}
-    return answer(asked.message, {**info, "confusion": cells.flatten().tolist()})
+    return what.reply(client.setup.data.client, confusion=cells.flatten().tolist())
 
 
 @_answers(app.evaluate())
-def evaluate(asked: Request) -> Message:
+def evaluate(asked: Request) -> Reply:
     """Return the accuracy of a client that did not train in this round."""
     if asked.config.summed and asked.config.sum_metrics:
         raise Refused("with sum-metrics a single accuracy is not sent", Code.INSTRUCTION)
@@ -302,14 +290,13 @@ def evaluate(asked: Request) -> Message:
     numbers = {k: float(v) for k, v in metrics.items()}
     if not asked.config.summed:
         numbers["num-examples"] = float(images)
-    info = {"client": client.setup.data.client, "round": what.round}
-    return answer(asked.message, info, numbers)
+    return what.reply(client.setup.data.client, numbers)
 
 
 # --- failures ----------------------------------------------------------------------------------
 
 
-def _failure(message: Message, error: Exception) -> Message:
+def _failure(error: Exception) -> Reply:
     """Return the error reply: a code and a log number, or the text in a simulation."""
     known = isinstance(error, tuple(KNOWN))
     if not known:
@@ -320,12 +307,12 @@ def _failure(message: Message, error: Exception) -> Message:
     code = code_of(error)
     lost = code is Code.STATE_LOST
     if is_simulated():
-        return answer(message, {"error": text, "state-lost": lost})
+        return Reply({"error": text, "state-lost": lost})
     if code is Code.LIMITS_FILE and error.__cause__ is not None:
         text = one_line(f"{text} ({error.__cause__})")  # what is wrong with the site's own file
     number = 1 + secrets.randbelow(MOST)
     print(f"fedhet: failed (no. {number}): {text}", file=sys.stderr, flush=True)
-    return answer(message, {"error": code.value, "log": number, "state-lost": lost})
+    return Reply({"error": code.value, "log": number, "state-lost": lost})
 
 
 def code_of(error: Exception) -> Code:

@@ -382,13 +382,10 @@ class Roster:
 
     def counts(self) -> list[tuple[str, list[int]]]:
         """Return training images per client and class of the global list."""
-        table = []
+        table, every = [], range(len(self.classes))
         for client in self.ids:
-            info = self.infos[client]
-            row = [0] * len(self.classes)
-            for label, count in zip(info.seen, info.images, strict=True):
-                row[label] = count
-            table.append((client, row))
+            own = dict(zip(self.infos[client].seen, self.infos[client].images, strict=True))
+            table.append((client, [own.get(label, 0) for label in every]))
         return table
 
     def dump(self) -> dict[str, Any]:
@@ -489,7 +486,7 @@ class Handshake:
             if nodes and expected and len(nodes) >= expected:
                 break
             settled = time.monotonic() - last_news > SETTLE_SECONDS
-            if self._final(expected) or self._all_refuse(expected, settled=settled):
+            if self._final(expected, settled=settled):
                 break
             if (nodes and not expected and settled) or time.monotonic() > begun + timeout:
                 break
@@ -503,20 +500,17 @@ class Handshake:
         if not nodes:
             self._until_heard()
             reasons = reasons or "no node is online"
-            if self._all_refuse(expected, settled=True):
+            if self._final(expected, settled=True):
                 raise RunFailed(f"no node can take part in this run: {reasons}")
             raise RunFailed(f"no client joined within start-timeout={timeout:g} s: {reasons}")
         if expected and len(nodes) < expected:
             log.warning("starting with %d of %d clients%s", len(nodes), expected, refused)
 
-    def _final(self, expected: int) -> bool:
-        """Return whether everybody of a simulation has answered: nobody else will come."""
-        answered = len(self.roster.nodes) + len(self.roster.refused)
-        return self._mail.simulated and bool(expected) and answered >= expected
-
-    def _all_refuse(self, expected: int, *, settled: bool) -> bool:
-        """Return whether everybody has answered, and nobody can take part."""
+    def _final(self, expected: int, *, settled: bool) -> bool:
+        """Return whether all of a simulation, or nodes that are all refused, have answered."""
         refused = len(self.roster.refused)
+        if self._mail.simulated and expected and len(self.roster.nodes) + refused >= expected:
+            return True
         if self.roster.nodes or self._asked or not refused:
             return False
         return refused >= expected if expected else settled

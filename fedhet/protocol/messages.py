@@ -125,6 +125,16 @@ class Instruction:
         names = ("round", "generation", "digest", "evaluate")
         return {name: getattr(self, name) for name in names}
 
+    def reply(
+        self,
+        client: str,
+        metrics: Mapping[str, float] | None = None,
+        arrays: Sequence[Array] = (),
+        **info: Any,
+    ) -> "Reply":
+        """Return a client's reply to this instruction, with these texts beside its id and round."""
+        return Reply({"client": client, "round": self.round, **info}, metrics or {}, arrays)
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -243,18 +253,13 @@ def _read(stream: io.BytesIO) -> Array:
     return array
 
 
-def answer(
-    to: Message,
-    info: Mapping[str, Any],
-    metrics: Mapping[str, float] | None = None,
-    arrays: Sequence[Array] | None = None,
-) -> Message:
-    """Return the reply to ``to``."""
-    content = RecordDict({"info": ConfigRecord(dict(info))})
-    if metrics is not None:
-        content["metrics"] = MetricRecord(dict(metrics))
-    if arrays is not None:
-        content["arrays"] = to_record(arrays)
+def answer(to: Message, reply: Reply) -> Message:
+    """Return the message that answers ``to`` with ``reply``."""
+    content = RecordDict({"info": ConfigRecord(dict(reply.info))})
+    if reply.metrics:
+        content["metrics"] = MetricRecord(dict(reply.metrics))
+    if reply.arrays:
+        content["arrays"] = to_record(reply.arrays)
     return Message(content, reply_to=to)
 
 

@@ -137,11 +137,6 @@ def epsilon_spent(config: RunConfig, uploads: int) -> float:
     return epsilon_of(math.sqrt(uploads) / noise_multiplier(config), config.dp_delta)
 
 
-def has_floats(arrays: Sequence[Array]) -> bool:
-    """Return whether there is anything that noise is added to."""
-    return any(np.issubdtype(array.dtype, np.floating) and array.size for array in arrays)
-
-
 def privatise(
     upload: Sequence[Array], received: Sequence[Array], config: RunConfig, rng: np.random.Generator
 ) -> list[Array]:
@@ -246,7 +241,7 @@ class Budget:
         server knows the run's seed and could subtract noise drawn from it: a secret of this
         client takes its place, which no other machine ever sees.
         """
-        if not has_floats(upload):
+        if not any(array.size for array in upload if array.dtype.kind == "f"):
             self.open()
             return list(upload)
         digest = self._booked(round_, [*upload, *received])

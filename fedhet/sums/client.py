@@ -43,7 +43,6 @@ from fedhet.config.schema import RunConfig
 from fedhet.errors import Refused, UserError
 from fedhet.protocol.checks import read_arrays
 from fedhet.protocol.messages import (
-    AGREE,
     CONFUSION,
     OWNERS,
     UNIT,
@@ -513,9 +512,10 @@ class SumProtection(UploadProtection):
                 images = float(sum(self._own().images))
                 self._put(self.metrics.vector(numbers | {"train_images": images}))
                 shown = {name: value for name, value in numbers.items() if name == SPENT}
-            info = {"client": client.setup.data.client, "round": what.round}
-            info |= {"digest": client.saved_digest}
-            return Reply(info, shown, [to_words(np.concatenate(self._steps))]), numbers
+            words = to_words(np.concatenate(self._steps))
+            return what.reply(
+                client.setup.data.client, shown, [words], digest=client.saved_digest
+            ), numbers
 
         return self._once(what, trained)
 
@@ -535,8 +535,7 @@ class SumProtection(UploadProtection):
                 found = ownership(own) if kind == OWNERS else self._confusion(what, own, largest)
                 self._put(found)
                 words = to_words(self._steps[-1])
-            info = {"client": self.client.setup.data.client, "round": what.round}
-            return Reply(info, {}, [words]), {}
+            return what.reply(self.client.setup.data.client, arrays=[words]), {}
 
         return self._once(what, counted)
 
@@ -627,13 +626,13 @@ def own_key(asked: Any, client: str) -> dict[str, Any]:
     return {"sum-key": list(astuple(key))}
 
 
-def introduce(asked: Any) -> dict[str, Any]:
-    """Keep the others' keys; say whose are not accepted."""
+def introduce(asked: Any) -> Reply:
+    """Keep the keys of the other members of the run's sums; say whose are not accepted."""
     with refusing(Code.INSTRUCTION):
         keys = read_sum(Introduction, asked.message).by_client()
     notes, node = asked.sum_notes(), NodeCertificate.of(asked.node)
     strangers = notes.introduce(keys, node.ca if node is not None else None)
-    return {"client": notes.client, "strangers": strangers}
+    return Reply({"client": notes.client, "strangers": strangers})
 
 
 def answer(asked: Any) -> Answer:
@@ -677,12 +676,18 @@ def _check_unit(unit: int, config: RunConfig, images: int, *, weighs: bool) -> N
         )  # fmt: skip
 
 
-def answer_unmasking(asked: Any) -> dict[str, Any]:
-    """Sign the list of survivors, or open the boxes for this client. Needs no examples."""
+def sign(asked: Any) -> Reply:
+    """Sign the list of survivors. Needs no examples."""
     with refusing(Code.INSTRUCTION):
         survivors = read_sum(Survivors, asked.message)
-    notes, round_ = asked.sum_notes(), asked.what.round
-    if asked.kind == AGREE:
-        signature = notes.sign(round_, survivors, NodeCertificate.of(asked.node))
-        return {"client": notes.client, "round": round_, "signature": signature}
-    return to_wire(notes.open_shares(round_, survivors))
+    notes, what = asked.sum_notes(), asked.what
+    signature = notes.sign(what.round, survivors, NodeCertificate.of(asked.node))
+    reply: Reply = what.reply(notes.client, signature=signature)
+    return reply
+
+
+def open_shares(asked: Any) -> Reply:
+    """Open the boxes for this client, which unmask the round's sum. Needs no examples."""
+    with refusing(Code.INSTRUCTION):
+        survivors = read_sum(Survivors, asked.message)
+    return Reply(to_wire(asked.sum_notes().open_shares(asked.what.round, survivors)))

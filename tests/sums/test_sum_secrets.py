@@ -16,7 +16,7 @@ import pytest
 from flwr.app import Message, RecordDict
 
 from fedhet.protocol.flower import posted
-from fedhet.protocol.messages import OWNERS, TRAIN, UNMASK, answer, arrays_of, from_wire
+from fedhet.protocol.messages import OWNERS, TRAIN, UNMASK, Reply, answer, arrays_of, from_wire
 from fedhet.strategies.base import MethodStrategy
 from fedhet.sums.client import SumProtection
 from fedhet.sums.masks import from_words
@@ -150,7 +150,7 @@ def test_the_search_finds_what_is_there(tmp_path, monkeypatch) -> None:
 def changed(message: Message, reply: Message, arrays: list[np.ndarray] | None = None, **info):
     """A client's reply with other arrays or texts."""
     said = dict(reply.content["info"].items()) | info
-    return answer(message, said, {}, arrays_of(reply) if arrays is None else arrays)
+    return answer(message, Reply(said, {}, arrays_of(reply) if arrays is None else arrays))
 
 
 def reasons(line: dict) -> dict[str, str]:
@@ -164,7 +164,7 @@ def arrays(change):
 
 def metrics(message: Message, reply: Message) -> Message:
     info = dict(reply.content["info"].items())
-    return answer(message, info, {"test_accuracy": 99.0}, arrays_of(reply))
+    return answer(message, Reply(info, {"test_accuracy": 99.0}, arrays_of(reply)))
 
 
 def shares(message: Message, reply: Message) -> Message:
@@ -226,7 +226,7 @@ def test_a_lie_is_named_and_spoils_one_round_at_most(tmp_path) -> None:
 def test_owners_that_cannot_be_counted_skip_the_round(tmp_path) -> None:
     def tamper(node: int, message: Message, reply: Message) -> Message:
         if kind(message) == OWNERS and message.content["config"]["round"] == 1 and node < 2:
-            return answer(message, {"error": "away"})
+            return answer(message, Reply({"error": "away"}))
         return reply
 
     folder, _ = simulate(config(tmp_path), tamper=tamper)

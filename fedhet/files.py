@@ -289,12 +289,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Return the complete lines of a JSON-lines file; none if it is not there."""
-    return parse_jsonl(path, read_bytes(path)) if path.exists() else []
-
-
-def parse_jsonl(path: Path, data: bytes) -> list[dict[str, Any]]:
-    """Return the complete lines in ``data``, which was read from ``path``."""
-    lines = data.split(b"\n")[:-1]  # what a crash cut short is left out
+    if not path.exists():
+        return []
+    lines = read_bytes(path).split(b"\n")[:-1]  # what a crash cut short is left out
     return [parse_object(one, f"'{path}'", f"line {n}") for n, one in enumerate(lines, 1)]
 
 

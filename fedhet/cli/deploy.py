@@ -119,7 +119,7 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     extra: dict[str, object] = {"state-dir": home, "model": _model(model), "device": device}
     extra["limits"] = _file(limits, "--limits") if limits else None
     extra["split-file"] = _file(split, "--split") if split else None
-    extra["public-path"] = _there(public, "--public") if public else None
+    extra["public-path"] = _file(public, "--public", or_folder=True) if public else None
     config |= {option: str(value) for option, value in extra.items() if value}
     config |= _proof(_file(key, "KEY"), _ca(key, ca))
     plan = NodePlan(
@@ -163,7 +163,7 @@ def _images(data: Path | None, partition: str | None, name: str) -> dict[str, st
             "(share K of N of a public data set)"
         )
     if data is not None:
-        return {"data-dir": str(_there(data, "--data")), "name": name}
+        return {"data-dir": str(_file(data, "--data", or_folder=True)), "name": name}
     index, _, total = str(partition).partition("/")
     if not (_is_number(index) and _is_number(total) and int(index) < int(total)):
         raise UserError(f"--partition: '{partition}' is not allowed: K/N with 0 <= K < N")
@@ -176,16 +176,10 @@ def _model(name: str | None) -> str | None:
     return f"{plain} weights={_file(Path(weights), '--model')}" if weights else name
 
 
-def _there(path: Path, what: str) -> Path:
+def _file(path: Path, what: str, *, or_folder: bool = False) -> Path:
+    """Return the absolute path of a file; UserError if it does not exist."""
     found = plain_path(path)
-    if not found.exists():
-        raise UserError(f"{what}: '{found}' does not exist")
-    return found
-
-
-def _file(path: Path, what: str) -> Path:
-    found = plain_path(path)
-    if not found.is_file():
+    if not (found.exists() if or_folder else found.is_file()):
         raise UserError(f"{what}: '{found}' does not exist")
     return found
 

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from fedhet import plugins
 from fedhet.cli.common import Json, Trust, loading, show_table
 from fedhet.config.registry import METHODS
-from fedhet.config.schema import METRICS, RunConfig, Schema, kebab
+from fedhet.config.schema import METRICS, RunConfig, Schema, as_yaml, kebab
 from fedhet.errors import RunFailed, UserError, nearest, one_line
 from fedhet.files import plain_path
 
@@ -170,20 +170,13 @@ def schema_keys(schema: type[Schema]) -> dict[str, dict[str, Any]]:
     """Default, range and meaning by key, in the schema's order."""
     return {
         kebab(name): {
-            "default": _plain(field.get_default(call_default_factory=True)),
+            "default": as_yaml(field.get_default(call_default_factory=True)),
             "allowed": _allowed(field),
             "meaning": field.description or "",
         }
         for name, field in schema.model_fields.items()
         if name != "params"
     }
-
-
-def _plain(value: Any) -> Any:
-    """Return a default as it is written in YAML."""
-    if isinstance(value, tuple) and value and all(isinstance(part, int) for part in value):
-        return ":".join(str(part) for part in value)
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _allowed(field: FieldInfo) -> str:

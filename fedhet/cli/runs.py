@@ -173,7 +173,7 @@ def demo(
 ) -> None:
     """Compare FedSSA, LG-FedAvg and Standalone on the embedded digits, in a minute or two."""
     loading(as_json=as_json)
-    from fedhet.cli import execute
+    from fedhet.cli.app import execute
     from fedhet.cli.sweeps import SweepProgress
     from fedhet.config.load import load_config
     from fedhet.records.run_folder import RunFolder

@@ -200,7 +200,7 @@ def _print_commands(
 
 def open_sweep(chosen: Selection) -> tuple[Path, "Sweep"]:
     """Return the preset's file and its cells as they stand; UserError for a mistake in any."""
-    from fedhet.cli import execute
+    from fedhet.cli.app import execute
     from fedhet.config.checks import check_cells, small_cohort
     from fedhet.config.load import read_overrides
     from fedhet.engines.session import find_preset
@@ -327,7 +327,7 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
 ) -> None:
     """Search keys by validation metric, with equal trials per method; write the best preset."""
     loading(as_json=as_json)
-    from fedhet.cli import execute
+    from fedhet.cli.app import execute
     from fedhet.engines.session import find_preset
     from fedhet.records.summary import headline
     from fedhet.sweeps.grid import once

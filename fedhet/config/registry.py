@@ -75,9 +75,9 @@ def _spelt(kind: type[T]) -> type[T]:
     return kind
 
 
-_OURS = {  # the paper's spelling, before Strategy, Client and Params; what is done
+_OURS = {  # as its authors write it; what is done. In the order of the papers' tables
     "standalone": ("Standalone", "every client alone, nothing is sent"),
-    "lg_fedavg": ("LGFedAvg", "weighted mean of whole headers"),
+    "lg_fedavg": ("LG-FedAvg", "weighted mean of whole headers"),
     "fedclassavg": (
         "FedClassAvg",
         "weighted mean of whole headers, trained with contrastive and proximal terms",
@@ -104,31 +104,34 @@ _OURS = {  # the paper's spelling, before Strategy, Client and Params; what is d
         "FedMRL",
         "a shared small model, fused with the local one into nested representations",
     ),
-    "pfedes": ("PFedES", "a shared image extractor; extractor and local model are trained in turn"),
+    "pfedes": ("pFedES", "a shared image extractor; extractor and local model are trained in turn"),
     "fedavg": ("FedAvg", "one common small model for all, weighted mean; the control"),
-    "fedgh": ("FedGH", "a global header, trained by the server on mean representations"),
-    "fedtgp": (
-        "FedTGP",
-        "prototypes trained by the server to stay apart, towards which clients are drawn",
-    ),
-    "fedl2g": ("FedL2G", "vectors per class that guide the models, and learn to guide by quizzes"),
     "fedgen": (
         "FedGen",
         "weighted mean of headers, and a generator of representations that they recognise",
     ),
+    "fedgh": ("FedGH", "a global header, trained by the server on mean representations"),
+    "fedl2g": ("FedL2G", "vectors per class that guide the models, and learn to guide by quizzes"),
+    "fedtgp": (
+        "FedTGP",
+        "prototypes trained by the server to stay apart, towards which clients are drawn",
+    ),
     "pfedafm": (
-        "PFedAFM",
+        "pFedAFM",
         "a shared extractor, mixed with the local one entry by entry by learned weights",
     ),
 }
-METHODS: dict[str, Method] = {
-    name: Method(
-        f"fedhet.strategies.{name}:{spelling}Strategy",
-        f"fedhet.clients.{name}:{spelling}Client",
-        about,
-        Params
-        if name in {"standalone", "lg_fedavg"}
-        else f"fedhet.strategies.{name}:{spelling}Params",
-    )
-    for name, (spelling, about) in _OURS.items()
-}
+SPELT = {name: spelling for name, (spelling, _) in _OURS.items()}
+
+
+def _ours(name: str, spelling: str, about: str) -> Method:
+    """Return a method of ours, whose classes are named by its spelling: pFedES is PFedES there."""
+    words = spelling.replace("-", "")
+    kind = f"fedhet.{{}}.{name}:{words[0].upper()}{words[1:]}{{}}"
+    own = name not in {"standalone", "lg_fedavg"}
+    params = kind.format("strategies", "Params") if own else Params
+    client = kind.format("clients", "Client")
+    return Method(kind.format("strategies", "Strategy"), client, about, params)
+
+
+METHODS: dict[str, Method] = {name: _ours(name, *said) for name, said in _OURS.items()}

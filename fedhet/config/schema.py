@@ -89,6 +89,14 @@ def kebab(name: str) -> str:
     return name.replace("_", "-")
 
 
+def as_yaml(value: Any) -> Any:
+    """Return a default as YAML gives it: lists for tuples, ``8:1:1`` for the split."""
+    if isinstance(value, tuple):
+        numbers = value and all(isinstance(part, int) for part in value)
+        return ":".join(map(str, value)) if numbers else list(value)
+    return value
+
+
 def _words(value: Any) -> Any:
     """Return a comma separated text (command line) as the list that YAML would give."""
     if isinstance(value, str):
@@ -455,7 +463,7 @@ class RunConfig(Schema):
     def flat(self) -> dict[str, Any]:
         """All keys of the run, the method's own included, as plain YAML/JSON values."""
         own = self.model_dump(mode="json") | self.params.model_dump(mode="json")
-        own["split"] = ":".join(str(part) for part in self.split)
+        own["split"] = as_yaml(self.split)
         if isinstance(self.image_size, tuple):
             own["image-size"] = "x".join(str(side) for side in self.image_size)
         for key, pairs in (("labels", self.labels), ("categories", self.categories)):

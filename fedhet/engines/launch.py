@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from fedhet.config.load import envelope
 from fedhet.config.schema import RunConfig
-from fedhet.errors import Damaged, RunFailed, UserError
+from fedhet.errors import RunFailed
 from fedhet.records.run_folder import OWNER, RunFolder
 from fedhet.records.summary import partition_clients
 
@@ -43,20 +43,10 @@ class Launch:
         summary = self.folder.read_summary()
         return str(summary.get("status", "")), str(summary.get("reason", ""))
 
-    def clients(self) -> int:
-        """Return N, as far as it is known here."""
-        return self.config.clients or len(partition_clients(self.folder.partition))
-
 
 def take_over(folder: RunFolder) -> FileLock:
     """Lock this folder for this command; UserError if another one runs it."""
-    lock = FileLock(folder.path / OWNER, blocking=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise UserError(f"run folder '{folder.path}' is in use by another process") from None
-    except OSError as error:  # a link (which is not followed), or a folder has the name
-        raise Damaged(f"'{folder.path / '.owner'}' cannot be opened: {error.strerror}") from error
+    lock = folder.lock(OWNER)
     folder.lock().release()
     return lock
 
@@ -73,15 +63,11 @@ class Reader:
         self.size = -1
         self.last = ""
 
-    def say(self, text: str) -> None:
-        """Tell something that is not what was told last."""
-        if text and text != self.last:
+    def read(self) -> None:
+        """Look once; tell what is waited for if it was not what was told last."""
+        if (text := self.folder.waits_for()) and text != self.last:
             self.last = text
             self.tell(text)
-
-    def read(self) -> None:
-        """Look once."""
-        self.say(self.folder.waits_for())
         size = self.folder.rounds.stat().st_size if self.folder.rounds.exists() else 0
         if size != self.size:
             self.size = size
@@ -96,7 +82,8 @@ def conclude(launch: Launch, ending: tuple[str, str]) -> None:
     status, _ = launch.status()
     if not status or {status, ending[0]} == {"stopped", "failed"}:
         with contextlib.suppress(OSError):  # on a full disk nothing more can be written
-            launch.folder.write_summary(launch.config, ending[0], launch.clients(), ending[1])
+            clients = launch.config.clients or len(partition_clients(launch.folder.partition))
+            launch.folder.write_summary(launch.config, ending[0], clients, ending[1])
 
 
 def raise_unless_completed(launch: Launch, where: str, cause: BaseException | None = None) -> None:

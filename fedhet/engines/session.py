@@ -332,19 +332,13 @@ def absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def resolve_clients(config: RunConfig) -> RunConfig:
-    """Return the configuration with a number for ``clients: 0``."""
-    return config.model_copy(update={"clients": clients_of(config)})
-
-
-def clients_of(config: RunConfig) -> int:
-    """Return the number of clients: as configured, else of the file or the data, else 10."""
-    if config.clients:
-        return config.clients
-    if config.partition == "file":
-        return count_clients(config.partition_file)
-    if config.partition == "natural" or says_clients(config.partition):
-        return len(load_partition(config, 0)[1].ids)
-    return DEFAULT_CLIENTS
+    """Return the configuration with a number for ``clients: 0``: of file or data, else 10."""
+    clients = config.clients or DEFAULT_CLIENTS
+    if not config.clients and config.partition == "file":
+        clients = count_clients(config.partition_file)
+    elif not config.clients and (config.partition == "natural" or says_clients(config.partition)):
+        clients = len(load_partition(config, 0)[1].ids)
+    return config.model_copy(update={"clients": clients})
 
 
 def check_state_dir(config: RunConfig) -> None:

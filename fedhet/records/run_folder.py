@@ -181,10 +181,10 @@ class RunFolder:
         shaped(Identity, identity, f"'{self.identity}'")
         return identity
 
-    def lock(self) -> FileLock:
-        """Acquire the writer's lock; UserError if another process writes this run."""
+    def lock(self, name: str = LOCK) -> FileLock:
+        """Acquire the writer's lock, or OWNER's; UserError if another process has it."""
         # Of no thread: a sweep releases what it acquired in another one.
-        path = self.path / LOCK
+        path = self.path / name
         lock = FileLock(path, blocking=False, thread_local=False)
         try:
             lock.acquire()
@@ -272,8 +272,14 @@ class RunFolder:
         self._clients.append(csv_text(lines))
 
     def read_rounds(self) -> list[dict[str, Any]]:
-        """All finished rounds; a line cut short by a crash is left out, another is named."""
-        return checked_lines(self.rounds, read_jsonl(self.rounds))
+        """Return all finished rounds, without a line that a crash cut short.
+
+        Raise Damaged for the first field that is not of its kind.
+        """
+        records = read_jsonl(self.rounds)
+        for number, record in enumerate(records, 1):
+            shaped(Line, record, f"'{self.rounds}'", f"line {number}")
+        return records
 
     def marks(self) -> dict[str, Any]:
         """Return what a checkpoint says about the other files: what is before it is final."""
@@ -330,13 +336,6 @@ class RunFolder:
         write_json(self.summary, summary | {"privacy": privacy}, synced=True, private=True)
 
 
-def checked_lines(path: Path, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return lines of ``rounds.jsonl``; Damaged for the first field that is not of its kind."""
-    for number, record in enumerate(records, 1):
-        shaped(Line, record, f"'{path}'", f"line {number}")
-    return records
-
-
 def digest(path: Path) -> str:
     """SHA-256 of a file, hex; empty if it is not there."""
     return hashlib.sha256(read_bytes(path)).hexdigest() if path.exists() else ""
@@ -375,7 +374,7 @@ class Lines:
 
         Raises Damaged if what was written before it has changed.
         """
-        data = final_part(self.path, mark)
+        data, _ = parts(self.path, mark)
         if self.path.exists():
             with self.path.open("r+b") as file:
                 file.truncate(len(data))
@@ -383,20 +382,15 @@ class Lines:
         self.size, self._digest = len(data), hashlib.sha256(data)
 
 
-def present_bytes(path: Path) -> bytes:
-    """Return the whole file, as far as its bound; none if it is not there."""
-    return read_bytes(path) if path.exists() else b""
-
-
-def final_part(path: Path, mark: Mapping[str, Any]) -> bytes:
-    """Return the bytes up to the mark; Damaged if they are not those that were marked."""
-    data = present_bytes(path)
-    size, final = int(mark["bytes"]), data[: int(mark["bytes"])]
+def parts(path: Path, mark: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """Return the bytes up to the mark and after it; Damaged if they are not what was marked."""
+    data, size = read_bytes(path) if path.exists() else b"", int(mark["bytes"])
+    final, later = data[:size], data[size:]
     if len(final) < size:
         raise Damaged(f"'{path}' is cut: {len(final)} bytes of {size} are there")
     if hashlib.sha256(final).hexdigest() != mark["sha256"]:
         raise Damaged(f"'{path}' is not what was written: a line was altered, added or lost")
-    return final
+    return final, later
 
 
 def held(path: Path) -> bool:

@@ -14,21 +14,13 @@ from typing import Any
 
 from fedhet.config.schema import RunConfig
 from fedhet.errors import Damaged, Refused, Rejected, brief
-from fedhet.files import client_order, parse_jsonl, read_bytes
+from fedhet.files import client_order
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.payload import Array
 from fedhet.records.formats import read_partition
 from fedhet.records.ledger import Checkpoint, load_checkpoint
-from fedhet.records.run_folder import (
-    RunFolder,
-    checked_lines,
-    digest,
-    final_part,
-    present_bytes,
-)
+from fedhet.records.run_folder import RunFolder, digest, parts
 from fedhet.site.state import FileStore
-
-__all__ = ["SHOWN", "Damaged", "Finding", "Verification", "check_entries", "verify"]
 
 CheckArrays = Callable[[RunConfig, Roster, Mapping[str, Array]], None]
 DEEPEST = 32  # folders in each other; Ray makes a dozen
@@ -149,15 +141,14 @@ def _lines(
     """Return the final lines, and the one that a crash may have left after them."""
     last, completed = int(meta["round"]), summary.get("status") == "completed"
     path = folder.rounds
-    data = read_bytes(path) if path.exists() else b""
-    records = checked_lines(path, parse_jsonl(path, data))
+    records = folder.read_rounds()
     if len(records) > last + 1 or (completed and len(records) > last):
         raise Damaged(
             f"'{folder.checkpoint}' is of round {last}, but '{path.name}' goes to round "
             f"{len(records)}: the checkpoint is an older one"
         )
-    final_part(path, meta["rounds"])
-    later = present_bytes(folder.clients)[len(final_part(folder.clients, meta["clients"])) :]
+    parts(path, meta["rounds"])
+    _, later = parts(folder.clients, meta["clients"])
     if completed and later:
         raise Damaged(f"'{folder.clients}' has lines that no round of this run wrote")
     if last and records[last - 1].get("sha256") != meta["sha256"]:

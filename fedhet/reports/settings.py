@@ -22,8 +22,8 @@ from typing import Any
 from fedhet.config.checks import GONE
 from fedhet.config.load import find_method
 from fedhet.config.load import method_name as known_as
-from fedhet.config.registry import METHODS
-from fedhet.config.schema import TUNABLE, RunConfig, kebab
+from fedhet.config.registry import METHODS, SPELT
+from fedhet.config.schema import TUNABLE, RunConfig, as_yaml, kebab
 from fedhet.data.inputs import DATASETS
 from fedhet.errors import UserError, one_line
 from fedhet.reports.reading import FILES, LeftOut, RunRecord
@@ -31,13 +31,6 @@ from fedhet.reports.reading import FILES, LeftOut, RunRecord
 Block = tuple[int, int]  # partition seed, seed
 
 SEARCHED = "tuned"  # value of a key that was searched for each method
-SPELT = {  # as their authors write them, in the order of the papers' tables
-    "standalone": "Standalone", "lg_fedavg": "LG-FedAvg", "fedclassavg": "FedClassAvg", "fd": "FD",
-    "fedproto": "FedProto", "fml": "FML", "fedkd": "FedKD", "fedapen": "FedAPEN",
-    "fedssa": "FedSSA", "fedmrl": "FedMRL", "pfedes": "pFedES", "fedavg": "FedAvg",
-    "fedgen": "FedGen", "fedgh": "FedGH", "fedl2g": "FedL2G", "fedtgp": "FedTGP",
-    "pfedafm": "pFedAFM",
-}  # fmt: skip
 _DATA = {
     "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashion-mnist": "Fashion-MNIST",
     "office_caltech": "Office-Caltech", "ag_news": "AG News", "har": "HAR",
@@ -302,21 +295,13 @@ def own_defaults(method: str) -> dict[str, Any]:
         fields = {} if ":" in method else find_method(method).params.model_fields
     except UserError:
         return {}
-    known = {kebab(name): _flat(one.default) for name, one in fields.items()}
+    known = {kebab(name): as_yaml(one.default) for name, one in fields.items()}
     return known | dict(GONE.get(method, {}))
 
 
 def at_default(key: str) -> Any:
     """Return the default of a key of every run, as a record has it."""
-    return _flat(_COMMON[key])
-
-
-def _flat(value: Any) -> Any:
-    """Return a default as YAML gives it: lists for tuples, ``8:1:1`` for the split."""
-    if isinstance(value, tuple):
-        numbers = value and all(isinstance(part, int) for part in value)
-        return ":".join(map(str, value)) if numbers else list(value)
-    return value
+    return as_yaml(_COMMON[key])
 
 
 def plain(value: Any) -> str:

@@ -17,7 +17,7 @@ from fedhet.data.cache import Dataset, open_dataset
 from fedhet.data.inputs import DATASETS, Inputs
 from fedhet.data.partition import ClientSplit
 from fedhet.data.sources import find_source
-from fedhet.engines.session import clients_of
+from fedhet.engines.session import resolve_clients
 from fedhet.errors import RunFailed, UserError, brief
 from fedhet.protocol.handshake import ClientInfo, Roster
 from fedhet.site.local_data import LocalData, reading_of
@@ -58,7 +58,7 @@ class CellFlops:
         once = {"local_steps": 0, "local_epochs": 1} if config.local_steps else {}
         kind = config.model_copy(update=ALIKE | once), classes, inputs
         own, others = _once(self._counts, kind, lambda: _per_example(*kind))
-        clients = clients_of(config)
+        clients = resolve_clients(config).clients
         examples: float = config.local_steps * config.batch_size  # of a client's round
         examples = examples or images * config.split[0] / sum(config.split) / clients
         return config.rounds * config.cohort(clients) * (own * examples + others)

@@ -4,14 +4,25 @@ One for each mechanism: rows of classes, an averaged module, vectors of classes,
 trains, an SVD. The other methods are run by ``pytest -m matrix``.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
 from fedhet.config.registry import METHODS
 
+
+def product(*default: str, without: Collection[str] = ()) -> list[Any]:
+    """Return all methods but some as parameters; those that do not run by default are marked."""
+    return [
+        name if name in default else pytest.param(name, marks=pytest.mark.matrix)
+        for name in METHODS
+        if name not in without
+    ]
+
+
 FIVE = ("fedssa", "fedmrl", "fedproto", "fedgh", "fedkd")
-PRODUCT = [m if m in FIVE else pytest.param(m, marks=pytest.mark.matrix) for m in METHODS]
+PRODUCT = product(*FIVE)
 _SHORT: dict[str, dict[str, Any]] = {
     "pfedes": {"extractor_epochs": 1},
     "fedapen": {"ensemble_epochs": 2, "holdout": 0.2},

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
-from helpers.products import PRODUCT, short
+from helpers.products import product, short
 from hostile.lies import (
     TINY,
     counts,
@@ -123,12 +123,7 @@ def in_one_value(arrays, _):
     return new
 
 
-def in_the_last_array(arrays, _):
-    last = max(i for i, a in enumerate(arrays) if floating(a))
-    return [of_norm([a], 9_999.0)[0] if i == last else a for i, a in enumerate(arrays)]
-
-
-# Of any method that sends arrays: all but Standalone. The last five are well formed; they end fewer
+# Of any method that sends arrays: all but Standalone. The last four are well formed; they end fewer
 # than half of the valid replies, so the median step stays an honest one.
 LIES = {
     "extra array": sends(lambda a, _: [*a, np.zeros(3, np.float32)]),
@@ -140,11 +135,11 @@ LIES = {
     "largest float32": floats(np.finfo(np.float32).max),
     "norm 9,999": sends(lambda a, _: of_norm(a, 9_999.0)),
     "norm 9,999 in one value": sends(in_one_value),
-    "norm 9,999 in the last array": sends(in_the_last_array),
     "a million times the step": sends(lambda a, sent: farther(a, sent, 1e6)),
 }
 HONEST = 7
-SENDING = [m for m in PRODUCT if "standalone" not in getattr(m, "values", ())]
+# FedSSA's are above.
+SENDING = product("lg_fedavg", "fedproto", "fedkd", without=("standalone",))
 
 
 @pytest.mark.parametrize("method", SENDING)
@@ -170,31 +165,6 @@ def test_a_reply_of_excessive_size_is_refused_before_it_is_decoded(tmp_path, mon
     long = sends(lambda a, _: [a[0], np.zeros((2, 8_000_000), np.float32), a[2]])
     reasons = refused(tmp_path, {1: long})
     assert "more than the" in reasons["1"] and max(decoded) < 1 << 20
-
-
-# --- damage in transit --------------------------------------------------------------------------
-
-
-def flipped(seed):
-    """A few bytes of the packed arrays, mostly of their headers."""
-
-    def change(content, _):
-        rng = np.random.default_rng(seed)
-        data = bytearray(content["arrays"][PACKED].data)
-        for _ in range(rng.integers(1, 4)):
-            data[rng.integers(min(len(data), 300))] ^= int(rng.integers(1, 256))
-        outer(bytes(data))(content, None)
-
-    return change
-
-
-@pytest.mark.parametrize("method", ["fedssa", pytest.param("fedkd", marks=pytest.mark.matrix)])
-def test_damaged_bytes_have_no_effect(tmp_path, method):
-    """Of 18 clients eight send something else; no honest one is refused for it."""
-    changes = {k: flipped(k) for k in range(8)}
-    values = {"clients": 18, "dataset": "synthetic:720x4", **short(method)}
-    reasons = refused(tmp_path, changes, method=method, **values)
-    assert {int(client) for client in reasons} <= set(changes) and len(reasons) > 3
 
 
 # --- handshakes ---------------------------------------------------------------------------------
@@ -230,7 +200,7 @@ def test_a_handshake_that_makes_no_sense_admits_nobody(tmp_path):
 LIAR, CLIENTS = 3, 5
 FIVE = {
     "clients": CLIENTS, "dataset": "synthetic:160x4", "image_size": 16, "classes_per_client": 3,
-    "models": ["cnn-4", "cnn-5"], "representation": 64,
+    "representation": 64,
 }  # fmt: skip
 HUGE = sends(lambda a, _: of_norm(a, 9_999.0))
 
@@ -251,19 +221,9 @@ def failures(folder):
     return folder.read_summary()["failures"]
 
 
-def test_a_liar_alone_is_held_against_what_it_was_sent(tmp_path):
-    """With one client a round nobody else can tell what is usual."""
-    config = small(tmp_path, method="lg_fedavg", rounds=2, fraction=0.2, **FIVE)
-    tamper = liars(dict.fromkeys(range(CLIENTS), only_in(1, HUGE)))
-    folder, _ = simulate(config, tamper=tamper)
-    (failure,) = failures(folder)
-    assert failure["round"] == 1 and "max-update-ratio" in failure["reason"]
-    assert [r["replied"] for r in folder.read_rounds()] == [0, 1]
-
-
 def test_a_resumed_run_leaves_the_same_replies_out(tmp_path):
     """A step of 9 counts, one of 81 does not, whether or not the run was interrupted."""
-    values = {"method": "fedproto", "max_update_ratio": 5.0, "rounds": 4, **FIVE}
+    values = {"method": "fedproto", "max_update_ratio": 5.0, "rounds": 3, **FIVE}
 
     def grow(content, message):
         times = 9.0 ** instruction(message).round
@@ -271,9 +231,9 @@ def test_a_resumed_run_leaves_the_same_replies_out(tmp_path):
 
     tamper = liars({LIAR: grow})
     whole, _ = simulate(small(tmp_path, **values, name="whole"), tamper=tamper)
-    resumed = cut_and_resume(small(tmp_path, **values), 3, tamper)
+    resumed = cut_and_resume(small(tmp_path, **values), 2, tamper)
     assert lines(resumed) == lines(whole) and failures(resumed) == failures(whole)
-    assert [r["replied"] for r in whole.read_rounds()] == [CLIENTS, *[CLIENTS - 1] * 3]
+    assert [r["replied"] for r in whole.read_rounds()] == [CLIENTS, CLIENTS - 1, CLIENTS - 1]
 
 
 def test_who_fails_because_of_anothers_upload_is_named_with_the_cause(tmp_path):

@@ -3,9 +3,11 @@
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from helpers.pictures import write_images
 from network.federation import EXAMPLES, simulated_hash
 
 pytestmark = pytest.mark.network
@@ -53,27 +55,15 @@ def test_same_bytes_as_the_simulation_beside_a_client_that_cannot_save(
     assert summary["run_sha256"] == simulated_hash(tmp_path, lost, method="fedrep:METHOD")
 
 
-def private_folder(folder: Path, classes: str) -> Path:
-    """Some digits as an image folder: ten PNG files per class."""
-    from PIL import Image
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    for name in classes:
-        (folder / name).mkdir(parents=True)
-        wanted = images[labels == int(name) % 10][:20] if name.isdigit() else images[:20]
-        for i, image in enumerate(wanted):
-            pixels = (image.reshape(8, 8) * 15).astype("uint8")
-            Image.fromarray(pixels).save(folder / name / f"{i}.png")
-    return folder
-
-
 def test_sites_with_own_folders_and_models_equal_the_simulation_on_their_partition_file(
     federation, tmp_path
 ):
     """Each site has its own photographs and its own architecture, and its own test images."""
     models, classes = ["cnn-5", "cnn-4", "cnn-3"], ["a", "b"]
-    private_folder(tmp_path / "pool", "ab")
+    noise = np.random.default_rng(0).integers(0, 256, (2, 20, 8, 8, 3), dtype=np.uint8)
+    for name, images in zip(classes, noise, strict=True):
+        (tmp_path / "pool" / name).mkdir(parents=True)
+        write_images(tmp_path / "pool" / name, torch.from_numpy(images))
     lines = []
     for path in sorted((tmp_path / "pool").rglob("*.png")):
         k, part = int(path.stem) % 3, ("train", "train", "test", "val")[int(path.stem) % 4]

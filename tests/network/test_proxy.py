@@ -1,9 +1,5 @@
 """A whole node behind a proxy, and what everybody says who waits."""
 
-import os
-import signal
-import time
-
 import pytest
 from helpers.programs import Tinyproxy, wait_for
 from network.federation import HOST, Federation
@@ -70,19 +66,3 @@ def test_status_and_run_say_that_the_server_does_not_answer(federation):
     finally:
         link.resume()
     run.result()
-
-
-def test_a_killed_node_whose_key_is_known_is_let_in_at_once(federation):
-    """Flower alone holds the killed connection for 40 to 60 seconds."""
-    node = federation.whole().nodes[1]
-    node.kill()
-    started = time.monotonic()
-    _, times = federation.start_node(1)
-    wait_for(lambda: federation.nodes[1].said("admitted by") > times, "it is let in", pause=0.05)
-    print(f"admitted again after {time.monotonic() - started:.1f} s")
-    assert not federation.nodes[1].said("still holds")
-    supernode = federation.nodes[1].child("flower-supernode")
-    os.kill(supernode.pid, signal.SIGKILL)
-    started, times = time.monotonic(), federation.nodes[1].said("admitted by")
-    wait_for(lambda: federation.nodes[1].said("admitted by") > times, "it is let in", pause=0.05)
-    print(f"its SuperNode alone after {time.monotonic() - started:.1f} s")

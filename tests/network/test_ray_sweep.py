@@ -1,7 +1,6 @@
 """Cells as tasks of a Ray cluster of two nodes: killed commands and nodes cost a round."""
 
 import contextlib
-import json
 from pathlib import Path
 
 import psutil
@@ -10,6 +9,7 @@ import yaml
 from helpers.pace import PATIENCE
 from helpers.programs import Process, wait_for
 from helpers.ray_nodes import Cluster
+from network.test_sweep import hashes
 
 from fedhet.cli.app import execute
 from fedhet.engines.system import environment, script
@@ -44,13 +44,6 @@ def workers(cluster: Cluster) -> list[psutil.Process]:
             with contextlib.suppress(psutil.Error):
                 found += [one] if "_in_task" in " ".join(one.cmdline()) else []
     return found
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    return {
-        path.parent.name: json.loads(path.read_text())["run_sha256"]
-        for path in folder.glob("*/summary.json")
-    }
 
 
 @pytest.mark.network

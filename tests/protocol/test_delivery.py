@@ -59,18 +59,11 @@ def test_what_cannot_be_sent_is_answered_with_an_error():
     assert [reply.error.code for reply in replies] == [NOT_SENT, NOT_SENT] != [NO_REPLY] * 2
 
 
-class Simulator(Network):
-    """Flower's in-memory grid; answers nothing."""
-
-    pull_interval = 0.0
-
-    def pull_messages(self, message_ids):
-        return []
-
-
 def test_only_a_window_is_under_way_in_a_simulation_and_all_on_a_network(monkeypatch):
     monkeypatch.setattr(delivery, "WINDOW", 4)
-    simulator, network = Simulator(), Network()
+    simulator, network = Network(), Network()
+    simulator.pull_interval = 0.0  # as Flower's in-memory grid has one
+    simulator.pull_messages = lambda ids: []
     many = list(range(10, 210))
     assert len(list(exchange(simulator, messages(*many), timeout=0.05))) == 200
     assert len(simulator.sent) == 4
@@ -139,17 +132,13 @@ def packed(message):
     return found
 
 
-def reply_of_three():
-    be_one_process()
-    asked = messages(5)[0]
-    identity = posted(asked)
-    info = {"info": ConfigRecord({"client": "5"}), "arrays": ArrayRecord([np.ones(2)])}
-    return identity, Message(RecordDict(info), reply_to=asked)
-
-
 @pytest.mark.parametrize("kind", ["ConfigRecord", "ArrayRecord", "RecordDict", "Array", "Message"])
 def test_a_reply_that_flower_cannot_unpack_is_its_nodes_error(kind):
-    identity, reply = reply_of_three()
+    be_one_process()
+    (asked,) = messages(5)
+    identity = posted(asked)
+    info = {"info": ConfigRecord({"client": "5"}), "arrays": ArrayRecord([np.ones(2)])}
+    reply = Message(RecordDict(info), reply_to=asked)
     contents, whole = packed(reply), reply.object_id
     damaged = next(k for k, c in contents.items() if c.startswith(f"{kind} ".encode()))
     head, _, body = contents[damaged].partition(b"\x00")

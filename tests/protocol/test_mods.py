@@ -43,12 +43,13 @@ def test_clipping_mods_answer_with_an_error(asked):
         assert "requires the key 'clipping_norm'" in answer(asked, mod).error.reason
 
 
-def test_the_noise_of_local_dp_does_not_fit_into_bytes(asked):
-    with pytest.raises(TypeError, match="uint8"):
-        answer(asked, LocalDpMod(1.0, 1e-3, 1.0, 1e-5))
-
-
-def test_flower_cannot_measure_an_empty_text(asked):
-    """That is the state's digest in round 1."""
-    with pytest.raises(ValueError, match="Config values"):
-        answer(asked, message_size_mod)
+@pytest.mark.parametrize(
+    ("mod", "error", "reason"),
+    [
+        (LocalDpMod(1.0, 1e-3, 1.0, 1e-5), TypeError, "uint8"),  # noise does not fit into bytes
+        (message_size_mod, ValueError, "Config values"),  # an empty text: the digest in round 1
+    ],
+)
+def test_other_mods_fail(asked, mod, error, reason):
+    with pytest.raises(error, match=reason):
+        answer(asked, mod)

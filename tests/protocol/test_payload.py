@@ -24,18 +24,13 @@ def test_round_trip(payload):
         assert a.dtype == b.dtype and a.shape == b.shape and (a == b).all()
 
 
-def test_arrays_share_no_memory_with_the_source():
+def test_arrays_are_copies_and_integers_are_bytes_but_not_floats():
     weight = np.ones((2, 5), np.float32)
-    payload = HeaderRows(np.array([0, 1]), weight, np.zeros(2, np.float32))
-    sent = payload.to_ndarrays()
+    rows = HeaderRows(np.array([0, 1]), weight, np.zeros(2, np.float32))
+    sent = rows.to_ndarrays()
     weight[:] = 9
     assert (sent[1] == 1).all()
-
-
-def test_integers_are_bytes_but_not_floats():
-    rows = PAYLOADS[1]
-    assert rows.floats == 2 * 5 + 2
-    assert rows.bytes == 2 * 8 + 12 * 4
+    assert (rows.floats, rows.bytes) == (2 * 5 + 2, 2 * 8 + 12 * 4)
     assert Empty().floats == Empty().bytes == 0
 
 

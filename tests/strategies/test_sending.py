@@ -4,7 +4,6 @@ import pytest
 from flwr.app import MetricRecord
 from helpers.tiny import tiny
 
-from fedhet.protocol.messages import arrays_of
 from fedhet.testing import simulate
 
 SECONDS = {0: 1.0, 1: 9.0, 2: 4.0}
@@ -43,11 +42,3 @@ def test_what_all_clients_get_is_encoded_once(tmp_path, method, records):
     _, grid = simulate(tiny(tmp_path, method=method, rounds=1))
     sent = [message.content["arrays"] for message in train_messages(grid, 1)]
     assert len(sent) == 3 and len({id(record) for record in sent}) == records
-
-
-def test_a_message_is_few_objects_however_many_tensors_it_carries(tmp_path):
-    """Each is a request of its own to the SuperLink, on each side."""
-    _, grid = simulate(tiny(tmp_path, method="fedmrl", d1=8, rounds=1))
-    message = train_messages(grid, 1)[0]
-    assert len(arrays_of(message)) > 5
-    assert len(message.content.array_records["arrays"]) == 1

@@ -1,13 +1,20 @@
 """A client and its notes against a server that lies: each test falls if one check is taken out."""
 
 import os
+from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.x509.oid import NameOID
 from flwr.app import Context, RecordDict
+from sums.test_protocol import refused
 
 from fedhet.client_app import Request
 from fedhet.config.load import envelope
@@ -18,8 +25,8 @@ from fedhet.protocol.messages import Instruction, Reply, request
 from fedhet.site.state import FileStore
 from fedhet.sums.attempt import Collector
 from fedhet.sums.client import NodeCertificate, SumNotes
-from fedhet.sums.masks import SumTerms, public_bytes
-from fedhet.sums.messages import Cohort, SumKey, Survivors
+from fedhet.sums.masks import SumKey, SumTerms, check_proof, prove, public_bytes
+from fedhet.sums.messages import Cohort, Survivors
 from fedhet.testing import small
 
 NAMES = ("a", "b", "c", "d")
@@ -31,9 +38,9 @@ REPLY = Reply({"client": "?"}, {}, [WORDS])
 class Site:
     """Four clients with notes on disk, introduced to each other."""
 
-    def __init__(self, folder: Path, credentials=None, names=NAMES) -> None:
-        self.folder, self.credentials = folder, credentials or {}
-        self.keys = {name: self.notes(name).key(self.credentials.get(name)) for name in names}
+    def __init__(self, folder: Path, names=NAMES) -> None:
+        self.folder = folder
+        self.keys = {name: self.notes(name).key(None) for name in names}
         for name in names:
             assert self.introduce(name, self.keys) == []
 
@@ -43,23 +50,22 @@ class Site:
         return SumNotes(store, "run", name, terms or SumTerms())
 
     def introduce(self, name: str, keys) -> list[str]:
-        own = self.credentials.get(name)
-        return self.notes(name).introduce(keys, None if own is None else own.ca)
+        return self.notes(name).introduce(keys, None)
 
-    def upload(self, attempt: int = 1, members=NAMES, terms: SumTerms | None = None) -> Collector:
+    def upload(self, members=NAMES, terms: SumTerms | None = None) -> Collector:
         """Everybody uploads for round 1; returns the server's side, closed."""
         collector = Collector(members, len(WORDS), terms or SumTerms())
         for name in members:
-            cohort = Cohort(tuple(members), attempt, len(members))
-            arrays = self.notes(name, terms).mask(1, cohort, SENT, WORDS, REPLY).arrays
-            collector.take(name, arrays)
+            reply = self.notes(name, terms).mask(
+                1, Cohort(members, 1, len(members)), SENT, WORDS, REPLY
+            )
+            collector.take(name, reply.arrays)
         collector.close()
         return collector
 
-    def open_shares(self, name: str, collector: Collector, members=None, attempt: int = 1):
-        members = tuple(members or collector.survivors)
-        boxes = collector.boxes_for(name)[[collector.survivors.index(m) for m in members]]
-        return self.notes(name).open_shares(1, Survivors(members, attempt, boxes.tobytes()))
+    def open_shares(self, name: str, collector: Collector):
+        survivors = Survivors(collector.survivors, 1, collector.boxes_for(name).tobytes())
+        return self.notes(name).open_shares(1, survivors)
 
 
 @pytest.fixture
@@ -67,21 +73,12 @@ def site(tmp_path) -> Site:
     return Site(tmp_path)
 
 
-def refused(word: str, ask, *given) -> None:
-    with pytest.raises(Refused) as caught:
-        ask(*given)
-    assert caught.value.code == word
-
-
 def test_the_same_question_gets_the_same_answer_and_another_none(site) -> None:
     """Also from another process, which knows what is written down and no more."""
     collector = site.upload(terms=SumTerms(2))
-    first = site.open_shares("a", collector)
-    again = site.open_shares("a", collector)
-    assert first == again
+    assert site.open_shares("a", collector) == site.open_shares("a", collector)
     fewer = Survivors(("a", "b", "c"), 1, collector.boxes_for("a")[:3].tobytes())
     refused("other-survivors-than-answered", site.notes("a", SumTerms(2)).open_shares, 1, fewer)
-    refused("too-few-survivors", site.notes("a").open_shares, 1, fewer)
 
 
 def test_no_mask_meets_two_vectors(site) -> None:
@@ -102,21 +99,13 @@ def test_no_mask_meets_two_vectors(site) -> None:
 def test_a_client_that_was_killed_before_it_wrote_all_down_has_sent_nothing(
     site, monkeypatch
 ) -> None:
-    written = []
-    original = FileStore.write_note
-
     def die(self, name, note):
-        if name == "sum-last":
-            raise KeyboardInterrupt
-        written.append(name)
-        original(self, name, note)
+        raise KeyboardInterrupt
 
     cohort = Cohort(NAMES, 1, 4)
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(FileStore, "write_note", die)
-        with pytest.raises(KeyboardInterrupt):
-            site.notes("a").mask(1, cohort, SENT, WORDS, REPLY)
-    assert not written
+        site.notes("a").mask(1, cohort, SENT, WORDS, REPLY)
     assert site.notes("a").repeated(1, cohort, SENT) is None  # so it trains again
     site.notes("a").mask(1, cohort, SENT, WORDS, REPLY)
     assert site.notes("a").repeated(1, cohort, SENT) is not None
@@ -127,78 +116,20 @@ def test_terms_that_come_after_the_upload_loosen_nothing(tmp_path, later) -> Non
     """The same run under another configuration: how few may be left hangs on the old threshold."""
     names = tuple("abcdefghi")
     whole = Site(tmp_path, names=names)
-    collector = whole.upload(members=names)
+    collector = whole.upload(names)
     assert (SumTerms().survivors(9), later.survivors(9)) == (7, 6)
     six = Survivors(names[:6], 1, collector.boxes_for("a")[:6].tobytes())
     refused("too-few-survivors", whole.notes("a", later).open_shares, 1, six)
-
-
-# --- keys and proofs -------------------------------------------------------------------------
 
 
 def public() -> SumKey:
     return SumKey(public_bytes(X25519PrivateKey.generate()))
 
 
-def test_a_key_that_was_kept_is_not_exchanged_for_another(site) -> None:
+def test_a_kept_key_stays_and_one_that_gives_no_secret_is_not_accepted(site) -> None:
     assert site.introduce("a", {"b": public(), "e": public()}) == ["b"]
     assert site.introduce("b", {"b": public()}) == ["b"]  # not its own either
-    assert site.introduce("a", {"b": site.keys["b"]}) == []
-
-
-def test_a_key_that_gives_no_secret_is_not_accepted(site) -> None:
-    assert site.introduce("a", {"e": SumKey(bytes(32))}) == ["e"]
-
-
-@pytest.fixture
-def certified(tmp_path) -> tuple[Site, dict[str, NodeCertificate]]:
-    """Clients with certificates of one CA, and an impostor's of another."""
-    make(tmp_path / "tls", ["localhost"], [*NAMES, "e"])
-    make(tmp_path / "other", ["localhost"], ["e"])
-
-    def of(folder: str, name: str) -> NodeCertificate:
-        clients = tmp_path / folder / "clients"
-        found = NodeCertificate.of({
-            "key": str(clients / name), "certificate": str(clients / f"{name}.crt"),
-            "ca": str(tmp_path / folder / "ca.crt"),
-        })  # fmt: skip
-        assert found is not None
-        return found
-
-    known = {name: of("tls", name) for name in (*NAMES, "e")}
-    return Site(tmp_path, known), known | {"impostor": of("other", "e")}
-
-
-def test_with_a_ca_every_key_needs_a_proof(certified, tmp_path) -> None:
-    """Which proofs are none: test_proofs.py."""
-    site, known = certified
-
-    def notes(folder: str, client: str = "e") -> SumNotes:
-        store = FileStore(tmp_path / folder / client, sync=False)
-        return SumNotes(store, "run", client, SumTerms())
-
-    own = notes("elsewhere")
-    good = own.key(known["e"])
-    assert good.certificate and site.introduce("a", {"e": good}) == []
-    assert own.key(known["e"]) == good  # once made, always the same
-    for strange in (public(), replace(good, public=public().public)):
-        assert site.introduce("b", {"e": strange}) == ["e"]
-    assert site.introduce("b", {"e": notes("x").key(known["impostor"])}) == ["e"]
-    assert site.introduce("b", {"e": good}) == []
-    with pytest.raises(UserError):  # seen before it leaves: another CA than the one beside it
-        notes("y").key(replace(known["impostor"], ca=known["e"].ca))
-    with pytest.raises(UserError, match="the certificate for 'f' has another name"):
-        notes("y", "f").key(known["e"])
-
-
-def test_files_that_are_no_credentials_are_named(tmp_path) -> None:
-    make(tmp_path, ["localhost"], ["a"])
-    good = {"key": str(tmp_path / "clients" / "a"), "ca": str(tmp_path / "ca.crt"),
-            "certificate": str(tmp_path / "clients" / "a.crt")}  # fmt: skip
-    assert NodeCertificate.of(good) is not None and NodeCertificate.of({}) is None
-    for name in ("key", "certificate", "ca"):
-        with pytest.raises(UserError, match="^node-config certificate: cannot be used"):
-            NodeCertificate.of(good | {name: str(tmp_path / "clients" / "a.pub")})
+    assert site.introduce("a", {"b": site.keys["b"], "f": SumKey(bytes(32))}) == ["f"]
 
 
 @pytest.mark.parametrize("note", ["sum-key", "sum-keys", "sum-last"])
@@ -213,24 +144,95 @@ def test_damaged_notes_are_named(site, note) -> None:
         site.notes("a").repeated(1, Cohort(NAMES, 2, 4), SENT)
 
 
-def asked_of_a_node(tmp_path, **changes) -> Request:
-    """A message of a run at a deployed node."""
-    be_one_process()
-    given = {"config": envelope(small(tmp_path, **changes), {})}
-    node = {"partition-id": 0, "num-partitions": 3, "state-dir": str(tmp_path)}
-    asked = Request(
-        request("query", 1, Instruction("run"), 1.0),
-        Context(1, 1, node, RecordDict(), given, 0),
-    )
-    assert not asked.simulated
-    return asked
-
-
 @pytest.mark.parametrize("mode", ["off", "unmasked"])
 def test_a_run_that_began_with_masked_sums_keeps_them(tmp_path, mode) -> None:
-    """The configuration is the server's word, in every message."""
-    later = asked_of_a_node(tmp_path, secure_sum=mode)
-    later.store("a")  # a run of its own
-    asked_of_a_node(tmp_path, secure_sum="masked").sum_notes("a").key(None)
+    """The configuration is the server's word, in every message to a deployed node."""
+    be_one_process()
+    node = {"partition-id": 0, "num-partitions": 3, "state-dir": str(tmp_path)}
+
+    def asked(mode: str) -> Request:
+        given = {"config": envelope(small(tmp_path, secure_sum=mode), {})}
+        message = request("query", 1, Instruction("run"), 1.0)
+        return Request(message, Context(1, 1, node, RecordDict(), given, 0))
+
+    asked(mode).store("a")  # a run of its own
+    asked("masked").sum_notes("a").key(None)
     with pytest.raises(Refused, match="began with secure-sum=masked"):
-        later.store("a")
+        asked(mode).store("a")
+
+
+# --- who may say that a key is whose --------------------------------------------------------------
+
+
+def certificate(subject, key, issuer, signer, days=(-1, 1)):
+    def name(text):
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name(subject)).issuer_name(name(issuer)).public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now + timedelta(days=days[0]))
+        .not_valid_after(now + timedelta(days=days[1]))
+        .sign(signer, SHA384())
+    )  # fmt: skip
+
+
+CA_KEY, KEY, OTHER = (generate_private_key(SECP384R1()) for _ in range(3))
+CA = certificate("ca", CA_KEY, "ca", CA_KEY)
+OWN = certificate("a", KEY, "ca", CA_KEY)
+PUBLIC = bytes(32)
+
+
+@pytest.mark.parametrize(
+    ("proof", "text"),
+    [
+        (prove(OTHER, certificate("a", OTHER, "ca", OTHER), "run", "a", PUBLIC), "our CA"),
+        (prove(OTHER, OWN, "run", "a", PUBLIC), "not signed"),
+        (prove(KEY, certificate("b", KEY, "ca", CA_KEY), "run", "a", PUBLIC), "another name"),
+        (prove(KEY, OWN, "old run", "a", PUBLIC), "not signed"),
+        (prove(KEY, certificate("a", KEY, "ca", CA_KEY, (-2, -1)), "run", "a", PUBLIC), "clock"),
+        (SumKey(PUBLIC, b"rubbish"), "our CA"),
+        (SumKey(PUBLIC), "without a proof"),
+        (replace(prove(KEY, OWN, "run", "a", PUBLIC), public=b"\x01" * 32), "not signed"),
+    ],
+)
+def test_nobody_elses_is(proof, text) -> None:
+    with pytest.raises(Refused, match=text):
+        check_proof(proof, CA, "run", "a")
+
+
+def test_no_bit_of_a_certificate_raises_anything_else() -> None:
+    """One that did would end the introduction of everybody."""
+    whole = prove(KEY, OWN, "run", "a", PUBLIC)
+    for place in range(len(whole.certificate)):
+        der = bytearray(whole.certificate)
+        der[place] ^= 1
+        with suppress(Refused):
+            check_proof(replace(whole, certificate=bytes(der)), CA, "run", "a")
+
+
+def test_with_a_ca_every_key_needs_a_proof_and_ones_own_is_checked_first(tmp_path) -> None:
+    def notes(client: str) -> SumNotes:
+        return SumNotes(FileStore(tmp_path / client, sync=False), "run", client, SumTerms())
+
+    own = NodeCertificate(KEY, OWN, CA)
+    good = notes("a").key(own)
+    assert notes("a").key(own) == good  # once made, always the same
+    notes("b").key(None)
+    for strange in (SumKey(good.public), replace(good, public=b"\x01" * 32)):
+        assert notes("b").introduce({"a": strange}, CA) == ["a"]
+    assert notes("b").introduce({"a": good}, CA) == []
+    with pytest.raises(UserError, match="the certificate for 'f' has another name"):
+        notes("f").key(own)
+
+
+def test_files_that_are_no_credentials_are_named(tmp_path) -> None:
+    make(tmp_path, ["localhost"], ["a"])
+    good = {"key": str(tmp_path / "clients" / "a"), "ca": str(tmp_path / "ca.crt"),
+            "certificate": str(tmp_path / "clients" / "a.crt")}  # fmt: skip
+    assert NodeCertificate.of(good) is not None and NodeCertificate.of({}) is None
+    for name in ("key", "certificate", "ca"):
+        with pytest.raises(UserError, match="^node-config certificate: cannot be used"):
+            NodeCertificate.of(good | {name: str(tmp_path / "clients" / "a.pub")})

@@ -1,40 +1,50 @@
 """Runs in which the server learns sums: bytes, dropouts, crashes, what both sides keep."""
 
-import json
 import re
-import stat
 
-import numpy as np
 import pytest
 from flwr.app import Error, Message
 from helpers.products import short
-from sums.summed_runs import N, asked, config, sha
 
 from fedhet.config.registry import METHODS
 from fedhet.deploy.certs import make
 from fedhet.engines import session
 from fedhet.engines.grid import FIRST_NODE
-from fedhet.errors import Damaged, RunFailed, UserError
-from fedhet.files import client_order
-from fedhet.protocol.messages import (
-    AGREE,
-    OWNERS,
-    TRAIN,
-    UNIT,
-    UNMASK,
-    arrays_of,
-    to_record,
-)
+from fedhet.errors import Damaged, UserError
+from fedhet.protocol.messages import AGREE, OWNERS, TRAIN, UNMASK, Reply, answer, arrays_of
 from fedhet.records.run_folder import RunFolder
-from fedhet.sums.client import SumNotes
-from fedhet.testing import simulate
+from fedhet.site.local_data import load_partition
+from fedhet.sums.attempt import Attempt
+from fedhet.testing import simulate, small
 
-# Three clients with all four classes each, and no other key of the sums: two methods by default.
+N = 5
+
+
+def config(tmp_path, mode="masked", **changes):
+    """Five clients that share headers; four of them are a sum."""
+    values = {"method": "lg_fedavg", "clients": N, "max_images": 100, "secure_sum": mode}
+    values |= {"image_size": 16}
+    values |= {"sum_threshold": 0 if "fraction" in changes else 4}
+    return small(tmp_path, **(values | changes))
+
+
+def sha(folder) -> str:
+    return folder.read_summary()["run_sha256"]
+
+
+def asked(message: Message) -> tuple[str, int, int]:
+    """Kind, round and attempt of a request; attempt 0 where it is of no sum."""
+    records = message.content.config_records
+    attempt = records["sum"].get("attempt", 0) if "sum" in records else 0
+    return message.metadata.message_type, records["config"]["round"], attempt
+
+
+# Three clients with all four classes each, and no other key of the sums: one method by default.
 PLAIN = {"clients": 3, "sum_threshold": 0, "classes_per_client": 4, "rounds": 1}
 SUMMED = [
     pytest.param(
         PLAIN | short(name) | {"method": name},
-        marks=() if name in ("fedmrl", "fd") else pytest.mark.matrix,
+        marks=() if name == "fd" else pytest.mark.matrix,
     )
     for name, method in METHODS.items()
     if not method.strategy.not_summed
@@ -123,21 +133,6 @@ def test_whoever_drops_out_costs_its_part_or_the_round_and_nothing_later(tmp_pat
     assert begun == {2}
 
 
-def test_too_few_who_are_there_are_not_even_asked(tmp_path):
-    def away(grid):
-        original = grid.push_messages
-
-        def push(messages):
-            given = list(messages)
-            grid.online = set(sorted(grid.contexts)[: N if not grid.sent else 2])
-            return original(given)
-
-        grid.push_messages = push
-
-    with pytest.raises(RunFailed, match="the sum failed: 0 of 2 uploads came, 4 are needed"):
-        simulate(config(tmp_path, max_skipped_rounds=0), before=away)
-
-
 def test_a_run_that_died_ends_with_the_same_bytes_and_repeats_no_mask(tmp_path, whole):
     """The server dies three times, when it gets one of the replies in the middle of round 2."""
     died, folder = config(tmp_path, name="died", **COUNTED), None
@@ -160,6 +155,11 @@ def test_a_run_that_died_ends_with_the_same_bytes_and_repeats_no_mask(tmp_path, 
         with pytest.raises(KeyboardInterrupt):
             simulate(died, folder=folder, tamper=crashing(kind, after))
         folder = RunFolder(tmp_path / "runs" / "died")
+    number = folder.attempts.read_text()
+    folder.attempts.write_text("many")
+    with pytest.raises(Damaged, match=r"attempts' is damaged: it holds no number"):
+        simulate(died, folder=folder)
+    folder.attempts.write_text(number)
     _, grid = simulate(died, folder=folder, tamper=crashing("", 0))
     assert sha(folder) == sha(whole(**COUNTED)) and not folder.read_summary()["failures"]
     words = [a[0] for _, r in sent if r.has_content() and len(a := arrays_of(r)) == 2]
@@ -168,127 +168,22 @@ def test_a_run_that_died_ends_with_the_same_bytes_and_repeats_no_mask(tmp_path, 
     assert min(numbers) > 6  # those of the lives before are not used again
 
 
-def test_who_sends_nonsense_is_left_out_of_the_unit_of_weights(tmp_path):
-    """Its words are random for every power; the others find the unit that they have without it."""
-    values = {"max_images": 1_000_000, "sum_threshold": 0, "rounds": 1}
-    _, fair = simulate(config(tmp_path, name="fair", **values))
-
-    def lie(node, message, reply):
-        if node == 3 and message.metadata.message_type == UNIT:
-            words, *boxes = arrays_of(reply)
-            random = np.random.default_rng(0).integers(1, 2**32, len(words), dtype=np.uint32)
-            reply.content["arrays"] = to_record([words + random, *boxes])
-        return reply
-
-    folder, grid = simulate(config(tmp_path, name="liar", **values), tamper=lie)
-    assert [(f["client"], f["reason"]) for f in failures(folder, 1)] == [
-        ("3", "with its reply the unit of weights cannot be found")
-    ]
-    assert folder.read_rounds()[0]["replied"] == 4
-    units = [
-        {m.content["sum"]["unit"] for m in made.sent if asked(m)[0] == TRAIN}
-        for made in (fair, grid)
-    ]
-    assert units[0] == units[1]
-
-
-def test_a_message_that_comes_twice_is_answered_with_the_same_bytes(tmp_path, monkeypatch):
-    """A node that died after its reply had left its notes, or a reply that got lost."""
-    trained, replies = [], []
-    original = SumNotes.mask
-
-    def mask(self, *words):
-        trained.append(self.client)
-        return original(self, *words)
-
-    monkeypatch.setattr(SumNotes, "mask", mask)
-
-    def again(grid):
-        answer = grid.answer
-
-        def twice(message):
-            first = answer(message)
-            if asked(message)[0] in {TRAIN, OWNERS, UNMASK}:
-                second = answer(message)
-                a, b = ([r.content["info"], *map(bytes, arrays_of(r))] for r in (first, second))
-                replies.append(a == b)
-            return first
-
-        grid.answer = twice
-
-    folder, _ = simulate(config(tmp_path, method="fedssa", sum_owners=2), before=again)
-    assert all(replies) and len(replies) == N * 7  # the last: the confusion matrix
-    assert sorted(trained) == sorted(
-        [str(k) for k in range(N)] * 4
-    )  # owners, two rounds, confusion
-    assert not folder.read_summary()["failures"]
-
-
-def test_a_damaged_counter_is_named_and_a_client_that_lost_its_notes_refused(tmp_path):
-    values = {"rounds": 2, "max_skipped_rounds": 0, "start_timeout": 2.0}
-    first = config(tmp_path, **values | {"rounds": 1})
-    folder, _ = simulate(first)
-    number = folder.attempts.read_text()
-    folder.attempts.write_text("many")
-    with pytest.raises(Damaged, match=r"attempts' is damaged: it holds no number"):
-        simulate(config(tmp_path, **values), folder=folder)
-    folder.attempts.write_text(number)
-    for note in folder.path.glob("state/*/3/sum-*"):
-        note.unlink()
-    simulate(config(tmp_path, **values), folder=folder)
-    reasons = {f["reason"] for f in failures(folder, 2)}
-    assert any("has lost its key for the sums of this run" in reason for reason in reasons)
-    assert folder.read_rounds()[-1]["replied"] == 4
-
-
-def test_keys_are_private_gone_with_the_state_and_shared_by_no_two_runs(tmp_path):
-    private: list[bytes] = []
-    wire, words = [], []
-
-    def look(node, message, reply):
-        wire.append(b"".join(r.deflate() for r in (message.content, reply.content)))
-        if asked(message)[0] == TRAIN:
-            words.append(arrays_of(reply)[0])
-        for path in (tmp_path / "runs").glob("*/state/*/*/sum-*.json"):
-            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
-            if path.name == "sum-key.json" and message.metadata.message_type == "query":
-                key = bytes.fromhex(json.loads(path.read_text())["private"])
-                private.append(key) if key not in private else None
-        return reply
-
-    for name in ("a", "b"):
-        folder, _ = simulate(config(tmp_path, name=name, rounds=1, keep_state=False), tamper=look)
-        assert not list(folder.path.glob("state/**/sum-*"))
-    assert len(private) == 2 * N
-    for key in private:
-        assert not any(key in said or key.hex().encode() in said for said in wire)
-    for one, other in zip(words[:N], words[N:], strict=True):
-        assert (one == other).mean() < 0.01
-    assert abs(np.mean(np.concatenate(words) / 2.0**32) - 0.5) < 0.01
-
-
-def test_the_records_have_means_and_say_what_is_missing(whole):
-    folder = whole()
-    summary = folder.read_summary()
-    assert summary["test_accuracy_mean"] > 0 and summary["test_accuracy_p10"] is None
-    assert "clients.csv" in summary["secure_sum"]["absent"]
-    assert len(folder.clients.read_text().splitlines()) <= 1  # what its columns are called
-    line = folder.read_rounds()[-1]
-    assert line["evaluated_clients"] == N and line["test_accuracy_std"] is None
-    assert "unsummed_classes" not in line  # no rows of classes are sent: nobody counts owners
-    _, *rows = folder.partition.read_text().split()
-    assert all(re.fullmatch(r"\d,0,0,0,0", row) for row in rows)
-
-
-def test_the_means_are_those_of_the_clients(whole):
+def test_the_records_have_the_clients_means_and_say_what_is_missing(whole):
     """With sum-metrics: false each client tells its own, and nothing else changes."""
-    told, summed = whole(sum_metrics=False), whole()
-    for own, mean in zip(told.read_rounds(), summed.read_rounds(), strict=True):
+    told, folder = whole(sum_metrics=False), whole()
+    for own, mean in zip(told.read_rounds(), folder.read_rounds(), strict=True):
         for key in ("test_accuracy_mean", "val_accuracy_mean", "train_loss"):
             assert own[key] == pytest.approx(mean[key], abs=1e-4)
     assert told.read_summary()["test_accuracy_p10"] is not None
-    rows = told.clients.read_text().splitlines()[1:]
-    assert sorted({row.split(",")[1] for row in rows}, key=client_order) == list("01234")
+    summary, line = folder.read_summary(), folder.read_rounds()[-1]
+    assert summary["test_accuracy_p10"] is None is line["test_accuracy_std"]
+    assert "clients.csv" in summary["secure_sum"]["absent"]
+    hidden, shown = (run.clients.read_text().splitlines()[1:] for run in (folder, told))
+    assert not hidden and {row.split(",")[1] for row in shown} == set("01234")
+    assert line["evaluated_clients"] == N
+    assert "unsummed_classes" not in line  # no rows of classes are sent: nobody counts owners
+    _, *rows = folder.partition.read_text().split()
+    assert all(re.fullmatch(r"\d,0,0,0,0", row) for row in rows)
 
 
 def test_of_five_nodes_with_certificates_two_may_be_missing_if_the_others_sign(tmp_path, whole):
@@ -317,6 +212,88 @@ def test_of_five_nodes_with_certificates_two_may_be_missing_if_the_others_sign(t
     attempt = max(asked(m)[2] for m in grid.sent if asked(m)[:2] == (TRAIN, 3))
     assert not [m for m in grid.sent if asked(m) == (UNMASK, 3, attempt)]
 
+
+# --- owners of classes ---------------------------------------------------------------------------
+
+# Five clients with two of three classes each, three or four owners: whoever leaves, two are left.
+OWNED = {"method": "fedssa", "dataset": "synthetic:90x3", "classes_per_client": 2}
+
+
+def test_a_run_says_once_how_many_classes_have_too_few_owners(tmp_path, caplog):
+    first = config(tmp_path, "unmasked", rounds=1, sum_owners=5, **OWNED)
+    folder, _ = simulate(first)
+    simulate(config(tmp_path, "unmasked", rounds=2, sum_owners=5, **OWNED), folder=folder)
+    assert [line.get("unsummed_classes") for line in folder.read_rounds()] == [3, 3]
+    assert folder.read_summary()["secure_sum"].get("unsummed_classes") == 3
+    (heard,) = (r.getMessage() for r in caplog.records if "sum-owners" in r.getMessage())
+    assert "3 of 3 classes have fewer than sum-owners=5 owners" in heard
+    assert "each client trains alone" in heard
+    (before,) = session.few_owners(first, *load_partition(first, N))
+    assert "sum-owners=4 would share" in before
+
+
+def told_in(grid, round_: int) -> set[tuple[int, ...]]:
+    """Whose rows the members of a round were told to add."""
+    sent = [m for m in grid.sent if asked(m)[:2] == (TRAIN, round_)]
+    return {tuple(m.content["sum"]["shared"]) for m in sent}
+
+
+def counts_in(grid, round_: int) -> int:
+    return len({asked(m)[2] for m in grid.sent if asked(m)[:2] == (OWNERS, round_)})
+
+
+def test_owners_are_counted_again_when_others_take_part(tmp_path):
+    """In round 1 two do not tell theirs; one owner of three is away in round 4."""
+    grids = []
+
+    def leave_and_return(node, message, reply):
+        kind, round_, _ = asked(message)
+        if (kind, round_) == (OWNERS, 1) and node < 2:
+            return answer(message, Reply({"error": "away"}))
+        if (kind, round_) == (UNMASK, 3):
+            grids[0].online.discard(FIRST_NODE + 4)
+        if (kind, round_) == (TRAIN, 4):
+            grids[0].online.add(FIRST_NODE + 4)
+        return reply
+
+    values = OWNED | {"sum_owners": 3, "rounds": 5}
+    folder, grid = simulate(
+        config(tmp_path, **values), tamper=leave_and_return, before=grids.append
+    )
+    first, *lines = folder.read_rounds()
+    reasons = {failure["client"]: failure["reason"] for failure in first["failures"]}
+    assert reasons["the round"] == "owners cannot be counted: 3 of 5 uploads came, 4 are needed"
+    assert [line["replied"] for line in lines] == [5, 5, 4, 5]
+    assert [bool(line["unsummed_classes"]) for line in lines] == [False, False, True, False]
+    assert [counts_in(grid, round_) for round_ in (2, 3, 4, 5)] == [1, 0, 1, 1]
+    everything, [less] = {(0, 1, 2)}, told_in(grid, 4)
+    assert told_in(grid, 2) == told_in(grid, 3) == told_in(grid, 5) == everything
+    assert len(less) == 3 - lines[2]["unsummed_classes"] < 3
+
+
+def test_who_goes_offline_after_the_count_is_left_out_and_the_others_are_counted(
+    tmp_path, monkeypatch
+):
+    """On a network the server looks who is there while it waits for the sum of owners."""
+    total, totals = Attempt.total, []
+
+    def leave(self, deadline):
+        totals.append(total(self, deadline))
+        if len(totals) == 1:
+            del self.handshake.roster.nodes["4"]
+        return totals[-1]
+
+    monkeypatch.setattr(Attempt, "total", leave)
+    folder, grid = simulate(config(tmp_path, **OWNED, sum_owners=3, rounds=2))
+    first, second = folder.read_rounds()
+    assert [(f["client"], f["reason"]) for f in first["failures"]] == [("4", "offline")]
+    assert (first["sampled"], first["replied"], second["replied"]) == (5, 4, 5)
+    assert counts_in(grid, 1) == 2 and first["unsummed_classes"] > second["unsummed_classes"] == 0
+    [less] = told_in(grid, 1)
+    assert len(less) == 3 - first["unsummed_classes"] < 3
+
+
+# --- keys of a configuration ----------------------------------------------------------------------
 
 MISTAKES = (
     ({"aggregation": "median"}, "aggregation: 'median' is not allowed with secure-sum=masked"),

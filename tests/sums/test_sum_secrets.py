@@ -8,19 +8,20 @@ import gc
 import json
 import logging
 import re
+import stat
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message, RecordDict
+from flwr.app import Message, MetricRecord, RecordDict
+from hostile.lies import says, sends
 
 from fedhet.protocol.flower import posted
-from fedhet.protocol.messages import OWNERS, TRAIN, UNMASK, Reply, answer, arrays_of, from_wire
+from fedhet.protocol.messages import TRAIN, UNIT, UNMASK, arrays_of
 from fedhet.strategies.base import MethodStrategy
 from fedhet.sums.client import SumProtection
 from fedhet.sums.masks import from_words
-from fedhet.sums.messages import Opened
 from fedhet.testing import simulate, small
 
 CLIENTS, SOME = 4, 40  # bytes of a vector that are no accident where they are found
@@ -87,11 +88,17 @@ def test_nothing_of_one_client_is_with_the_server(tmp_path, monkeypatch, caplog,
     held: list[bytes] = []
     infos: list[dict] = []
     texts: list[str] = []
+    keys: set[str] = set()
 
     def listen(node: int, message: Message, reply: Message) -> Message:
         held.append(b"".join(array.tobytes() for array in arrays_of(reply)))
         infos.append(dict(reply.content["info"].items()))
         held.append(repr(infos[-1]).encode() + repr(reply.content.metric_records).encode())
+        held.extend(value for value in infos[-1].values() if isinstance(value, bytes))
+        for path in tmp_path.glob("runs/*/state/*/*/sum-*.json"):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+            if path.name == "sum-key.json":
+                keys.add(json.loads(path.read_text())["private"])
         return reply
 
     close = MethodStrategy._close
@@ -108,7 +115,7 @@ def test_nothing_of_one_client_is_with_the_server(tmp_path, monkeypatch, caplog,
         return found
 
     monkeypatch.setattr(MethodStrategy, "_close", look)
-    run = config(tmp_path, method=method, max_images=100, name="run")
+    run = config(tmp_path, method=method, max_images=100, keep_state=False)
     folder, _ = simulate(run, tamper=listen)
     files = [p for p in folder.path.rglob("*") if p.is_file() and "state" not in p.parts]
     held += [path.read_bytes() for path in files]
@@ -119,6 +126,9 @@ def test_nothing_of_one_client_is_with_the_server(tmp_path, monkeypatch, caplog,
     pieces = list(secrets.pieces())
     assert len(pieces) > 20
     assert not any(piece in everything for piece in pieces)
+    assert len(keys) == CLIENTS and not list(folder.path.glob("state/**/sum-*"))
+    for key in keys:
+        assert key.encode() not in everything and bytes.fromhex(key) not in everything
     own = {f"{n[key]!r}" for n in secrets.numbers for key in ("train_loss", "train_flops")}
     own |= {f"{n['test_accuracy']!r}" for n in secrets.numbers} - {"0.0", "100.0", "50.0"}
     assert not any(number in said for number in own), own
@@ -147,51 +157,43 @@ def test_the_search_finds_what_is_there(tmp_path, monkeypatch) -> None:
 # --- clients that lie ------------------------------------------------------------------------
 
 
-def changed(message: Message, reply: Message, arrays: list[np.ndarray] | None = None, **info):
-    """A client's reply with other arrays or texts."""
-    said = dict(reply.content["info"].items()) | info
-    return answer(message, Reply(said, {}, arrays_of(reply) if arrays is None else arrays))
+def powers(arrays, _):
+    """Random words for every power of two: the others find the unit that they have without it."""
+    words, *boxes = arrays
+    lie = np.random.default_rng(0).integers(1, 2**32, len(words), dtype=np.uint32)
+    return [words + lie, *boxes]
 
 
-def reasons(line: dict) -> dict[str, str]:
-    return {f["client"]: f["reason"] for f in line["failures"]}
+def metrics(content: RecordDict, _: Message) -> None:
+    content["metrics"] = MetricRecord({"test_accuracy": 99.0})
 
 
-def arrays(change):
-    """A lie about the arrays of an upload."""
-    return TRAIN, lambda message, reply: changed(message, reply, change(*arrays_of(reply)))
-
-
-def metrics(message: Message, reply: Message) -> Message:
-    info = dict(reply.content["info"].items())
-    return answer(message, Reply(info, {"test_accuracy": 99.0}, arrays_of(reply)))
-
-
-def shares(message: Message, reply: Message) -> Message:
-    found = from_wire(Opened, reply.content["info"])
-    return changed(message, reply, [], shares=bytes(len(found.shares)))
+def shares(content: RecordDict, message: Message) -> None:
+    says(shares=bytes(len(content["info"]["shares"])))(content, message)
 
 
 # Lies of client 1, how many count then, and who is blamed for what.
 LIES = {
+    "images": (UNIT, sends(powers), 3, "1", "with its reply the unit of weights cannot be found"),
     "few words": (
-        *arrays(lambda w, b: [w[:-1], b]), 3, "1", r"array 0 is uint32\[\d+\], expected uint32"
+        TRAIN, sends(lambda a, _: [a[0][:-1], a[1]]), 3, "1",
+        r"array 0 is uint32\[\d+\], expected uint32",
     ),
     "floats": (
-        *arrays(lambda w, b: [w.astype(np.float32), b]), 3, "1", r"array 0 is float32\[\d+\], "
+        TRAIN, sends(lambda a, _: [a[0].astype("f4"), a[1]]), 3, "1", r"array 0 is float32\[\d+\], "
     ),
     "few boxes": (
-        *arrays(lambda w, b: [w, b[:2]]), 3, "1", r"array 1 is uint8\[2, 82\], expected uint8\[4"
+        TRAIN, sends(lambda a, _: [a[0], a[1][:2]]), 3, "1",
+        r"array 1 is uint8\[2, 82\], expected uint8\[4",
     ),
-    "no boxes": (*arrays(lambda w, b: [w]), 3, "1", "1 arrays, expected 2"),
-    "nothing": (*arrays(lambda w, b: []), 3, "1", "0 arrays, expected 2"),
+    "nothing": (TRAIN, sends(lambda a, _: []), 3, "1", "0 arrays, expected 2"),
     "metrics that are summed": (TRAIN, metrics, 3, "1", "reply with single metrics"),
     "other words": (
-        *arrays(lambda w, b: [w + np.uint32(1 << 31), b]), 0, "the round",
+        TRAIN, sends(lambda a, _: [a[0] + np.uint32(1 << 31), a[1]]), 0, "the round",
         "the sum failed: the sum has entries beyond 4 x sum-range=64",
     ),
     "empty boxes": (
-        *arrays(lambda w, b: [w, np.zeros_like(b)]), 0, "the round",
+        TRAIN, sends(lambda a, _: [a[0], a[1] * 0]), 0, "the round",
         "the sum failed: the boxes of '1' did not open for 4 members",
     ),
     "empty shares": (
@@ -201,58 +203,42 @@ LIES = {
 
 
 def test_a_lie_is_named_and_spoils_one_round_at_most(tmp_path) -> None:
-    """Client 1 tells one lie a round, the first in round 2."""
+    """Client 1 tells one lie a round; the unit of weights is found in the first."""
     lies = list(LIES.values())
 
     def tamper(node: int, message: Message, reply: Message) -> Message:
         round_ = message.content["config"]["round"]
-        if node != 1 or not 2 <= round_ < 2 + len(lies) or kind(message) != lies[round_ - 2][0]:
-            return reply
-        return lies[round_ - 2][1](message, reply)
+        if node == 1 and round_ <= len(lies) and kind(message) == lies[round_ - 1][0]:
+            lies[round_ - 1][1](reply.content, message)
+            return Message(reply.content, reply_to=message)
+        return reply
 
-    values = {"method": "lg_fedavg", "max_images": 100, "dataset": "synthetic:80x4"}
-    values |= {"rounds": 2 + len(lies), "max_skipped_rounds": 9}
-    folder, _ = simulate(config(tmp_path, **values), tamper=tamper)
-    first, *told, last = folder.read_rounds()
-    assert first["replied"] == last["replied"] == 4 and not last["failures"]
-    before = first
+    values = {"method": "lg_fedavg", "max_images": 1_000_000, "dataset": "synthetic:80x4"}
+    values |= {"rounds": 1 + len(lies), "max_skipped_rounds": 9}
+    folder, grid = simulate(config(tmp_path, **values), tamper=tamper)
+    assert len({m.content["sum"]["unit"] for m in grid.sent if kind(m) == TRAIN}) == 1
+    *told, last = folder.read_rounds()
+    assert last["replied"] == 4 and not last["failures"]
+    before = told[0]
     for name, line, (_, _, replied, who, reason) in zip(LIES, told, lies, strict=True):
-        assert line["replied"] == replied and re.match(reason, reasons(line)[who]), (name, line)
+        said = {failure["client"]: failure["reason"] for failure in line["failures"]}
+        assert line["replied"] == replied and re.match(reason, said[who]), (name, line)
         if not replied:
             assert line["test_accuracy_mean"] == before["test_accuracy_mean"]
         before = line
 
 
-def test_owners_that_cannot_be_counted_skip_the_round(tmp_path) -> None:
-    def tamper(node: int, message: Message, reply: Message) -> Message:
-        if kind(message) == OWNERS and message.content["config"]["round"] == 1 and node < 2:
-            return answer(message, Reply({"error": "away"}))
+def test_a_server_that_asks_one_client_for_its_accuracy_is_refused(tmp_path) -> None:
+    said, grids = [], []
+
+    def ask_more(node: int, message: Message, reply: Message) -> Message:
+        if kind(message) == TRAIN and message.content["config"]["round"] == 2:
+            content = RecordDict({"config": message.content["config"]})
+            ask = Message(content, message.metadata.dst_node_id, "evaluate")
+            posted(ask)
+            said.append(grids[0].answer(ask).content["info"]["error"])
         return reply
 
-    folder, _ = simulate(config(tmp_path), tamper=tamper)
-    first, second = folder.read_rounds()
-    assert reasons(first)["the round"] == (
-        "owners cannot be counted: 2 of 4 uploads came, 3 are needed"
-    )
-    assert second["replied"] == 4 and json.dumps(second["failures"]) == "[]"
-
-
-def test_a_server_that_asks_one_client_for_its_accuracy_is_refused(tmp_path) -> None:
-    said = []
-
-    def lying(grid) -> None:
-        original = grid.answer
-
-        def ask_more(message: Message) -> Message:
-            if kind(message) == TRAIN and message.content["config"]["round"] == 2:
-                config = message.content["config"]
-                ask = Message(RecordDict({"config": config}), message.metadata.dst_node_id,
-                              "evaluate")  # fmt: skip
-                posted(ask)
-                said.append(original(ask).content["info"]["error"])
-            return original(message)
-
-        grid.answer = ask_more
-
-    simulate(config(tmp_path, method="lg_fedavg", max_images=100), before=lying)
+    values = {"method": "lg_fedavg", "max_images": 100}
+    simulate(config(tmp_path, **values), tamper=ask_more, before=grids.append)
     assert said == ["Refused: with sum-metrics a single accuracy is not sent"] * 4

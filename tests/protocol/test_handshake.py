@@ -1,0 +1,302 @@
+"""The handshake: ghosts, silent nodes, restarts, private folders, nodes with own choices."""
+
+import csv
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from helpers.pace import PATIENCE, Clock
+from helpers.tiny import tiny
+from PIL import Image
+
+from fedhet.config.load import envelope
+from fedhet.config.schema import RunConfig
+from fedhet.engines.grid import SimulationGrid
+from fedhet.errors import RunFailed
+from fedhet.protocol import handshake as handshakes
+from fedhet.protocol import messages
+from fedhet.protocol.handshake import Handshake, Roster
+from fedhet.protocol.messages import instruction
+from fedhet.testing import LocalGrid, simulate
+
+
+@pytest.fixture
+def grid(tmp_path):
+    """Three nodes of a simulated federation, no round loop."""
+    return LocalGrid(envelope(tiny(tmp_path), {}), 3)
+
+
+def queries(grid) -> list[int]:
+    return [message.metadata.dst_node_id for message in grid.sent]
+
+
+def test_a_node_refused_because_of_a_ghost_is_asked_again_when_the_ghost_is_gone(grid):
+    """Without a persistent key a restarted node has a new id while the old one looks online."""
+    twin = dict(grid.contexts[102].node_config)
+    grid.contexts[200] = Context(
+        run_id=1, node_id=200, node_config=twin, state=RecordDict(),
+        run_config=grid.contexts[102].run_config, series_id=0,
+    )  # fmt: skip
+    roster = Roster()
+    handshake = Handshake(grid, "x", roster)
+    handshake.query()
+    grid.online.add(200)
+    assert handshake.query() == [] and "already taken" in roster.refused[200]
+    assert handshake.query() == [] and queries(grid).count(200) == 1
+    grid.online.discard(102)
+    assert handshake.query() == ["2"]
+    assert roster.nodes == {"0": 100, "1": 101, "2": 200} and not roster.refused
+
+
+def test_a_silent_node_is_waited_for_once_and_its_late_answer_counts(grid):
+    held = []
+
+    def mute(node, message, reply):
+        if node == 2:
+            held.append(reply)
+            return None
+        return reply
+
+    grid.tamper = mute
+    roster = Roster()
+    handshake = Handshake(grid, "x", roster)
+    assert sorted(handshake.query(patience=0.3)) == ["0", "1"]
+    answers, pulls = grid.pull_messages, []
+    grid.pull_messages = lambda ids: pulls.append(ids) or answers(ids)
+    assert handshake.query(patience=0.3) == [] and len(pulls) == 1
+    grid.pull_messages = lambda ids: [*answers(ids), *held]
+    assert handshake.query(patience=0.3) == ["2"]
+    assert queries(grid).count(102) == 1
+
+
+def test_a_node_whose_answer_was_lost_on_a_network_is_reminded(grid, monkeypatch):
+    lost = []
+
+    def lose_two(node, message, reply):
+        if node == 2 and len(lost) < 2:
+            return lost.append(reply)
+        return reply
+
+    grid.tamper = lose_two
+    monkeypatch.delattr(SimulationGrid, "pull_interval")  # as on a network
+    monkeypatch.setattr(messages, "REMIND_AFTER", 0.2)
+    monkeypatch.setattr(messages, "PULL_PATIENCE", PATIENCE)  # its pulls end by themselves
+    clock, roster, asked_at = Clock(), Roster(), []
+    for module in (messages, handshakes):
+        monkeypatch.setattr(module, "time", clock)
+    handshake = Handshake(grid, "x", roster)
+    while "2" not in roster.nodes:
+        handshake.query(patience=0.05)
+        asked_at += [clock.now] * (queries(grid).count(102) - len(asked_at))
+        clock.sleep(0.01)
+    assert [queries(grid).count(node) for node in (100, 101, 102)] == [1, 1, 3]
+    assert asked_at[1] > 0.2 and asked_at[2] > 0.4
+    answers = grid.pull_messages
+    grid.pull_messages = lambda ids: [*answers(ids), *lost]  # at last, and too late
+    assert handshake.query(patience=0.05) == [] and not roster.refused
+
+
+# --- what is not believed -------------------------------------------------------------------------
+
+
+def test_a_refused_answer_leaves_no_ghost_in_the_way_of_the_real_owner(grid):
+    def ghost(node, message, reply):
+        if node == 0:
+            reply.content["info"].update({"client": "2", "clients": "abc"})
+        return reply
+
+    grid.tamper, roster = ghost, Roster()
+    assert sorted(Handshake(grid, "x", roster).query()) == ["1", "2"]
+    assert roster.nodes == {"1": 101, "2": 102} and list(roster.refused) == [100]
+
+
+def test_a_run_that_hides_classes_is_told_none(grid):
+    roster = Roster()
+    assert Handshake(grid, "x", roster, RunConfig(secure_sum="unmasked")).query() == []
+    assert "this run hides" in roster.refused[100]
+
+    def silent(node, message, reply):
+        info = {k: v for k, v in reply.content["info"].items()
+                if k not in ("seen", "images", "train-images")}  # fmt: skip
+        return Message(RecordDict({"info": ConfigRecord(info)}), reply_to=message)
+
+    grid.tamper = silent
+    assert len(Handshake(grid, "x", Roster(), RunConfig(secure_sum="unmasked")).query()) == 3
+
+
+def test_max_images_is_the_most_that_a_client_may_declare(grid):
+    roster = Roster()
+    Handshake(grid, "x", roster).query()
+    sizes = {client: info.train_images for client, info in roster.infos.items()}
+    most = sorted(sizes.values())[1]
+    second = Roster()
+    found = Handshake(grid, "x", second, RunConfig(max_images=most)).query()
+    assert found == [client for client, size in sizes.items() if size <= most]
+
+
+def test_the_union_of_classes_is_bounded(grid):
+    """Two clients bring names of their own, one of them too many: it goes, the other stays."""
+
+    def more(node, message, reply):
+        count = {1: 60, 2: 10}.get(node, 0)
+        info = reply.content["info"]
+        info["classes"] = [*info["classes"], *(f"{node}-{i}" for i in range(count))]
+        return Message(RecordDict({"info": info}), reply_to=message)
+
+    grid.tamper = more
+    roster = Roster()
+    Handshake(grid, "x", roster, RunConfig(max_classes=64)).query()
+    assert roster.ids == ["0", "1", "2"]
+    roster.fix_classes((), 64)
+    assert roster.ids == ["0", "2"] and len(roster.classes) == 14
+    assert "has 60 classes that no other client has" in roster.refused[101]
+
+
+def test_a_node_of_other_examples_is_refused_in_one_line(grid):
+    wrong = {
+        '{"kind": "image", "shape": [3, 32, 32]}': (
+            "client '1': its examples are image of shape (3, 32, 32), but this run's are image of "
+            "shape (3, 16, 16)"
+        ),
+        "nonsense": "inputs: not a description of examples",
+    }
+
+    def lie(node, message, reply):
+        if node:
+            reply.content["info"]["inputs"] = list(wrong)[node - 1]
+        return reply
+
+    grid.tamper, roster = lie, Roster()
+    Handshake(grid, "x", roster).query()
+    roster.fix_classes(())
+    assert roster.ids == ["0"]
+    for node, reason in zip((101, 102), wrong.values(), strict=True):
+        assert reason in roster.refused[node]
+
+
+# --- what nodes and users are told ----------------------------------------------------------------
+
+
+@pytest.fixture
+def network(grid, monkeypatch):
+    """Three nodes of a network, of which the third claims the first one's name."""
+    monkeypatch.setenv("FEDHET_NODE", "1")
+
+    def tamper(node, message, reply):
+        if node == 2:
+            reply.content["info"]["client"] = "0"
+        return reply
+
+    grid.tamper, grid.simulated = tamper, False
+    monkeypatch.delattr(SimulationGrid, "pull_interval")
+    return grid
+
+
+def told(grid):
+    """Reasons that were sent to nodes."""
+    sent = [(m.metadata.dst_node_id, instruction(m).refused) for m in grid.sent]
+    return [(node, why) for node, why in sent if why]
+
+
+def test_a_node_is_told_once_why_a_run_does_without_it(network, capsys):
+    shake = Handshake(network, "x", Roster())
+    for _ in range(3):
+        shake.query(patience=60)
+    ((node, reason),) = told(network)
+    assert node == 102 and "client id '0' is already taken by another node" in reason
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fedhet: ")]
+    assert said == [f"fedhet: this run does without this node: {reason}"]
+
+
+def test_a_run_that_nobody_can_join_ends_when_they_know_why(network, capsys):
+    def tamper(node, message, reply):
+        if "info" in reply.content:
+            reply.content["info"]["client"] = "a/b"
+        return reply
+
+    network.tamper = tamper
+    with pytest.raises(RunFailed, match="no node can take part in this run: client: 'a/b'"):
+        Handshake(network, "x", Roster()).wait(3, 60)
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fedhet: ")]
+    assert len(said) == 3 and all("this run does without this node: " in line for line in said)
+
+
+def test_a_simulation_waits_for_nobody_who_was_refused(network, monkeypatch, caplog):
+    """All its nodes are there from the start: what they bring does not change by waiting."""
+    monkeypatch.setattr(SimulationGrid, "pull_interval", 0.0, raising=False)
+    network.simulated = True
+    monkeypatch.setattr(handshakes.time, "sleep", lambda _: pytest.fail("it waits"))
+    roster = Roster()
+    Handshake(network, "x", roster).wait(3, 60)
+    assert len(roster.nodes) == 2 and len(roster.refused) == 1
+    assert "starting with 2 of 3 clients (refused: client id '0' is already taken" in caplog.text
+
+
+def test_missing_nodes_are_waited_for_aloud(network, monkeypatch):
+    monkeypatch.setattr(handshakes, "PATIENT", 0.0)
+    monkeypatch.setattr(handshakes, "time", Clock())
+    said = []
+    network.online = {100, 102}
+    Handshake(network, "x", Roster()).wait(3, 0.5, said.append)
+    assert said[0].startswith("waiting for 2 of 3 clients since ")
+    assert "(refused: client id '0' is already taken" in said[0]
+    assert "until start-timeout=0.5 s" in said[0] and said[-1] == ""
+    said.clear()
+    network.online = set()
+    with pytest.raises(RunFailed, match="no client joined within start-timeout"):
+        Handshake(network, "x", Roster()).wait(0, 0.3, said.append)
+    assert said[0].startswith("waiting for clients since ")
+    assert len(said) == 2
+
+
+# --- sites with data of their own -----------------------------------------------------------------
+
+
+def folder(path, classes, size=40):
+    rng = np.random.default_rng(0)
+    for name in classes:
+        (path / name).mkdir(parents=True)
+        for i in range(10):
+            pixels = rng.integers(0, 256, (size, size + 3, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(path / name / f"{i}.png")
+    return str(path)
+
+
+def test_private_folders_unite_their_classes_and_a_choice_that_cannot_work_is_refused(
+    tmp_path, caplog, capfd
+):
+    folders = (("cat", "dog"), ("dog", "emu"), ("ant",), ("cat",), ("cat",))
+    own = ({"model": "cnn-4"}, {}, {}, {"model": "cnn-7"}, {"device": "cuda:7"})
+
+    def give(grid):
+        for k, classes in enumerate(folders):
+            images = folder(tmp_path / f"images-{k}", classes, 24 + 16 * k)
+            node = {"data-dir": images, "name": f"hospital-{k}"}
+            grid.contexts[100 + k].node_config.clear()
+            grid.contexts[100 + k].node_config.update(
+                node | own[k], **{"state-dir": str(tmp_path / f"state-{k}")}
+            )
+
+    config = tiny(tmp_path, clients=len(folders), start_timeout=1.0)
+    run, _ = simulate(config, before=give, simulated=False)
+    assert run.partition.read_text().splitlines()[0] == "client,ant,cat,dog,emu"
+    assert {(row["client"], row["model"]) for row in csv.DictReader(run.clients.open())} == {
+        ("hospital-0", "cnn-4"), ("hospital-1", "cnn-5"), ("hospital-2", "cnn-5")
+    }  # fmt: skip
+    assert (tmp_path / "state-1").is_dir()
+    assert "model (its log: no. " in caplog.text and "device (its log: no. " in caplog.text
+    said = capfd.readouterr().err
+    assert "model 'cnn-7' is unknown" in said and "device: 'cuda:7' is not available" in said
+
+
+def test_a_deployed_client_ignores_paths_of_the_run(tmp_path, capfd):
+    """A server does not choose paths on a hospital's disk."""
+    config = tiny(tmp_path, dataset="image-folder", data_path=folder(tmp_path / "server", "ab"))
+
+    def keep(grid):
+        for k, context in grid.contexts.items():
+            context.node_config["state-dir"] = str(tmp_path / f"state-{k}")
+
+    with pytest.raises(RunFailed, match="this run: data: its data cannot be used: [^;]*$"):
+        simulate(config.model_copy(update={"start_timeout": 1.0}), before=keep, simulated=False)
+    assert capfd.readouterr().err.count("data-path is empty") == 3

@@ -2,15 +2,16 @@
 
 import pytest
 from export.exported import states
+from helpers.tiny import tiny
 
 from fedhet.export.model import export
-from fedhet.testing import simulate, small
+from fedhet.testing import simulate
 
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory):
     """A finished FedMRL run: its configuration and folder."""
-    config = small(tmp_path_factory.mktemp("run"), method="fedmrl", rounds=3)
+    config = tiny(tmp_path_factory.mktemp("run"), method="fedmrl", rounds=3, d1=8)
     return config, simulate(config)[0]
 
 

@@ -1,38 +1,51 @@
 """`fedhet export`: the model that a client takes home is the one that ran."""
 
 import json
+import shutil
 
 import pytest
 import torch
 import yaml
 from export.exported import percent, recorded, states
 from helpers.pictures import images_of
+from helpers.products import PRODUCT, short
+from helpers.tiny import tiny
 from safetensors.torch import load_file
 
-from fedhet.config.registry import METHODS
+from fedhet.errors import UserError
 from fedhet.export.model import export, load_model, rebuild
-from fedhet.testing import simulate, small
+from fedhet.site.state import FileStore
+from fedhet.testing import simulate
 
-VARIANTS = [
-    *((name, {}) for name in METHODS),
-    *(
-        ("fedmrl", {"inference": kind, "report_all_inference": True})
-        for kind in ("mix-small", "single-small", "single-large")
-    ),
-    ("fedmrl", {"matryoshka": False}),
+FEDMRL = [{"inference": kind, "report_all_inference": True} for kind in
+          ("single-small", "single-large", "mix-small")] + [{"matryoshka": False}]  # fmt: skip
+MORE = [
     ("fedkd", {"compress_down": True}),
     ("fml", {"models": ["cnn-5", "cnn-4"]}),
-    ("standalone", {"models": ["shufflenet_v2_x1_0"]}),  # BatchNorm's statistics travel as well
     ("standalone", {"precision": "bf16"}),
 ]
+VARIANTS = [
+    *(
+        pytest.param(*getattr(m, "values", (m,)), {}, marks=getattr(m, "marks", ()))
+        for m in PRODUCT
+    ),
+    *(pytest.param("fedmrl", keys, marks=pytest.mark.matrix) for keys in FEDMRL),
+    *(pytest.param(*more, marks=pytest.mark.matrix) for more in MORE),
+    ("standalone", {"models": ["resnet4"]}),  # BatchNorm's statistics travel as well
+]
+PARTS = {  # of a method with more than the client's model: what is written, and what is not
+    "pfedes": ({"model"}, "parts.small"),
+    "pfedafm": ({"model", "extractor", "mixture"}, "parts.small"),
+    "fedkd": ({"model"}, "parts.student"),
+    "fedapen": ({"model", "small", "ensemble"}, "parts.projector"),
+    "fedmrl": ({"model", "small", "projector"}, "parts.small.head"),
+}
 
 
-@pytest.mark.parametrize(
-    ("method", "changes"), VARIANTS, ids=lambda x: x if isinstance(x, str) else str(x)
-)
-def test_it_has_exactly_the_accuracies_that_the_run_recorded(tmp_path, method, changes):
-    options = {"dataset": "synthetic:240x4", "clients": 2, "classes_per_client": 4} | changes
-    config = small(tmp_path, method=method, rounds=1, **options)
+@pytest.mark.parametrize(("method", "changes"), VARIANTS)
+def test_it_is_the_model_that_the_run_recorded_and_no_more(tmp_path, method, changes):
+    keys = {"clients": 2, "classes_per_client": 4, "rounds": 1, **short(method), **changes}
+    config = tiny(tmp_path, method=method, **keys)
     folder, _ = simulate(config)
     rows = recorded(folder)
     for client, state in states(folder, config).items():
@@ -47,30 +60,17 @@ def test_it_has_exactly_the_accuracies_that_the_run_recorded(tmp_path, method, c
         origin = rebuild(json.loads((state / "client.json").read_text()), state, config.rounds)
         for module in origin.modules.values():
             module.eval()
-        inputs, _ = images_of(config, client).batch(torch.arange(8))
+        inputs, _ = images_of(config, client).batch(torch.arange(4))
         with torch.inference_mode():
             assert torch.equal(loaded(inputs), next(iter(origin.predict(inputs).values())))
             origin.restore(0)
             assert not torch.equal(loaded(inputs), next(iter(origin.predict(inputs).values())))
-
-
-def test_only_what_inference_needs_is_written(tmp_path):
-    expected = {
-        "pfedes": ({"model"}, "parts.small"),
-        "fedkd": ({"model"}, "parts.student"),
-        "fedapen": ({"model", "small", "ensemble"}, "parts.projector"),
-        "fedmrl": ({"model", "small", "projector"}, "parts.small.head"),
-    }
-    for method, (parts, absent) in expected.items():
-        config = small(tmp_path / method, method=method, rounds=1)
-        folder, _ = simulate(config)
-        out = export(states(folder, config)["1"], tmp_path / f"{method}-model")
-        names = load_file(out / "model.safetensors")
-        assert {name.split(".")[1] for name in names} == parts
-        assert not [name for name in names if name.startswith(absent)]
-        card = yaml.safe_load((out / "card.yaml").read_text())
-        assert card["parts"] and set(card["parts"]) == parts
-        assert card["parameters"] == sum(tensor.numel() for tensor in names.values())
+        if not changes:
+            tensors = load_file(out / "model.safetensors")
+            parts, absent = PARTS.get(method, ({"model"}, "parts.small"))
+            assert card["parameters"] == sum(tensor.numel() for tensor in tensors.values())
+            assert {name.split(".")[1] for name in tensors} == set(card["parts"]) == parts
+            assert not [name for name in tensors if name.startswith(absent)]
 
 
 def test_the_card_says_what_the_model_is(run, model):
@@ -78,7 +78,7 @@ def test_the_card_says_what_the_model_is(run, model):
     card = yaml.safe_load((model / "card.yaml").read_text(encoding="utf-8"))
     assert card["method"] == "fedmrl" and card["architecture"] == "cnn-5"
     assert card["classes"] == [f"class-{label}" for label in range(4)]
-    assert card["image-size"] == 32 and card["input"]["shape"] == ["batch", 3, 32, 32]
+    assert card["image-size"] == 16 and card["input"]["shape"] == ["batch", 3, 16, 16]
     assert card["run"] == folder.experiment and card["client"] == "0"
     assert card["generation"] == 3 and card["hyper-parameters"]["d1"] == config.params.d1
     assert "license" not in card and "seed" not in card
@@ -92,3 +92,75 @@ def test_exporting_twice_gives_the_same_bytes_and_leaves_the_state_alone(run, mo
     for path in model.iterdir():
         assert (again / path.name).read_bytes() == path.read_bytes()
     assert before == {path.name: path.read_bytes() for path in state.iterdir()}
+
+
+# --- what cannot be exported ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def copied(run, tmp_path):
+    """A state folder that a test may spoil."""
+    config, folder = run
+    return shutil.copytree(states(folder, config)["0"], tmp_path / "run-id" / "0")
+
+
+def fails(state, out, generation=None):
+    with pytest.raises(UserError) as error:
+        export(state, out, generation=generation)
+    assert "\n" not in str(error.value)
+    assert not out.exists() and not list(out.parent.glob(".*tmp"))
+    return str(error.value)
+
+
+def test_what_is_no_state_folder(run, copied, tmp_path):
+    config, folder = run
+    out = tmp_path / "m"
+    assert "is neither an exported model" in fails(tmp_path / "nowhere", out)
+    assert "did you mean" in fails(copied.parent, out)
+    said = fails(folder.path, out)  # the run folder instead of a client's state
+    assert str(states(folder, config)["0"]) in said and "and 2 more" in said
+    (copied / "client.json").write_text("{")
+    assert "client.json is damaged" in fails(copied, out)
+    (copied / "client.json").write_text("{}")
+    assert "do not fit client.json" in fails(copied, out)
+
+
+def test_what_holds_no_good_generation(copied, tmp_path):
+    out = tmp_path / "m"
+    assert "generation: 7 is not in" in fails(copied, out, 7)
+    newest = copied / "00000003.safetensors"
+    newest.write_bytes(newest.read_bytes()[:1000])
+    assert "generation 3 cannot be read" in fails(copied, out)
+    export(copied, tmp_path / "older", generation=2)
+    description = json.loads((copied / "client.json").read_text())
+    description["classes"].append("one too many")
+    (copied / "client.json").write_text(json.dumps(description))
+    assert "do not fit client.json" in fails(copied, out, 2)
+    for path in copied.glob("*.safetensors"):
+        path.unlink()
+    assert "the client has not trained" in fails(copied, out)
+
+
+def test_nothing_is_overwritten(copied, tmp_path):
+    (tmp_path / "m").mkdir()
+    with pytest.raises(UserError, match="already exists"):
+        export(copied, tmp_path / "m")
+    assert not list((tmp_path / "m").iterdir())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        export(copied, tmp_path / "file" / "m")
+
+
+def test_a_state_that_the_server_has_not_accepted_is_not_taken(run, tmp_path, caplog):
+    shutil.copytree(run[1].path, tmp_path / "run")
+    (state,) = (tmp_path / "run").glob("state/*/0")
+    store = FileStore(state, sync=False)
+    store.save(4, 3, store.load(3))  # trained, and its reply was lost
+    assert load_model(state)[1]["generation"] == 3
+    assert (
+        "generation 3 is taken, the last that the server accepted; the newest is 4" in caplog.text
+    )
+    assert load_model(state, 4)[1]["generation"] == 4
+    store.path(3).unlink()
+    with pytest.raises(UserError, match="generation: 3, the last that the server accepted"):
+        load_model(state)

@@ -7,12 +7,14 @@ import pytest
 import torch
 from export.exported import states
 from helpers.pictures import images_of, write_images
+from helpers.products import short
+from helpers.tiny import tiny
 
 from fedhet.cli import app as cli
 from fedhet.errors import UserError
 from fedhet.export import onnx as onnx_file
 from fedhet.export.model import export, load_model
-from fedhet.testing import simulate, small
+from fedhet.testing import simulate
 
 WITH_ONNX = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")),
@@ -25,7 +27,7 @@ WITH_ONNX = pytest.mark.skipif(
 def test_onnx_answers_as_torch_does(tmp_path, method):
     import onnxruntime
 
-    config = small(tmp_path, method=method, rounds=1)
+    config = tiny(tmp_path, method=method, rounds=1, **short(method))
     folder, _ = simulate(config)
     data = images_of(config, "0")
     (tmp_path / "pictures").mkdir()

@@ -1,17 +1,23 @@
-"""`fedhet predict`: answers about files, as accurate as the run was."""
+"""`fedhet predict`: answers about files of every kind of data, as accurate as the run was."""
 
 import csv
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from export.exported import recorded
 from helpers.pictures import images_of, write_images
 from PIL import Image
+from test_same_bytes import KINDS
 
 from fedhet.cli import app as cli
 from fedhet.errors import UserError
+from fedhet.export.model import export, load_model
 from fedhet.export.predict import predict
+from fedhet.site.local_data import load_partition
+from fedhet.testing import simulate, small
 
 
 def rows_of(path):
@@ -19,25 +25,9 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
-def test_predictions_of_files_have_the_recorded_accuracy(run, model, tmp_path):
-    config, folder = run
-    data = images_of(config, "0")
-    (tmp_path / "pictures").mkdir()
-    write_images(tmp_path / "pictures", data.examples)
-    found = predict(model, [tmp_path / "pictures"], tmp_path / "p.csv")
-    rows = rows_of(tmp_path / "p.csv")
-    assert len(found.frame) == len(rows) == len(data) and not found.warning and not found.metrics
-    assert list(rows[0]) == ["path", "class", *(f"p_class-{label}" for label in range(4))]
-    right = 0
-    for row, label in zip(rows, data.labels.tolist(), strict=True):
-        shares = [float(row[f"p_class-{k}"]) for k in range(4)]
-        assert sum(shares) == pytest.approx(1, abs=1e-4)
-        assert row["class"] == f"class-{np.argmax(shares)}"
-        right += row["class"] == f"class-{label}"
-    assert 100.0 * right / len(rows) == float(recorded(folder)["0"]["test_accuracy"])
-
-
-def test_images_in_folders_of_their_classes_have_metrics(run, model, tmp_path, capsys):
+def test_images_in_folders_of_their_classes_have_the_recorded_accuracy(
+    run, model, tmp_path, capsys
+):
     data = images_of(run[0], "0")
     for label in range(4):
         (tmp_path / f"class-{label}").mkdir()
@@ -45,9 +35,16 @@ def test_images_in_folders_of_their_classes_have_metrics(run, model, tmp_path, c
     out = tmp_path / "p.csv"
     folders = [str(tmp_path / f"class-{label}") for label in range(4)]
     assert cli.execute(["predict", str(model), *folders, "--out", str(out)]) == 0
-    right = [row["class"] in row["path"] for row in rows_of(out)]
+    rows = rows_of(out)
+    assert list(rows[0]) == ["path", "class", *(f"p_class-{label}" for label in range(4))]
+    for row in rows:
+        shares = [float(row[f"p_class-{k}"]) for k in range(4)]
+        assert sum(shares) == pytest.approx(1, abs=1e-4)
+        assert row["class"] == f"class-{np.argmax(shares)}"
+    accuracy = 100 * np.mean([row["class"] in row["path"] for row in rows])
+    assert accuracy == float(recorded(run[1])["0"]["test_accuracy"])
     said = capsys.readouterr().out
-    assert said.startswith(f"accuracy {100 * np.mean(right):.2f} %, balanced accuracy ")
+    assert said.startswith(f"accuracy {accuracy:.2f} %, balanced accuracy ")
     assert f" of {len(data)} images with a class\n" in said
 
 
@@ -70,36 +67,90 @@ def test_unreadable_files_are_named_and_left_out(model, tmp_path, capsys):
     assert not list(tmp_path.glob(".*tmp"))
 
 
+CARDS = (
+    ({"architecture": "cnn-1"}, "do not fit card.yaml"),
+    ({"architecture": "cnn-5 weights=/no/such"}, "omit weights="),
+    ({"method": "fedmlr"}, "method"),
+    ({"format": 2}, "not of format 1"),
+    ({"hyper-parameters": {"d1": -1}}, "d1"),
+)
+
+
 def test_what_is_no_exported_model(model, tmp_path):
+    """Of strangers: tests/hostile/test_folders.py."""
     Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
-
-    def said(folder):
-        with pytest.raises(UserError) as error:
-            predict(folder, [tmp_path / "x.png"], tmp_path / "p.csv")
-        assert not (tmp_path / "p.csv").exists()
-        return str(error.value)
-
-    assert "is neither an exported model" in said(tmp_path)
     spoilt = tmp_path / "spoilt"
     spoilt.mkdir()
     card = yaml.safe_load((model / "card.yaml").read_text(encoding="utf-8"))
     data = (model / "model.safetensors").read_bytes()
 
-    def write(card, data):
-        (spoilt / "card.yaml").write_text(yaml.safe_dump(card), encoding="utf-8")
-        (spoilt / "model.safetensors").write_bytes(data)
+    def said():
+        with pytest.raises(UserError) as error:
+            predict(spoilt, [tmp_path / "x.png"], tmp_path / "p.csv")
+        assert not (tmp_path / "p.csv").exists()
+        return str(error.value)
 
-    write(card, data[:-1] + bytes([data[-1] ^ 1]))
-    assert "is damaged" in said(spoilt)
-    write({**card, "architecture": "cnn-1"}, data)
-    assert "do not fit card.yaml" in said(spoilt)
-    write({**card, "architecture": "cnn-5 weights=/no/such"}, data)
-    assert "omit weights=" in said(spoilt)
-    write({**card, "method": "fedmlr"}, data)
-    assert "method" in said(spoilt)
-    write({**card, "format": 2}, data)
-    assert "not of format 1" in said(spoilt)
-    write({**card, "hyper-parameters": {"d1": -1}}, data)
-    assert "d1" in said(spoilt)
+    assert "is neither an exported model" in said()
+    (spoilt / "model.safetensors").write_bytes(data)
+    for change, reason in CARDS:
+        (spoilt / "card.yaml").write_text(yaml.safe_dump(card | change), encoding="utf-8")
+        assert reason in said(), change
+    (spoilt / "card.yaml").write_text(yaml.safe_dump(card), encoding="utf-8")
+    (spoilt / "model.safetensors").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert "is damaged" in said()
     (spoilt / "model.safetensors").unlink()
-    assert "cannot be read" in said(spoilt)
+    assert "cannot be read" in said()
+
+
+# --- rows, signals and texts ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def made(request, tmp_path_factory):
+    """A run, the exported model of its first client, and its file."""
+    folder = tmp_path_factory.mktemp("kind")
+    values = {"method": "fedmrl", "d1": 8, "representation": 24, "partition": "iid", "lr": 0.05}
+    config = small(folder, **values | KINDS[request.param](folder))
+    run, _ = simulate(config)
+    state = min(run.path.glob("state/*/*"))
+    return config, run, state.name, export(state, folder / "model")
+
+
+def test_a_raw_file_has_the_recorded_accuracy(made, tmp_path):
+    config, run, client, folder = made
+    found = predict(folder, [Path(config.data_path)], tmp_path / "p.csv")
+    rows = rows_of(tmp_path / "p.csv")
+    assert len(found.frame) == len(rows) == found.labelled == 120 and found.what == "examples"
+    first = 0 if config.dataset == "signals" else 2  # the line after the header
+    assert [int(row["path"].rpartition(":")[2]) for row in rows] == list(range(first, 120 + first))
+    data, partition = load_partition(config, 3)
+    test = partition.clients[partition.ids.index(client)].test
+    answers = np.array([data.classes.index(row["class"]) for row in rows])
+    right = answers == data.labels
+    assert 100 * right[test].mean() == float(recorded(run)[client]["test_accuracy"])
+    assert found.metrics["accuracy"] == pytest.approx(100 * right.mean())
+    assert {"balanced_accuracy", "macro_f1", "auroc", "log_loss", "ece"} < set(found.metrics)
+    model, card = load_model(folder)
+    assert card["inputs"]["kind"] == model.inputs.kind
+    assert card["input"]["shape"] == ["batch", *model.inputs.shape]
+    assert card["representation"] == 24 and "image-size" not in card
+    fitted = [name for name in model.state_dict() if name.startswith("parts.preparation.")]
+    assert bool(fitted) == (config.dataset != "texts")
+    examples = torch.from_numpy(model.inputs.zeros(2))
+    assert model.prepare(examples).shape == (2, *model.inputs.shape)
+
+
+def test_what_does_not_fit_is_one_line(made, tmp_path):
+    config, _, _, model = made
+    wrong = tmp_path / ("other.npz" if config.dataset == "signals" else "other.csv")
+    if config.dataset == "signals":
+        np.savez(wrong, x=np.zeros((3, 5, 16), np.float32))
+        message = r"windows are \(5, 16\), and the model takes \(2, 16\)"
+    else:
+        wrong.write_text("something,else\n1,2\n")
+        message = "has no column"
+    for path, reason in ((wrong, message), (tmp_path / "absent.csv", "does not exist"),
+                         (tmp_path, "is a folder: give the .* files themselves")):  # fmt: skip
+        with pytest.raises(UserError, match=reason):
+            predict(model, [path], tmp_path / "p.csv")
+    assert not (tmp_path / "p.csv").exists()

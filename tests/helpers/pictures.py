@@ -1,7 +1,9 @@
 """A client's images as its process sees them, and as files."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image
 
@@ -21,3 +23,13 @@ def write_images(folder: Path, images: torch.Tensor) -> None:
     """Images uint8 (n, h, w, 3) as PNG files, in their order."""
     for number, image in enumerate(images.numpy()):
         Image.fromarray(image).save(folder / f"{number:03d}.png")
+
+
+def image_folder(folder: Path, classes: Iterable[str], count: int, seed: int = 0) -> Path:
+    """A folder of each class with images of 20 x 20 and noise on them."""
+    draws = np.random.default_rng(seed)
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        pixels = draws.integers(0, 256, (count, 20, 20, 3), dtype=np.uint8)
+        write_images(folder / name, torch.from_numpy(pixels))
+    return folder

@@ -69,15 +69,9 @@ def test_clipping_is_that_of_flowers_mod(tmp_path, monkeypatch, size):
     assert update <= 2.0 + 1e-5
 
 
-@pytest.mark.parametrize(("epsilon", "multiplier"), [(1, 3.7306), (10, 0.49989), (100, 0.094670)])
-def test_one_upload_needs_the_noise_of_the_analytic_mechanism(
-    tmp_path, epsilon, multiplier, dp_accounting
-):
-    config = small(tmp_path, rounds=1, dp_clip=2.0, dp_epsilon=epsilon, dp_delta=1e-5)
-    assert noise_multiplier(config) == pytest.approx(multiplier, rel=1e-4)
-    assert noise_multiplier(config) == pytest.approx(
-        dp_accounting.get_sigma_gaussian(epsilon, 1e-5), rel=1e-9
-    )
+def test_one_upload_needs_the_noise_of_the_analytic_mechanism(tmp_path):
+    config = small(tmp_path, rounds=1, dp_clip=2.0, dp_epsilon=10, dp_delta=1e-5)
+    assert noise_multiplier(config) == pytest.approx(0.49989, rel=1e-4)
     assert sigma(config) == 2.0 * noise_multiplier(config)
 
 
@@ -86,14 +80,11 @@ def test_composition_is_that_of_an_accountant_that_knows_nothing_of_mu(dp_accoun
     accountant = dp_accounting.pld.PLDAccountant()
     upload = dp_accounting.GaussianDpEvent(4.84)
     accountant.compose(dp_accounting.SelfComposedDpEvent(upload, 10))
-    assert epsilon_of(math.sqrt(10) / 4.84, 1e-5) == pytest.approx(2.69, abs=0.005)
-    assert accountant.get_epsilon(1e-5) == pytest.approx(
-        epsilon_of(math.sqrt(10) / 4.84, 1e-5), rel=1e-5
-    )
+    found = epsilon_of(math.sqrt(10) / 4.84, 1e-5)
+    assert accountant.get_epsilon(1e-5) == pytest.approx(found, rel=1e-5)
 
 
-@pytest.mark.parametrize("epsilon", [0.01, 0.5, 3, 40, 1e4])
-@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.2])
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.01, 0.2), (3, 1e-5), (40, 1e-12), (1e4, 1e-5)])
 def test_epsilon_delta_and_noise_agree_with_each_other_and_the_accountant(
     epsilon, delta, dp_accounting
 ):
@@ -104,13 +95,11 @@ def test_epsilon_delta_and_noise_agree_with_each_other_and_the_accountant(
     assert epsilon_of(mu / 1e6, delta) == pytest.approx(0.0, abs=1e-3)
 
 
-@pytest.mark.parametrize("rounds", [1, 7, 500])
-def test_the_budget_lasts_for_every_round_and_not_longer(tmp_path, rounds):
-    config = small(tmp_path, rounds=rounds, fraction=0.5, **DP)
-    costs = [epsilon_spent(config, n) for n in (0, 1, rounds // 2, rounds, rounds + 1)]
-    assert costs[0] == 0.0 and costs[1] > 0.0
-    assert costs[3] == pytest.approx(config.dp_epsilon, rel=1e-9)
-    assert costs[2] < costs[3] < costs[4]
+def test_the_budget_lasts_for_every_round_and_not_longer(tmp_path):
+    config = small(tmp_path, rounds=500, fraction=0.5, **DP)
+    costs = [epsilon_spent(config, n) for n in (0, 1, 250, 500, 501)]
+    assert costs == sorted(costs) and costs[0] == 0.0 and costs[1] > 0.0
+    assert costs[3] == pytest.approx(config.dp_epsilon, rel=1e-9) and costs[3] < costs[4]
 
 
 def test_an_update_that_cannot_be_clipped_does_not_leave(tmp_path):

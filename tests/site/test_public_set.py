@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from helpers.pictures import image_folder
 from PIL import Image
 
 from fedhet.clients.standalone import StandaloneClient
@@ -41,14 +42,8 @@ def methods(monkeypatch):
     monkeypatch.setitem(METHODS, "server", Method(Server, StandaloneClient, ""))
 
 
-def pictures(path, seed=0, count=5):
-    rng = np.random.default_rng(seed)
-    for name in ("x", "y"):
-        (path / name).mkdir(parents=True)
-        for i in range(count):
-            pixels = rng.integers(0, 256, (20, 20, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(path / name / f"{i}.png")
-    return str(path)
+def pictures(path, seed=0):
+    return str(image_folder(path, "xy", 5, seed))
 
 
 def deployed(tmp_path, copies, **changes):
@@ -65,10 +60,8 @@ def deployed(tmp_path, copies, **changes):
 
 def test_none_of_it_is_a_clients_and_it_comes_through_the_cache(tmp_path, monkeypatch):
     folder = pictures(tmp_path / "public")
-    with_, without = (
-        small(tmp_path, method="everybody", public_path=folder),
-        small(tmp_path, method="standalone"),
-    )
+    with_ = small(tmp_path, method="everybody", public_path=folder)
+    without = small(tmp_path, method="standalone")
     (_, parts), (_, others) = (load_partition(config, 3) for config in (with_, without))
     for one, other in zip(parts.clients, others.clients, strict=True):
         assert np.array_equal(one.train, other.train) and np.array_equal(one.test, other.test)
@@ -107,9 +100,9 @@ def test_one_pixel_one_label_or_another_size_is_another_digest(tmp_path):
     found = {public_digest(config), public_digest(config.model_copy(update={"image_size": 16}))}
     changed = tmp_path / "b"
     pictures(changed)
-    pixels = np.asarray(Image.open(changed / "x" / "0.png")).copy()
+    pixels = np.asarray(Image.open(changed / "x" / "000.png")).copy()
     pixels[0, 0, 0] ^= 128
-    Image.fromarray(pixels).save(changed / "x" / "0.png")
+    Image.fromarray(pixels).save(changed / "x" / "000.png")
     moved = tmp_path / "c"
     pictures(moved)
     (moved / "y").rename(moved / "z")

@@ -38,9 +38,9 @@ def test_the_count_is_that_of_torchs_counter(name: str) -> None:
     assert training_flops(step) == counter.get_total_flops() > 0
 
 
-@pytest.mark.parametrize("name", ["mobilenet_v2", "shufflenet_v2_x1_0"])
-def test_training_costs_three_forwards_or_less(name: str) -> None:
-    model = build_model(name, classes=3, d=5)
+def test_training_costs_three_forwards_or_less() -> None:
+    """Convolutions in groups included, which torch's counter takes for whole ones."""
+    model = build_model("shufflenet_v2_x1_0", classes=3, d=5)
     x = torch.randn(2, 3, 32, 32)
     ratio = training_flops(lambda: model(x).sum()) / (2 * forward_flops(model, Inputs.image(32)))
     assert 2.5 < ratio <= 3

@@ -38,16 +38,15 @@ def batch(kind: str, count: int = 4) -> torch.Tensor:
 
 @pytest.mark.parametrize(("kind", "name"), ALL)
 def test_contract(kind: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    model, x = seeded(kind, name), batch(kind)
+    model, alone, x = seeded(kind, name), seeded(kind, name).eval(), batch(kind)
+    again = alone.state_dict()
+    assert all(torch.equal(v, again[k]) for k, v in model.state_dict().items())
+    both = alone(x)
+    assert torch.allclose(both[:2], alone(x[:2]), atol=1e-5), "an example's answer is its own"
     check_model(model, name, CLASSES, D, INPUTS[kind])
     model(x).sum().backward()
     assert all(p.grad is not None for p in model.parameters()), "no parameter is left unused"
-    again = seeded(kind, name).state_dict()
-    assert all(torch.equal(v, again[k]) for k, v in seeded(kind, name).state_dict().items())
     assert forward_flops(model, INPUTS[kind]) > 0 and not caplog.records
-    alone = build_model(name, classes=CLASSES, d=D, inputs=INPUTS[kind]).eval()
-    both = alone(x)
-    assert torch.allclose(both[:2], alone(x[:2]), atol=1e-5), "an example's answer is its own"
 
 
 def test_a_vector_per_column_of_a_table() -> None:
@@ -76,17 +75,6 @@ def test_an_inception_module_by_hand() -> None:
     parts.append(F.conv1d(widest, module.pooled.weight))
     expected = F.relu(torch.cat(parts, dim=1) / (1 + 1e-5) ** 0.5)  # of a fresh BatchNorm
     assert torch.allclose(module(x), expected, atol=1e-5)
-
-
-def test_a_residual_network_of_a_table_is_its_first_layer_where_blocks_are_zero() -> None:
-    model = seeded(TABLE, "resnet-table").eval()
-    x = batch(TABLE)
-    with torch.no_grad():
-        for block in model.blocks:
-            block[-1].weight.zero_()
-            block[-1].bias.zero_()
-    expected = F.relu(model.fc(F.relu(model.norm(model.first(x)))))
-    assert torch.equal(model.features(x), expected)
 
 
 def test_the_logistic_one_is_linear_in_its_words() -> None:

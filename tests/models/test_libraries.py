@@ -17,7 +17,10 @@ def test_every_classifier_of_torchvision_has_its_name_here():
     assert here >= set(models.list_models(module=models))
 
 
-@pytest.mark.parametrize("name", ["squeezenet1_1", "mnasnet0_5", "mobilenet_v3_small", "vgg11"])
+VGG = pytest.param("vgg11", marks=pytest.mark.matrix)  # 129 million parameters
+
+
+@pytest.mark.parametrize("name", ["squeezenet1_1", "mnasnet0_5", "mobilenet_v3_small", VGG])
 def test_what_ends_the_network_is_cut_and_what_stands_before_it_trains(name):
     """A convolution, a Linear, the last of two Linears, the last of three."""
     model = build_model(name, classes=3, d=7).train()
@@ -29,22 +32,17 @@ def test_what_ends_the_network_is_cut_and_what_stands_before_it_trains(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "size", "says"),
     [
-        ("alexnet", "a forward of two 32 x 32 images fails"),
-        ("maxvit_t", "takes no 32 x 32 images"),
+        ("alexnet", 32, "a forward of two 32 x 32 images fails"),
+        ("maxvit_t", 32, "takes no 32 x 32 images"),
+        ("vit_b_32", 40, "takes no 40 x 40 images: .*indivisible"),
     ],
 )
-def test_a_network_that_is_too_large_for_the_images_is_one_line(name, says):
-    with pytest.raises(UserError, match=f"model '{name}'.*{says}") as error:
-        build_model(name, classes=3)
+def test_a_network_that_does_not_fit_the_images_is_one_line(name, size, says):
+    with pytest.raises(UserError, match=f"'{name}'.*{says}") as error:
+        build_model(name, classes=3, inputs=Inputs.image(size))
     assert "\n" not in str(error.value)
-
-
-def test_patches_that_do_not_fit_the_images_are_one_line():
-    inputs = Inputs.image(40)
-    with pytest.raises(UserError, match="'vit_b_32' takes no 40 x 40 images: .*indivisible"):
-        build_model("vit_b_32", classes=3, inputs=inputs)
 
 
 def test_timm_by_name():

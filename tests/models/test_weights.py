@@ -1,5 +1,7 @@
 """``NAME weights=FILE``: what fits is taken, what does not is one line, a node reads its own."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -26,18 +28,10 @@ def written(tmp_path, tensors, name="own.safetensors"):
     return tmp_path / name
 
 
-def same(one, other):
-    return all(torch.equal(one[key], other[key]) for key in one)
-
-
-def test_a_models_own_tensors(tmp_path):
+def test_a_models_own_tensors_and_without_a_head_it_is_drawn_as_always(tmp_path):
     other = built("mlp-5", inputs=ROWS).state_dict()
-    file = written(tmp_path, other)
-    assert same(built(f"mlp-5 weights={file}", inputs=ROWS).state_dict(), other)
-
-
-def test_without_a_head_it_is_drawn_as_always(tmp_path):
-    other = built("mlp-5", inputs=ROWS).state_dict()
+    whole = built(f"mlp-5 weights={written(tmp_path, other)}", inputs=ROWS).state_dict()
+    assert all(torch.equal(whole[key], other[key]) for key in whole)
     file = written(tmp_path, {k: v for k, v in other.items() if not k.startswith("head")})
     with torch_seeded(1, "test"):
         plain = built("mlp-5", inputs=ROWS, classes=9)
@@ -48,12 +42,12 @@ def test_without_a_head_it_is_drawn_as_always(tmp_path):
 
 
 def test_what_was_exported_starts_another_run(tmp_path):
-    config = small(tmp_path, method="fedmrl", rounds=1, dataset="synthetic:60x2", image_size=16)
+    keys = {"dataset": "synthetic:60x2", "image_size": 16, "clients": 1, "classes_per_client": 1}
+    config = small(tmp_path, method="fedmrl", rounds=1, **keys)
     folder, _ = simulate(config)
     export(next(folder.path.glob("state/*/0")), tmp_path / "model")
     file = tmp_path / "model" / "model.safetensors"
-    name = f"cnn-5 weights={file}"
-    again = small(tmp_path, dataset="synthetic:60x2", image_size=16, models=[name])
+    again = small(tmp_path, models=[f"cnn-5 weights={file}"], **keys)
     client = make_client(again, 0, tmp_path / "states")
     kept, _ = read_tensors(file, "pt")
     assert torch.equal(client.model.conv1.weight, kept["parts.model.conv1.weight"])
@@ -68,28 +62,27 @@ def network_file(tmp_path):
     return network, written(tmp_path, network.state_dict())
 
 
-@pytest.mark.parametrize("grey", [True, False])
-def test_a_librarys_network_sees_images_as_it_was_trained(tmp_path, grey):
+def test_a_librarys_network_sees_images_as_it_was_trained(tmp_path):
     """Grey ones in three channels, normalised by ImageNet's mean and deviation."""
     network, file = network_file(tmp_path)
-    inputs = Inputs.image(32, grey=grey)
-    model = built(f"resnet18 weights={file}", inputs=inputs).eval()
-    x = torch.rand(2, *inputs.shape) * 2 - 1
-    pixels = ((x + 1) / 2).expand(-1, 3, -1, -1)
-    mean, std = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]).view(2, 3, 1, 1)
     network.fc = torch.nn.Identity()
-    expected = torch.relu(model.projection(network((pixels - mean) / std)))
-    assert torch.allclose(model.features(x), expected, atol=1e-5)
+    mean, std = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]).view(2, 3, 1, 1)
+    for inputs in (Inputs.image(32), Inputs.image(32, grey=True)):
+        model = built(f"resnet18 weights={file}", inputs=inputs).eval()
+        x = torch.rand(2, *inputs.shape) * 2 - 1
+        pixels = ((x + 1) / 2).expand(-1, 3, -1, -1)
+        expected = torch.relu(model.projection(network((pixels - mean) / std)))
+        assert torch.allclose(model.features(x), expected, atol=1e-5)
 
 
 def test_a_frozen_network_stays_and_what_follows_it_is_trained_sent_and_exported(tmp_path):
     network, file = network_file(tmp_path)
     config = small(
-        tmp_path, dataset="synthetic:60x2", image_size=16, grey=True, representation=16, rounds=2,
-        models=[f"resnet18 frozen weights={file}"], method="fedssa",
+        tmp_path, dataset="synthetic:20x2", image_size=16, grey=True, representation=16, rounds=1,
+        models=[f"resnet18 frozen weights={file}"], method="fedssa", clients=1,
     )  # fmt: skip
     folder, _ = simulate(config)
-    assert all(not line["failures"] for line in folder.read_rounds())
+    assert folder.read_rounds()[0]["replied"] == 1
     kept, _ = read_tensors(next(folder.path.glob("state/*/0/*.safetensors")), "pt")
     for key, value in network.state_dict().items():
         if not key.startswith("fc."):
@@ -103,10 +96,6 @@ def test_a_frozen_network_stays_and_what_follows_it_is_trained_sent_and_exported
         build_config({"models": "resnet18 frozen"})
 
 
-def nan(tensors):
-    tensors["layers.1.bias"][2] = torch.nan
-
-
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
@@ -114,10 +103,8 @@ def nan(tensors):
         (lambda t: t.update(more=torch.ones(2)), "has 'more', which the model lacks"),
         (lambda t: t.update({"layers.0.bias": torch.ones(63)}),
          r"'layers.0.bias' is float32 of shape \(63,\), must be float32 of shape \(64,\)"),
-        (lambda t: t.update({"layers.0.bias": torch.ones(64).half()}),
-         r"'layers.0.bias' is float16 of shape \(64,\), must be float32"),
         (lambda t: t.update({"head.bias": torch.ones(4)}), "remove the head"),
-        (nan, "'layers.1.bias' holds NaN or infinity"),
+        (lambda t: t["layers.1.bias"].fill_(torch.nan), "'layers.1.bias' holds NaN or infinity"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_one_line(tmp_path, spoil, says):
@@ -152,11 +139,7 @@ def test_a_node_reads_its_own_file_alone():
     config = build_config({"models": "cnn-5 weights=/etc/own.safetensors"})
     with pytest.raises(UserError, match="not allowed on a network.*--model 'cnn-5 weights=FILE'"):
         check_no_weights(config)
-
-    class Zero:
-        index, client = 0, "0"
-
+    zero, own = SimpleNamespace(index=0, client="0"), "cnn-4 weights=/data/a.safetensors"
     with pytest.raises(UserError, match="not allowed on a network"):
-        assigned_model(config, {}, Zero(), simulated=False)
-    own = "cnn-4 weights=/data/a.safetensors"
-    assert assigned_model(config, {"model": own}, Zero(), simulated=False) == own
+        assigned_model(config, {}, zero, simulated=False)
+    assert assigned_model(config, {"model": own}, zero, simulated=False) == own

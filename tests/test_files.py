@@ -149,7 +149,7 @@ def test_what_is_made_from_examples_is_its_owners_alone(tmp_path, monkeypatch):
     noise = {"dp_clip": 1.0, "dp_epsilon": 9.0, "dp_delta": 1e-3}
     folder, _ = simulate(tiny(tmp_path, rounds=1, state_dir=str(tmp_path / "state"), **noise))
     made = list((tmp_path / "state").rglob("*")) + list((tmp_path / "cache").rglob("*"))
-    assert {"client.json", "privacy.json", "00000001.safetensors", "examples.npy"} <= {
+    assert {"client.json", "privacy.json", "00000001.safetensors", "examples.bin"} <= {
         path.name for path in made
     }
     for private in ("state", "cache"):

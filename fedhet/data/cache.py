@@ -1,8 +1,8 @@
 """Data sets decoded once into a memory-mapped cache that all processes share.
 
-A cache entry is a folder ``<cache-dir>/<key>/`` with ``examples.npy`` (n, ...), for images
-(n, s, s, 3) uint8 or, of scans, (n, s, s, 1) float32, ``labels.npy`` (n,) int64, ``sites.npy`` (n,)
-or (0,) int32 and ``meta.json``.
+A cache entry is a folder ``<cache-dir>/<key>/`` with ``examples.bin``, the numbers of the examples
+(n, ...) one after another, ``labels.npy`` (n,) int64, ``sites.npy`` (n,) or (0,) int32 and
+``meta.json``, which has the examples' dtype and shape.
 It is written under a lock into a temporary folder, synced and renamed, so a reader sees all of it
 or nothing; only its owner can read it. On opening, sizes, shapes and the hash of the labels are
 checked; the examples are not, because a training process reads only its clients'.
@@ -12,10 +12,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +27,8 @@ from fedhet.data.sources import find_source
 from fedhet.errors import UserError
 from fedhet.files import appearing, private_folder
 
-_FORMAT = 7
-_EXAMPLES = "examples.npy"
-MAX_IMAGE_SIZE = 1024
+_FORMAT = 8
+_EXAMPLES = "examples.bin"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,31 +64,19 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
 ) -> Dataset:
     """Open a source through the cache; the first call decodes, later ones only map.
 
-    Args:
-        name: as the key ``dataset``.
-        data_path: the image folder or its zip, the file of a table, of signals or of texts; for
-            torchvision's sets where their files are.
-        image_size: side of the square in pixels, or height and width, 1..1024.
-        grey: one channel instead of three.
-        window: lowest and highest value of scans of more than 8 bits; empty: each client's own.
-        classes: class names in label order; empty means the source's own. An image folder must
-            not hold others, and may lack some; of the other sources these are kept.
-        seed: of the synthetic examples; other sources do not use it.
-        cache_dir: see :func:`default_cache_dir`.
-        reading: which column of a file is what.
+    Arguments are as the configuration's keys. ``image_size`` is the side of the square in pixels,
+    or height and width; ``window`` the lowest and highest value of scans of more than 8
+    bits, empty for each client's own. ``classes`` are names in label order; empty means the
+    source's own. An image folder must not hold others, and may lack some; of the other sources
+    these are kept. ``seed`` is that of the synthetic examples.
 
-    Raises:
-        UserError: a wrong name, path, size or class; a failed download; a cache folder that
-            cannot be written.
-
+    Raise UserError for a wrong name, path or class, a failed download, or a cache folder that
+    cannot be written.
     """
     image = Inputs.image(image_size, grey=grey, window=window)
-    if not 1 <= min(image.shape[1:]) <= max(image.shape[1:]) <= MAX_IMAGE_SIZE:
-        raise UserError(f"image-size {image_size} is not allowed (1..{MAX_IMAGE_SIZE} pixels)")
     wanted = tuple(classes)
-    for index, class_name in enumerate(wanted):
-        if class_name in wanted[:index]:
-            raise UserError(f"classes: {class_name!r} is named twice")
+    if twice := [name for name in wanted if wanted.count(name) > 1]:
+        raise UserError(f"classes: {twice[0]!r} is named twice")
     cache = (cache_dir or default_cache_dir()).expanduser().absolute()
     source = find_source(
         name, data_path=data_path, seed=seed, downloads=cache / "downloads", reading=reading
@@ -125,11 +112,10 @@ def _load(folder: Path) -> Dataset | None:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         labels = np.load(folder / "labels.npy", allow_pickle=False)
         sites = np.load(folder / "sites.npy", allow_pickle=False)
-        # Unlike numpy.load this one never takes the file for a zip or a pickle.
-        examples = np.lib.format.open_memmap(folder / _EXAMPLES, mode="r")
+        examples = _mapped(folder, meta, "r")
         lists: dict[str, Any] = {key: tuple(value) for key, value in meta["about"].items()}
         sound = (
-            (folder / _EXAMPLES).stat().st_size == meta["bytes"]
+            (folder / _EXAMPLES).stat().st_size == examples.nbytes
             and len(examples) == len(labels)
             and len(lists["paths"]) in (0, len(labels))
             and len(sites) in (0, len(labels))
@@ -142,58 +128,48 @@ def _load(folder: Path) -> Dataset | None:
     return found if sound else None
 
 
+def _mapped(folder: Path, meta: dict[str, Any], mode: Literal["r", "r+"]) -> npt.NDArray[Any]:
+    return np.memmap(folder / _EXAMPLES, meta["dtype"], mode, shape=tuple(meta["shape"]))
+
+
 def _write(folder: Path, source: Source, image: Inputs, classes: tuple[str, ...]) -> None:
     """Fill the folder of an entry, in as little memory as one chunk takes."""
     path = folder / _EXAMPLES
     try:
-        content = _write_examples(path, source.stream(image, classes))
+        content, form = _write_examples(path, source.stream(image, classes))
     except ScanFound:  # all images are stored as scans then
-        content = _write_examples(path, source.stream(replace(image, scan=True), classes))
+        content, form = _write_examples(path, source.stream(replace(image, scan=True), classes))
     if len(content.factors):
-        examples = np.lib.format.open_memmap(path, mode="r+")
+        examples = _mapped(folder, form, "r+")
         for index in np.flatnonzero(content.factors != 1):
             examples[index] *= content.factors[index]
     for name, array in (("labels.npy", content.labels), ("sites.npy", content.sites)):
         np.save(folder / name, array, allow_pickle=False)
     lists = ("classes", "site_names", "warnings", "notes", "paths")
-    meta = {
+    meta = form | {
         "about": {key: getattr(content, key) for key in lists},
         "inputs": content.inputs.dump(),
         "labels_sha256": hashlib.sha256(content.labels.tobytes()).hexdigest(),
-        "bytes": path.stat().st_size,
     }
     (folder / "meta.json").write_bytes(json.dumps(meta).encode())
 
 
-def _write_examples(path: Path, stream: Stream) -> Content:
-    """Write chunks (k, ...) as one array; return what is known of them.
+def _write_examples(path: Path, stream: Stream) -> tuple[Content, dict[str, Any]]:
+    """Write chunks (k, ...) one after another; return what is known of them, dtype and shape.
 
     Written, not mapped: a full disk is an error and not a SIGBUS.
     """
-    header: dict[str, Any] = {}
-    count = start = 0
-    with path.open("w+b") as file:
-        while True:
-            try:
-                chunk = next(stream)
-            except StopIteration as end:
-                content: Content = end.value
-                break
-            if not header:
-                header = {"descr": chunk.dtype.str, "fortran_order": False}
-                start = _header(file, header | {"shape": chunk.shape})
+    found: list[Content] = []
+
+    def chunks() -> Iterator[npt.NDArray[Any]]:
+        found.append((yield from stream))
+
+    count, form = 0, {}
+    with path.open("wb") as file:
+        for chunk in chunks():
             file.write(np.ascontiguousarray(chunk).tobytes())
             count += len(chunk)
-            sides = chunk.shape[1:]
-        if not count:
-            raise UserError("the data set has no example of the named classes")
-        file.seek(0)
-        # NumPy pads the header so that the first axis may change in place.
-        assert _header(file, header | {"shape": (count, *sides)}) == start
-    return content
-
-
-def _header(file: IO[bytes], header: dict[str, Any]) -> int:
-    """Write the header of a .npy file; returns the position after it."""
-    np.lib.format.write_array_header_1_0(file, header)
-    return file.tell()
+            form = {"dtype": chunk.dtype.str, "shape": [count, *chunk.shape[1:]]}
+    if not count:
+        raise UserError("the data set has no example of the named classes")
+    return found[0], form

@@ -31,7 +31,16 @@ from fedhet.data.rows import (
     open_rows,
 )
 from fedhet.data.signals import Npz
-from fedhet.data.table import Column, Plan, guess, guess_text, is_site, look, named_columns
+from fedhet.data.table import (
+    LEFT_OUT,
+    Column,
+    Plan,
+    guess,
+    guess_text,
+    is_site,
+    look,
+    named_columns,
+)
 from fedhet.errors import UserError, one_line
 
 _SHOWN = 40  # columns that are listed
@@ -153,30 +162,24 @@ def _features(
 ) -> Iterator[str]:
     """Add categories with their values, and what is ignored; yield a line for each column."""
     plan = Plan(features, reading)
+    mixed = {name: features[name] for name in plan.of("mixed")}
     once = {  # numbers and one word, which then means a gap
-        name: column.word for name in plan.of("mixed") for column in [features[name]]
+        name: column.word for name, column in mixed.items()
         if column.words == (column.counts or {}).get(column.word.strip(), 0)
     }  # fmt: skip
     if once:
         keys["gaps"] = sorted({*filter(None, GAPS), *once.values()})
-    fates = ("id", "empty", "date", "many", "mixed")
-    if left := [name for name in plan.of(*fates) if name not in once]:
+    if left := [name for name in plan.of(*LEFT_OUT) if name not in once]:
         keys["ignore"] = [*reading.ignore, *left]
     if plan.categories:
         keys["categories"] = {name: list(values) for name, values in plan.categories.items()}
-    why = {
-        "id": "left out: a different value in every row", "date": "left out: dates",
-        "empty": "left out: no value",
-        "many": "left out: sentences, or too many values for categories",
-        "mixed": "left out: numbers and words",
-    }  # fmt: skip
     for name, column in list(features.items())[:_SHOWN]:
         kind = f"numbers {column.low:g} to {column.high:g}"
         if name in plan.categories:
             values = plan.categories[name]
             kind = f"{len(values)} categories: {listed(values, 5)}"
         elif name in left:
-            kind = why[plan.fates[name]]
+            kind = f"left out: {LEFT_OUT[plan.fates[name]]}"
         gaps = column.gaps + (column.words if name in once else 0)
         told = f" with '{column.word}'" if name in once else ""
         yield f"  {name}: {kind}" + (f", {gaps:,} gaps{told}" if gaps else "")
@@ -208,56 +211,42 @@ def _training(keys: dict[str, Any], given: Mapping[str, Any], dataset: Dataset) 
 
 # --- a partition ----------------------------------------------------------------
 
-_PANEL_CLIENTS, _PANEL_CLASSES, _MAX_PANELS = 50, 20, 4
 _BUBBLE: dict[str, Any] = {"color": "#2a78b5", "alpha": 0.85, "linewidths": 0}
 
 
 def bubble_plot(counts: Indices, classes: Sequence[str], path: Path, what: str = "images") -> None:
     """Draw ``counts`` (N, C) int64, examples per client and class, into a file .png, .svg or .pdf.
 
-    A bubble's area is the number of examples. Clients are columns, classes are rows; many clients
-    of few classes are wrapped into up to four panels. Only matplotlib's defaults count.
-
-    Raises:
-        UserError: the file cannot be written.
-
+    A bubble's area is the number of examples; clients are columns, classes are rows. Only
+    matplotlib's defaults count. Raise UserError if the file cannot be written.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     clients, labels = counts.shape
-    wrapped = labels <= _PANEL_CLASSES
-    panels = min(_MAX_PANELS, -(-clients // _PANEL_CLIENTS)) if wrapped else 1
-    columns = -(-clients // panels)
-    cell = float(np.clip(22 / max(columns, labels), 0.11, 0.34))  # inches
+    cell = float(np.clip(22 / max(clients, labels), 0.11, 0.34))  # inches
     margin = 1.8 + 0.075 * max(len(name) for name in classes)
-    size = (max(columns * cell, 2.4) + margin, panels * (labels * cell + 0.5) + 0.8)
     largest = max(int(counts.max(initial=0)), 1)
     area = (0.92 * cell * 72) ** 2 / largest  # of one example
     with mpl.rc_context():
         mpl.rcdefaults()
+        size = (max(clients * cell, 2.4) + margin, labels * cell + 1.3)
         figure = Figure(figsize=size, dpi=150, layout="constrained")
-        for panel, axes in enumerate(figure.subplots(panels, 1, squeeze=False)[:, 0]):
-            first = panel * columns
-            client, label = np.nonzero(counts[first : first + columns])
-            areas = area * counts[first + client, label]
-            axes.scatter(first + client, label, s=areas, zorder=2, rasterized=True, **_BUBBLE)
-            axes.set(xlim=(first - 0.6, first + columns - 0.4), ylim=(labels - 0.4, -0.6))
-            axes.set_aspect("equal")
-            step = next((s for s in (1, 5, 10, 50, 100, 500) if columns <= 40 * s), 1000)
-            ticks = [k for k in range(first, first + columns) if k % step == 0 and k < clients]
-            axes.set_xticks(ticks, [str(k) for k in ticks], fontsize=8)
-            rows = range(0, labels, 1 if cell > 0.15 else 2)
-            axes.set_yticks(rows, [classes[s] for s in rows], fontsize=6, parse_math=False)
-            axes.grid(color="#e6e6e6", linewidth=0.7, zorder=0)
-            axes.tick_params(length=0)
-            axes.spines[:].set_visible(False)
-            if not panel:
-                axes.set_title(f"{clients:,} clients, {int(counts.sum()):,} {what}", loc="left")
-                for count in sorted({largest, max(largest // 3, 1), max(largest // 10, 1)}):
-                    axes.scatter([], [], s=area * count, label=f"{count:,}", **_BUBBLE)
-                axes.legend(title=what, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
-        axes.set_xlabel("client")
+        axes = figure.subplots()
+        client, label = np.nonzero(counts)
+        sizes = area * counts[client, label]
+        axes.scatter(client, label, s=sizes, zorder=2, rasterized=True, **_BUBBLE)
+        axes.set(xlim=(-0.6, clients - 0.4), ylim=(labels - 0.4, -0.6), aspect="equal")
+        axes.set(xlabel="client", xticks=range(0, clients, -(-clients // 25)))
+        rows = range(0, labels, 1 if cell > 0.15 else 2)
+        axes.set_yticks(rows, [classes[s] for s in rows], fontsize=6, parse_math=False)
+        axes.grid(color="#e6e6e6", linewidth=0.7, zorder=0)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        axes.set_title(f"{clients:,} clients, {int(counts.sum()):,} {what}", loc="left")
+        for count in sorted({largest, max(largest // 3, 1), max(largest // 10, 1)}):
+            axes.scatter([], [], s=area * count, label=f"{count:,}", **_BUBBLE)
+        axes.legend(title=what, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
         try:
             figure.savefig(path, format=path.suffix[1:], facecolor="white")
         except OSError as error:

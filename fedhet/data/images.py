@@ -2,7 +2,6 @@
 
 import io
 import os
-import posixpath
 import signal
 import zipfile
 from collections import Counter, deque
@@ -11,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from fedhet.data.inputs import (
     Inputs,
     Source,
     Stream,
+    existing,
     file_stats,
     listed,
     listed_ids,
@@ -95,10 +95,8 @@ def image_stream(
                 bad.append(image.name(about.paths[index]))
                 continue
             if image.flags & SCAN and inputs.scan:
-                low, high = (
-                    min(low, float(image.pixels.min())),
-                    max(high, float(image.pixels.max())),
-                )
+                low = min(low, float(image.pixels.min()))
+                high = max(high, float(image.pixels.max()))
                 levels = max(levels, len(np.unique(image.pixels)))
             elif image.flags & SCAN and scans:
                 raise ScanFound
@@ -272,7 +270,7 @@ class _Tree:
     """Images below the root, as ``<class>/<image>`` or ``<site>/<class>/<image>``, and the rest."""
 
     images: tuple[str, ...]
-    folders: tuple[str, ...]  # of the first level, also the empty ones
+    folders: tuple[str, ...]  # of the first level, also those without images
     ignored: tuple[str, ...]
     prefix: str = ""  # that all have inside a zip
 
@@ -296,28 +294,15 @@ def image_folder(data_path: str) -> Source:
 
     Raise UserError if it is empty or does not exist.
     """
-    if not data_path:
-        raise UserError(
-            "data-path is empty: dataset image-folder needs the folder (or the zip of it) "
-            "that holds <class>/<image>"
-        )
-    try:
-        path = Path(data_path).expanduser().resolve()
-    except RuntimeError as error:
-        raise UserError(f"data-path {data_path}: its links form a circle") from error
-    if not path.exists():
-        raise UserError(f"data-path {data_path}: this file or folder does not exist")
+    path = existing("image-folder", data_path)
     tree = _scan(path)
-    try:
-        stats = file_stats([path / name for name in tree.images] if path.is_dir() else [path])
-    except OSError as error:
-        raise UserError(f"data-path {path}: {error.strerror}: {error.filename}") from error
 
     def extent() -> tuple[int, int]:
         found = _checked(path, tree)
         return len(found.images), len(found.folders)
 
-    key: list[object] = ["image-folder", str(path), list(tree.folders), list(tree.ignored), stats]
+    stats = file_stats([path / name for name in tree.images] if path.is_dir() else [path])
+    key: list[object] = ["image-folder", str(path), tree.folders, tree.ignored, stats]
     return Source(key, partial(_folder_stream, path, tree), extent)
 
 
@@ -377,15 +362,13 @@ def _other_level(root: Path, others: Sequence[str], here: int) -> str:
             f"{len(direct)} images lie in the folder itself, so they have no class: give the "
             f"folder above it, data-path={root.parent}, if it has one folder for each class"
         )
-    folders = Counter(posixpath.dirname(path) for path in others if path.count("/") > 1)
-    above: Counter[str] = Counter()
+    folders = Counter(PurePosixPath(path).parent for path in others if path.count("/") > 1)
+    above: Counter[PurePosixPath] = Counter()
     for folder, count in folders.items():
-        above[posixpath.dirname(folder)] += count
-    most = [name for name, count in above.items() if count == max(above.values())]
-    train = [name for name in most if posixpath.basename(name).lower().startswith("train")]
-    best = train[0] if train else max(most)
-    example = next(folder for folder in sorted(folders) if posixpath.dirname(folder) == best)
-    deeper = example.count("/")
+        above[folder.parent] += count
+    best = max(above, key=lambda f: (above[f], f.name.lower().startswith("train"), str(f)))
+    example = min(folder for folder in folders if folder.parent == best)
+    deeper = len(example.parts) - 1
     level = "one level" if deeper == 1 else f"{deeper} levels"
     rest = f", and {here} images where they should be" if here else ""
     place = root / best if root.is_dir() else f"FOLDER/{best} of the unpacked zip"
@@ -406,43 +389,40 @@ def is_image(name: str) -> bool:
 
 def _scan(root: Path) -> _Tree:
     """Return what is in a folder or a zip, without hidden files."""
+    prefix = ""
     if root.is_dir():
-        names = list(_files_below(root))
+        names = list(files_below(root, "data-path", MAX_DEPTH))
     else:
         with open_zip(root) as archive:
-            names = list(dict.fromkeys(archive.namelist()))
-    names = [n for n in names if not any(map(_is_hidden, n.split("/")))]
-    prefix = "" if root.is_dir() else _top_folder(names)
+            all_names = [name.split("/") for name in dict.fromkeys(archive.namelist()) if name]
+        parts = [one for one in all_names if one[-1] and not any(map(_is_hidden, one))]
+        tops = {one[0] for one in parts if is_image(one[-1])}
+        if len(tops) == 1 and all(len(one) > 2 for one in parts if is_image(one[-1])):
+            prefix = f"{tops.pop()}/"  # of a zip of one folder
+        names = ["/".join(one) for one in parts]
     inner = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-    files = [name for name in inner if not name.endswith("/")]
-    outside = [n for n in names if not n.startswith(prefix) and not n.endswith("/")]
+    others = [name.removeprefix(prefix) for name in names if not is_image(name)]
     return _Tree(
-        tuple(sorted(filter(is_image, files))),
+        tuple(sorted(filter(is_image, inner))),
         tuple(sorted({name.split("/")[0] for name in inner if "/" in name})),
-        tuple(sorted([*(name for name in files if not is_image(name) and name), *outside])),
+        tuple(sorted(others)),
         prefix,
     )
 
 
-def _files_below(root: Path) -> Iterator[str]:
-    """Yield the regular files and, with a slash at their end, the folders below a folder."""
+def files_below(root: Path, key: str, depth: int | None = None) -> Iterator[str]:
+    """Yield the regular files below a folder, relative to it, without hidden ones.
+
+    ``depth`` bounds the walk, which then follows links. Raise UserError, which names ``key``, for
+    a folder that cannot be listed.
+    """
 
     def refuse(error: OSError) -> None:
-        raise UserError(f"data-path {root}: {error.strerror}: {error.filename}") from error
+        raise UserError(f"{key} {root}: {error.strerror}: {error.filename}") from error
 
-    for folder, folders, files in os.walk(root, onerror=refuse, followlinks=True):
+    for folder, folders, files in os.walk(root, onerror=refuse, followlinks=depth is not None):
         below = "" if folder == str(root) else f"{os.path.relpath(folder, root)}/"
-        yield from (f"{below}{name}/" for name in folders)
-        yield from (f"{below}{n}" for n in files if os.path.isfile(os.path.join(folder, n)))
-        if below.count("/") >= MAX_DEPTH:
-            folders.clear()
-        folders[:] = [name for name in folders if not _is_hidden(name)]
-
-
-def _top_folder(names: Sequence[str]) -> str:
-    """Return ``"top/"`` when every image lies in ``top/<class>/``, else nothing."""
-    images = [name.split("/") for name in names if is_image(name)]
-    tops = {parts[0] for parts in images}
-    if len(tops) == 1 and all(len(parts) > 2 for parts in images):
-        return f"{tops.pop()}/"
-    return ""
+        seen = [name for name in files if not _is_hidden(name)]
+        yield from (f"{below}{n}" for n in seen if os.path.isfile(os.path.join(folder, n)))
+        deeper = depth is None or below.count("/") < depth
+        folders[:] = [name for name in folders if deeper and not _is_hidden(name)]

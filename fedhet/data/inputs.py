@@ -7,7 +7,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
@@ -21,7 +22,7 @@ from fedhet.files import is_id
 if TYPE_CHECKING:  # a second at import, and most processes read no file
     import pandas as pd
 
-    from fedhet.data.rows import Chunk
+    from fedhet.data.rows import Chunk, RowFile
 
 Examples = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
@@ -32,6 +33,7 @@ TABLE: Final = "table"
 TOKENS: Final = "tokens"
 KINDS: tuple[Kind, ...] = (IMAGE, SIGNAL, TABLE, TOKENS)
 PLURAL = {IMAGE: "images", SIGNAL: "signals", TABLE: "rows of a table", TOKENS: "texts"}
+_AXES = {IMAGE: 3, SIGNAL: 2, TABLE: 1, TOKENS: 1}  # of a shape
 IMAGE_SETS = ("digits", "cifar10", "cifar100", "fashion-mnist", "image-folder", "synthetic")
 DATASETS = {"signals": SIGNAL, "table": TABLE, "texts": TOKENS}  # by their files' kind
 SYNTHETIC = {f"synthetic-{kind}": kind for kind in (SIGNAL, TABLE, TOKENS)}
@@ -144,11 +146,9 @@ class Inputs:
         """Return in what ``other`` differs from these, in words; empty if in nothing."""
         if (self.kind, self.shape, self.vocabulary) != (other.kind, other.shape, other.vocabulary):
             return f"examples are {other}, but this run's are {self}"
-        for ours, theirs in zip(self.columns, other.columns, strict=False):
+        for ours, theirs in zip_longest(self.columns, other.columns, fillvalue="none"):
             if ours != theirs:
                 return f"column '{theirs}' is where this run has '{ours}'"
-        if self.columns != other.columns:
-            return f"columns are {len(other.columns)}, but this run's are {len(self.columns)}"
         if self.categories != other.categories:
             return "categories differ from this run's"
         if self.scale != other.scale:
@@ -156,13 +156,9 @@ class Inputs:
         return ""
 
     def dump(self) -> dict[str, Any]:
-        """Return plain values, without what is empty."""
-        found = asdict(self)
-        return {
-            key: value
-            for key, value in found.items()
-            if value not in ((), 0) and not (key == "scale" and value == 1.0)
-        }
+        """Return plain values, without the defaults."""
+        pairs = ((one, getattr(self, one.name)) for one in fields(self))
+        return {one.name: value for one, value in pairs if value != one.default}
 
     def text(self) -> str:
         """Return JSON, for a message."""
@@ -210,21 +206,21 @@ def load_inputs(value: Any) -> Inputs:
             "inputs: the description of examples is missing (is its fedhet older?)"
         ) from None
     kind, names = inputs.kind, [name for name, _ in inputs.categories]
-    if len(inputs.shape) != {IMAGE: 3, SIGNAL: 2, TABLE: 1, TOKENS: 1}[kind]:
-        raise ValueError("inputs: kind and shape do not fit")
-    if math.prod(inputs.shape) > MAX_SIZE:
-        raise ValueError("inputs: shape: an example has too many numbers")
-    if (kind == TOKENS) != (inputs.vocabulary > 1):
-        raise ValueError(f"inputs: {inputs.vocabulary} token ids do not fit {kind}")
-    if (inputs.scan and kind != IMAGE) or (inputs.window and not inputs.scan):
-        raise ValueError("inputs: scan and window are for images only")
-    for some in (inputs.columns, names, *(values for _, values in inputs.categories)):
-        if len(set(some)) < len(some):
-            raise ValueError("inputs: a column or a category is named twice")
-    if set(names) - set(inputs.columns):
-        raise ValueError("inputs: categories of a column that is not there")
-    if kind == TABLE and Inputs.table(inputs.columns, inputs.categories).shape != inputs.shape:
-        raise ValueError("inputs: a table's columns do not give its shape")
+    lists = (inputs.columns, names, *(values for _, values in inputs.categories))
+    table = Inputs.table(inputs.columns, inputs.categories)
+    for what, wrong in {
+        "kind and shape do not fit": len(inputs.shape) != _AXES[kind],
+        "shape: an example has too many numbers": math.prod(inputs.shape) > MAX_SIZE,
+        f"{inputs.vocabulary} token ids do not fit {kind}":
+            (kind == TOKENS) != (inputs.vocabulary > 1),
+        "scan and window are for images only":
+            (inputs.scan and kind != IMAGE) or (inputs.window and not inputs.scan),
+        "a column or a category is named twice": any(len(set(one)) < len(one) for one in lists),
+        "categories of a column that is not there": not set(names) <= set(inputs.columns),
+        "a table's columns do not give its shape": kind == TABLE and table.shape != inputs.shape,
+    }.items():  # fmt: skip
+        if wrong:
+            raise ValueError(f"inputs: {what}")
     return inputs
 
 
@@ -236,10 +232,6 @@ GAPS = (
 )  # fmt: skip
 MAX_CLASSES = 10_000
 MEASURED = 20  # different numbers of a target that is taken for a measurement, if they are many
-# Keys that say which column is the class and how files are written; a model's card has them.
-READ_KEYS = (
-    "target", "labels", "separator", "decimal", "thousands", "quote", "encoding", "columns", "gaps",
-)  # fmt: skip
 _GAP, _UNKNOWN = -1, -2  # in place of a label
 _PLAIN = re.compile(r"[+-]?(\d{1,300}(\.\d{0,300})?|\.\d{1,300})", re.ASCII)
 _RANGE = re.compile(r"([+-]?[\d.]*?)\.\.([+-]?[\d.]*)", re.ASCII)
@@ -262,6 +254,10 @@ class Form:
     def missing(self) -> frozenset[str]:
         """Return the spellings of a gap, in lower case."""
         return frozenset(one.strip().lower() for one in self.gaps or GAPS) | {""}
+
+
+# Keys that say which column is the class and how files are written; a model's card has them.
+READ_KEYS = ("target", "labels", *(one.name for one in fields(Form)))
 
 
 @dataclass(frozen=True)
@@ -331,9 +327,22 @@ class Source:
     inputs: Inputs | None = None
 
 
+def existing(dataset: str, data_path: str) -> Path:
+    """Return the path of a file or folder; raise UserError if it is empty or does not exist."""
+    if not data_path:
+        raise UserError(f"data-path is empty: dataset {dataset} needs its file or folder")
+    path = Path(data_path).expanduser().absolute()
+    if not path.exists():
+        raise UserError(f"data-path {data_path}: this file or folder does not exist")
+    return path
+
+
 def file_stats(paths: Iterable[Path]) -> list[object]:
-    """Return what changes when one of these files does."""
-    return [[str(p), stat.st_size, stat.st_mtime_ns] for p in paths for stat in [p.stat()]]
+    """Return what changes when one of these files does; raise UserError for one that is gone."""
+    try:
+        return [[str(p), stat.st_size, stat.st_mtime_ns] for p in paths for stat in [p.stat()]]
+    except OSError as error:
+        raise UserError(f"data-path {error.filename}: {error.strerror}") from error
 
 
 # --- values ----------------------------------------------------------------
@@ -384,13 +393,13 @@ def places_of(values: Sequence[str], key: str) -> dict[str, int]:
     return places
 
 
-def need(columns: Sequence[str], wanted: Sequence[str], key: str, where: str) -> None:
+def need(file: RowFile, wanted: Iterable[str], key: str) -> None:
     """Raise UserError for a column that a key names and the file has not."""
     for name in wanted:
-        if name not in columns:
-            hint = nearest(name, columns)
+        if name not in file.columns:
             raise UserError(
-                f"{key}: {where} has no column {name!r}{hint}; it has {listed(columns)}"
+                f"{key}: {file.where} has no column {name!r}{nearest(name, file.columns)}; it has "
+                f"{listed(file.columns)}"
             )
 
 
@@ -466,16 +475,19 @@ class Classes:
 
     def _about_measurement(self, values: Sequence[float]) -> None:
         """Warn of a target that may be a measurement; raise UserError for one that surely is."""
+        few = self._examples < 5 * len(values) or not all(one.is_integer() for one in values)
         middle = f"{values[len(values) // 2]:g}"
+        what, how = "is a measurement with", ""
+        if not few:
+            what, how = "may be a measurement:", ", each taken as a class"
         text = (
-            f"{len(values):,} different values, {values[0]:g} to {values[-1]:g}{{}}; divide it by "
-            f"labels={{{{low: ..{middle}, high: {middle}..}}}}"
+            f"target: '{self._reading.target}' {what} {len(values):,} different values, "
+            f"{values[0]:g} to {values[-1]:g}{how}; divide it by "
+            f"labels={{low: ..{middle}, high: {middle}..}}"
         )
-        target = f"target: '{self._reading.target}'"
-        if self._examples < 5 * len(values) or not all(one.is_integer() for one in values):
-            raise UserError(f"{target} is a measurement with {text.format('')}")
-        what = text.format(", each taken as a class")
-        self.warnings = [f"{target} may be a measurement: {what}"]
+        if few:
+            raise UserError(text)
+        self.warnings = [text]
 
 
 # --- clients ----------------------------------------------------------------
@@ -537,8 +549,13 @@ class Keys:
         self._owners: list[Indices] = []
         self._left: Counter[str] = Counter()
 
-    def columns(self, *others: str) -> list[str]:
-        """Return the columns that are read as texts: target, sites and ``others``, each once."""
+    def columns(self, file: RowFile, *others: str) -> list[str]:
+        """Return the columns that are read as texts: target, sites and ``others``, each once.
+
+        Raise UserError for a target or a site that the file has not.
+        """
+        need(file, [self.reading.target], "target")
+        need(file, self.reading.site, "site")
         return list(dict.fromkeys((self.reading.target, *self.reading.site, *others)))
 
     def add(
@@ -579,7 +596,10 @@ class Keys:
     def content(
         self, inputs: Inputs, warnings: Sequence[str] = (), notes: Sequence[str] = ()
     ) -> Content:
-        """Return what is known once all rows are read; ``notes`` follow the line about the rows."""
+        """Return what is known once all rows are read.
+
+        ``notes`` follow the line about the rows; empty lines are left out.
+        """
         order, classes = self._classes.done()
         labels, owners = np.concatenate(self._labels), np.concatenate(self._owners)
         labels = order[labels] if len(labels) else labels
@@ -593,6 +613,6 @@ class Keys:
         ids = safe_ids(sites)
         if ids:
             parts.append(f"{len(ids)} sites: {counted(ids, clients)}")
-        lines = ("; ".join(parts), *notes, *listed_ids(sites))
-        said = (*warnings, *self._classes.warnings)
-        return Content(inputs, labels, classes, clients, ids, said, lines)
+        lines = filter(None, ("; ".join(parts), *notes, *listed_ids(sites)))
+        said = filter(None, (*warnings, *self._classes.warnings))
+        return Content(inputs, labels, classes, clients, ids, tuple(said), tuple(lines))

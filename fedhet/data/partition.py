@@ -103,21 +103,24 @@ def read_partition_file(
         if what:
             raise UserError(f"partition-file {file} line {line}: {what}")
         held.setdefault(client, {name: [] for name in SPLITS})[split].append(index_of[path])
+    if not held:
+        raise UserError(f"partition-file {file}: the file has no line")
+    _check_count(clients, len(held), f"partition-file {file} has {len(held)}")
+    for client, parts in held.items():
+        if not parts["train"]:
+            raise UserError(f"partition-file {file}: client {client!r} has no train image")
     numbers = all(client.isdigit() for client in held)
     ids = sorted(held, key=lambda client: (int(client) if numbers else 0, client))
-    if not ids:
-        raise UserError(f"partition-file {file}: the file has no line")
-    if clients not in (0, len(ids)):
-        raise UserError(
-            f"clients {clients} is not allowed: partition-file {file} has {len(ids)} (0 takes all)"
-        )
-    for client in ids:
-        if not held[client]["train"]:
-            raise UserError(f"partition-file {file}: client {client!r} has no train image")
     return tuple(ids), tuple(
         ClientSplit(*(np.array(sorted(held[c][name]), dtype=np.int64) for name in SPLITS))
         for c in ids
     )
+
+
+def _check_count(clients: int, found: int, who: str) -> None:
+    """Raise UserError for another number of clients than is found; 0 takes all."""
+    if clients not in (0, found):
+        raise UserError(f"clients {clients} is not allowed: {who} (0 takes all)")
 
 
 def count_clients(file: str) -> int:
@@ -163,10 +166,7 @@ def classes_per_client(rng: np.random.Generator, data: Content, config: RunConfi
     classes, so none of the ceil(N c / C) slots of a class is exceeded, there is no dead end, and
     it is enough to count what was taken. The owners of a class share it by U(0.4, 0.6),
     normalised over the slots taken, rounded down; what is left goes out one image per owner.
-
-    Raises:
-        UserError: an owner would get no image of its class.
-
+    Raise UserError if an owner would get no image of its class.
     """
     sizes = _sizes(data)
     taken = np.zeros(len(sizes), dtype=np.int64)
@@ -191,10 +191,7 @@ def legacy_pfedhn(rng: np.random.Generator, data: Content, config: RunConfig) ->
 
     N c // C + 1 slots per class, of which some stay free together with
     their images; a client may draw one class twice; a client takes its shares from the end.
-
-    Raises:
-        UserError: an owner would get no image of its class.
-
+    Raise UserError if an owner would get no image of its class.
     """
     sizes = _sizes(data)
     number = config.clients * config.classes_per_client // len(sizes) + 1
@@ -247,11 +244,8 @@ def dirichlet(rng: np.random.Generator, data: Content, config: RunConfig) -> Ind
     """Cut every class by q ~ Dir(alpha 1_N); redraw until every client has 10 images.
 
     With ``dirichlet-balanced`` (the NIID-Bench lineage, not the same law) a client
-    that already holds n/N images gets none of the next classes.
-
-    Raises:
-        UserError: too few images, or no draw of 1,000 gives every client 10.
-
+    that already holds n/N images gets none of the next classes. Raise UserError for too few images,
+    or if no draw of 1,000 gives every client 10.
     """
     balanced = config.partition == "dirichlet-balanced"
     draw = _draw_balanced if balanced else _draw_plain
@@ -263,11 +257,8 @@ def dirichlet(rng: np.random.Generator, data: Content, config: RunConfig) -> Ind
 def quantity(rng: np.random.Generator, data: Content, config: RunConfig) -> Indices:
     """Draw sizes by q ~ Dir(alpha 1_N) until every client has 10 examples; classes by chance.
 
-    The quantity skew of NIID-Bench (Li et al. 2022, arXiv 2102.02079).
-
-    Raises:
-        UserError: too few examples, or no draw of 1,000 gives every client 10.
-
+    The quantity skew of NIID-Bench (Li et al. 2022, arXiv 2102.02079). Raise UserError as
+    :func:`dirichlet`.
     """
     total = np.array(len(data.labels))
     counts = _enough_each(config, data, "fewer clients", lambda: _draw_plain(rng, total, config))
@@ -275,39 +266,35 @@ def quantity(rng: np.random.Generator, data: Content, config: RunConfig) -> Indi
 
 
 def iid(rng: np.random.Generator, data: Content, config: RunConfig) -> Indices:
-    """Give everybody the same number within one, by chance.
+    """Give everybody the same number within one, by chance; UserError: fewer than 10 each."""
+    _check_enough(data, config)
+    parts = np.array_split(data.labels, config.clients)
+    return _by_chance(rng, np.array([len(part) for part in parts]))
 
-    Raises:
-        UserError: fewer than 10 examples each.
 
-    """
+def _check_enough(data: Content, config: RunConfig) -> None:
     total, clients = len(data.labels), config.clients
     if total < clients * MIN_CLIENT_IMAGES:
         raise UserError(
             f"clients {clients}: {total} examples cannot give every client {MIN_CLIENT_IMAGES}; "
             "use fewer clients"
         )
-    counts = np.full(clients, total // clients, dtype=np.int64)
-    counts[: total % clients] += 1
-    return _by_chance(rng, counts)
 
 
 def _enough_each(
     config: RunConfig, data: Content, advice: str, draw: Callable[[], Indices | None]
 ) -> Indices:
     """Return the first draw (..., N) that gives every client 10; raise UserError after 1,000."""
-    total, clients = len(data.labels), config.clients
-    reason = f"{total} examples cannot give every client {MIN_CLIENT_IMAGES}"
-    if total >= clients * MIN_CLIENT_IMAGES:
-        for _ in range(MAX_TRIES):
-            counts = draw()
-            if counts is not None:
-                held = counts.reshape(-1, clients).sum(axis=0)
-                if held.min() >= MIN_CLIENT_IMAGES:
-                    return counts
-        reason = f"no draw of {MAX_TRIES} gives every client {MIN_CLIENT_IMAGES} examples"
+    _check_enough(data, config)
+    for _ in range(MAX_TRIES):
+        counts = draw()
+        if counts is not None:
+            held = counts.reshape(-1, config.clients).sum(axis=0)
+            if held.min() >= MIN_CLIENT_IMAGES:
+                return counts
     raise UserError(
-        f"alpha {config.alpha:g} with clients {clients}: {reason}; use a larger alpha, {advice}"
+        f"alpha {config.alpha:g} with clients {config.clients}: no draw of {MAX_TRIES} gives every "
+        f"client {MIN_CLIENT_IMAGES} examples; use a larger alpha, {advice}"
     )
 
 
@@ -386,11 +373,8 @@ class Partition:
 def make_partition(data: Content, config: RunConfig) -> Partition:
     """Partition the examples as the configuration says; equal arguments give equal partitions.
 
-    ``clients`` may be 0 for natural clients, a file and partitioners that say it themselves.
-
-    Raises:
-        UserError: all examples are of one class, a setting is infeasible, or an error in the file.
-
+    ``clients`` may be 0 for natural clients, a file and partitioners that say it themselves. Raise
+    UserError for examples of one class, an infeasible setting, or an error in the file.
     """
     about, lines = about_classes(data, noun(config.dataset)), list[str]()
     if config.partition == "file":
@@ -443,23 +427,16 @@ def _natural(
             "partition natural needs the client of each example: name its column with `site`, or "
             "return `clients` in a fedhet.Data"
         )
-    splits = dict(
-        zip(data.site_names, _splits(data, config, data.site_names, data.sites), strict=True)
-    )
+    names, what = data.site_names, noun(config.dataset)
+    splits = dict(zip(names, _splits(data, config, names, data.sites), strict=True))
     ids = sorted(splits, key=client_order)
-    found = {
-        name: splits[name] for name in ids if len(splits[name].train) and len(splits[name].test)
-    }
-    what = noun(config.dataset)
+    found = {n: splits[n] for n in ids if len(splits[n].train) and len(splits[n].test)}
     if not found:
         raise UserError(f"partition natural: no client has enough {what} to train and to test")
-    if config.clients not in (0, len(found)):
-        raise UserError(
-            f"clients {config.clients} is not allowed: the data names {len(found)} clients that "
-            "can be trained and tested (0 takes all)"
-        )
+    who = f"the data names {len(found)} clients that can be trained and tested"
+    _check_count(config.clients, len(found), who)
     held = np.bincount(data.sites, minlength=len(ids))
-    small = [f"{n} ({held[data.site_names.index(n)]})" for n in ids if n not in found]
+    small = [f"{n} ({held[names.index(n)]})" for n in ids if n not in found]
     left = f"{len(small)} clients are left out, with too few {what} to train and to test: "
     return tuple(found), tuple(found.values()), [left + listed(small, _NAMED)] if small else []
 
@@ -529,15 +506,13 @@ def _about_clients(partition: Partition, data: Content, config: RunConfig) -> It
             f"{len(untested)} clients have no test {what.removesuffix('s')}: "
             f"{listed(untested, _NAMED)}"
         )
-    if config.metric == "accuracy":
-        return
     tested = [np.bincount(data.labels[c.test], minlength=len(names)) for c in partition.clients]
     few = [
         f"client {client} has {count[label]} of '{names[label]}'"
         for client, count, own in zip(partition.ids, tested, held, strict=True)
         for label in np.flatnonzero((own > 0) & (count < _TESTED))
     ]
-    if few:
+    if few and config.metric != "accuracy":
         yield (
             f"few test {what} of a class: {listed(few, _NAMED)}: such metrics are chance; a larger "
             'test set (split="6:1:3") and several seeds say more'
@@ -573,20 +548,15 @@ def flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
         held = [np.array(partitioner.load_partition(k)["index"], np.int64) for k in range(found)]
     except Exception as error:  # whatever another's code raises for such values
         raise UserError(f"partition: '{kind}' cannot be made: {brief(error)}") from error
-    if config.clients not in (0, found):
-        raise UserError(
-            f"clients {config.clients} is not allowed: '{kind}' makes {found} (0 takes all)"
-        )
+    _check_count(config.clients, found, f"'{kind}' makes {found}")
     sizes = [len(mine) for mine in held]
-    if 0 in sizes:
-        raise UserError(
-            f"partition: '{kind}' leaves client {sizes.index(0)} without examples: "
-            "use fewer clients"
-        )
     owner = np.full(count, -1, dtype=np.int64)
     owner[np.concatenate(held)] = np.repeat(np.arange(found), sizes)
+    what = f"leaves client {sizes.index(0)} without examples" if 0 in sizes else ""
     if sum(sizes) != (owner >= 0).sum():
-        raise UserError(f"partition: '{kind}' gives some examples to several clients")
+        what = "gives some examples to several clients"
+    if what:
+        raise UserError(f"partition: '{kind}' {what}: use fewer clients")
     return owner, found
 
 
@@ -627,13 +597,13 @@ def _arguments(
     given = {key: value for key, value in ours.items() if key in parameters}
     for word in words:
         key, _, text = word.partition("=")
+        if key == "num_partitions":
+            raise UserError(f"partition: num_partitions={text}: write clients={text} instead")
         if key not in parameters:
             raise UserError(
                 f"partition: {name} has no '{key}'{nearest(key, parameters)}; allowed: "
                 f"{', '.join(parameters)}"
             )
-        if key == "num_partitions":
-            raise UserError(f"partition: num_partitions={text}: write clients={text} instead")
         try:
             given[key] = parse_yaml(text)
         except Damaged as error:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,14 +22,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedhet.data.inputs import Form
+from fedhet.data.inputs import MAX_COLUMNS, Form, existing
 from fedhet.errors import UserError, one_line
 
 ROW_SUFFIXES = (".csv", ".tsv", ".parquet", ".data", ".csv.gz", ".tsv.gz")
 NPZ_SUFFIXES = (".npz",)
 SPACE = r"\s+"
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|", "space": SPACE}
-MAX_COLUMNS = 16_384
 SAMPLE = 256 << 10  # bytes from which the form of a file is found out
 SAMPLE_ROWS = 200
 SENTENCE = 5  # words of a text that is no name of a column
@@ -54,7 +54,29 @@ class RowFile:
 
     def chunks(self, texts: Collection[str], numbers: Collection[str]) -> Iterator["Chunk"]:
         """Yield the rows with these columns; raise UserError for what cannot be read."""
+        count = 0
+        for frame in self._frames(list(dict.fromkeys((*texts, *numbers))), texts):
+            count += len(frame)
+            made = {
+                name: (_texts if name in texts else as_numbers)(column, self.form)
+                for name, column in frame.reset_index(drop=True).items()
+            }
+            yield Chunk(pd.DataFrame(made), frame.index.to_numpy(dtype=np.int64), self)
+        if not count:
+            raise UserError(f"{self.where}: there is no row")
+
+    def _frames(self, columns: list[str], texts: Collection[str]) -> Iterator[pd.DataFrame]:
+        """Yield these columns of some rows, whose index are their numbers."""
         raise NotImplementedError
+
+    def _size(self, columns: int) -> int:
+        """Return how many rows a chunk has."""
+        return max(256, min(65_536, CELLS // max(1, columns)))
+
+    @property
+    def said(self) -> str:
+        """Return one line of what was found out."""
+        return "; ".join(self.found)
 
     def place(self, row: int) -> str:
         """Return where the row of that number is, such as ``line 7``."""
@@ -91,6 +113,8 @@ class Chunk:
 
     def take(self, kept: npt.NDArray[np.bool_] | slice) -> "Chunk":
         """Return the rows (k,) that are kept."""
+        if isinstance(kept, np.ndarray) and kept.all():
+            return self
         return replace(self, frame=self.frame[kept].reset_index(drop=True), rows=self.rows[kept])
 
     def at(self, index: int, column: str) -> str:
@@ -100,15 +124,12 @@ class Chunk:
 
 def find_files(dataset: str, data_path: str, suffixes: Sequence[str]) -> tuple[Path, ...]:
     """Return the file at ``data_path``, or those of a folder, sorted, one for each site."""
-    if not data_path:
-        raise UserError(f"data-path is empty: dataset {dataset} needs its file")
-    path = Path(data_path).expanduser().absolute()
+    path = existing(dataset, data_path)
     try:
         if path.is_file():
             return (path,)
         if not path.is_dir():
-            what = "is not a file" if path.exists() else "does not exist"
-            raise UserError(f"data-path {data_path} {what}: give a file, or a folder of files")
+            raise UserError(f"data-path {data_path} is not a file: give a file, or a folder")
         found = sorted(one for one in path.iterdir() if holds(one, suffixes) and one.is_file())
     except OSError as error:
         raise UserError(f"data-path {data_path}: {error.strerror}") from error
@@ -252,7 +273,11 @@ class CsvFile(RowFile):
         return gzip.open(self.path) if packed else self.path.open("rb")  # type: ignore[return-value]
 
     def _open(self) -> IO[str]:
-        return io.TextIOWrapper(self._bytes(), self.form.encoding, newline="")
+        """Open the file at its first row; pandas would count a name of two lines as one."""
+        file = io.TextIOWrapper(self._bytes(), self.form.encoding, newline="")
+        for _ in range(self._skip):
+            file.readline()
+        return file
 
     def _bad_byte(self) -> UserError:
         """Return an error that names the first byte that is not of the encoding, and its line."""
@@ -294,25 +319,21 @@ class CsvFile(RowFile):
                 f"separator: '{given}' is not allowed: one sign, or {', '.join(SEPARATORS)}"
             )
         quote = self.form.quote or self._quote(text)
-        best: tuple[float, int, str, list[_Record]] = (-1.0, 0, ",", [])
+        found: list[tuple[float, int, str, list[_Record]]] = [(-1.0, 0, ",", [])]
         for separator in [given] if given else SEPARATORS.values():
             self.form = replace(self.form, separator=separator, quote=quote)
-            rows = []
-            for record in self._read(io.StringIO(text, newline="")):
-                if any(map(str.strip, record[1])):
-                    rows.append(record)
-                if len(rows) > SAMPLE_ROWS:
-                    break
+            records = self._read(io.StringIO(text, newline=""))
+            some = (record for record in records if any(map(str.strip, record[1])))
+            rows = list(islice(some, SAMPLE_ROWS + 1))
             # Names of rows have no name in a file that R wrote with spaces.
             body = rows[1:] if separator == SPACE and len(rows) > 1 else rows
             widths = Counter(len(row) for _, row in body)
             width, count = max(widths.items(), key=lambda one: (one[1], one[0]), default=(0, 0))
-            even = count / max(1, len(body)) if width > 1 or given else 0.0
-            spaces = separator == SPACE and not given
-            if spaces and (even < 0.95 or (best[1] > 1 and best[0] > 0.5)):
-                continue
-            if (round(even, 1), width) > (round(best[0], 1), best[1]):
-                best = (even, width, separator, rows)
+            even = round(count / max(1, len(body)), 1) if width > 1 or given else 0.0
+            others = any(one[1] > 1 and one[0] > 0.5 for one in found)
+            if given or separator != SPACE or (even == 1 and not others):
+                found.append((even, width, separator, rows))
+        best = max(found, key=lambda one: one[:2])
         self.form = replace(self.form, separator=best[2])
         if best[2] != "," and not given:
             word = next(name for name, sign in SEPARATORS.items() if sign == best[2])
@@ -451,30 +472,27 @@ class CsvFile(RowFile):
             return {"quotechar": '"', "quoting": csv.QUOTE_NONE}
         return {"quotechar": self.form.quote, "quoting": csv.QUOTE_MINIMAL}
 
-    def chunks(self, texts: Collection[str], numbers: Collection[str]) -> Iterator[Chunk]:
+    def _frames(self, columns: list[str], texts: Collection[str]) -> Iterator[pd.DataFrame]:
         """See :class:`RowFile`."""
-        places = {name: self._names.index(name) for name in dict.fromkeys((*texts, *numbers))}
+        places = [self._names.index(name) for name in columns]
         styles = (str.lower, str.upper, str.title)  # pandas distinguishes upper and lower case
         gaps = {style(one) for one in self.form.missing for style in styles}
         gaps |= {"NaN"} if "nan" in self.form.missing else set()
-        first = 0
+        pairs = list(zip(columns, places, strict=True))
         try:
             with self._open() as file:
-                self._skip_lines(file)  # pandas would count a name of two lines as one
                 reader = pd.read_csv(
                     file,
                     sep=self.form.separator, decimal=self.form.decimal,
                     thousands=self.form.thousands or None, comment=self._comment, **self._quoting,
                     skipinitialspace=True, low_memory=False, index_col=False,
                     header=None, names=range(len(self._names)),
-                    dtype=dict.fromkeys((places[name] for name in texts), "str"),
-                    na_values={places[name]: sorted(gaps) for name in places if name not in texts},
-                    keep_default_na=False,
-                    chunksize=max(256, min(65_536, CELLS // len(self._names))),
+                    dtype={place: "str" for name, place in pairs if name in texts},
+                    na_values={place: sorted(gaps) for name, place in pairs if name not in texts},
+                    keep_default_na=False, chunksize=self._size(len(self._names)),
                 )  # fmt: skip
                 for frame in reader:
-                    yield self._chunk(frame, places, texts)
-                    first += len(frame)
+                    yield self._sound(frame)[places].set_axis(columns, axis=1)
         except UnicodeDecodeError as error:
             raise self._bad_byte() from error
         except pd.errors.EmptyDataError:
@@ -483,27 +501,26 @@ class CsvFile(RowFile):
             raise UserError(self._damage(error)) from error
         except OSError as error:
             raise UserError(f"{self.where}: {error.strerror or error}") from error
-        if not first:
-            raise UserError(f"{self.where}: there is no row below the header")
 
-    def _chunk(
-        self, frame: pd.DataFrame, places: Mapping[str, int], texts: Collection[str]
-    ) -> Chunk:
-        """Return the columns by name, without rows that repeat the header as joined files do."""
+    def _sound(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Return the rows that do not repeat the header, as those of joined files do.
+
+        Raise UserError for a row shorter than the others, which pandas would fill with gaps.
+        """
         last = frame[len(self._names) - 1]
         if not self._checked and (last.isna() | (last == "")).any():
-            self._check_widths()
+            self._checked = True
+            for line, row in self._records():
+                if len(row) < len(self.columns):
+                    raise UserError(
+                        f"{self.where} line {line}: {len(row)} fields, but others "
+                        f"{len(self._names)}"
+                    )
         if pd.api.types.is_string_dtype(frame[0]):
             again = frame.index[frame[0].str.strip() == self._names[0]]
             again = [k for k in again if [str(v).strip() for v in frame.loc[k]] == self._names]
             frame = frame.drop(again) if again else frame
-        rows = frame.index.to_numpy(dtype=np.int64)
-        frame = frame.reset_index(drop=True)
-        made = {
-            name: (_texts if name in texts else as_numbers)(frame[place], self.form)
-            for name, place in places.items()
-        }  # fmt: skip
-        return Chunk(pd.DataFrame(made), rows, self)
+        return frame
 
     def place(self, row: int) -> str:
         """Return the line of a row, counted again: rows may have several lines."""
@@ -514,14 +531,8 @@ class CsvFile(RowFile):
         """Yield the line of every row."""
         return (line for line, _ in self._records())
 
-    def _skip_lines(self, file: IO[str]) -> None:
-        """Go to the first row."""
-        for _ in range(self._skip):
-            file.readline()
-
     def _records(self) -> Iterator[_Record]:
         with self._open() as file:
-            self._skip_lines(file)
             for line, row in self._read(file):
                 if not (self._comment and row[0].startswith("#")):
                     yield self._skip + line, row
@@ -534,15 +545,6 @@ class CsvFile(RowFile):
             sign, lines = " ", (re.sub(r"[ \t]+", " ", line.strip(" \t")) for line in lines)
         reader = csv.reader(lines, delimiter=sign, skipinitialspace=True, **self._quoting)
         return ((reader.line_num, row) for row in reader if row)
-
-    def _check_widths(self) -> None:
-        """Raise UserError for a row shorter than the others: pandas would fill it with gaps."""
-        self._checked = True
-        for line, row in self._records():
-            if len(row) < len(self.columns):
-                raise UserError(
-                    f"{self.where} line {line}: {len(row)} fields, but others {len(self._names)}"
-                )
 
     def _damage(self, error: Exception) -> str:
         text = one_line(error)
@@ -563,50 +565,52 @@ class NoHeader(UserError):
         self.width = width
 
 
-# --- Arrow, and several files ----------------------------------------------------------------
+# --- frames, Parquet, and several files ---------------------------------------------------------
 
 
-class ArrowFile(RowFile):
-    """Rows of Arrow: of a Parquet file, or of a data set of the hub.
+class FrameFile(RowFile):
+    """Rows that are in DataFrames: somebody's own, of a Parquet file, of a data set of the hub.
 
-    ``batches`` gives these columns of the rows, by their stored names, some rows at a time. The
+    ``batches`` gives these columns of the rows, by their ``stored`` names, some rows at a time. The
     numbers of some columns stand for ``names``.
     """
 
     def __init__(
-        self, where: str, form: Form, stored: Sequence[str], index: Collection[str],
-        batches: Callable[[list[str], int], Iterator[Any]],
+        self, where: str, form: Form, stored: Sequence[Any], index: Collection[str],
+        batches: Callable[[list[Any], int], Iterator[pd.DataFrame]],
         names: Mapping[str, Sequence[str]] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(where, form)
         self._batches, self._names_of = batches, names or {}
-        self.columns = self._named([name.strip() for name in stored])
+        self.columns = self._named([str(name).strip() for name in stored])
         self._stored = dict(zip(self.columns, stored, strict=True))
         self.index = [name for name, old in self._stored.items() if old in index]
         if self.index:
             self.found.append(f"the index of pandas is left out: {', '.join(self.index)}")
 
-    def chunks(self, texts: Collection[str], numbers: Collection[str]) -> Iterator[Chunk]:
+    def _frames(self, columns: list[str], texts: Collection[str]) -> Iterator[pd.DataFrame]:
         """See :class:`RowFile`."""
-        wanted = {name: self._stored[name] for name in dict.fromkeys((*texts, *numbers))}
-        size, first = max(256, min(65_536, CELLS // max(1, len(wanted)))), 0
+        stored, first = [self._stored[name] for name in columns], 0
         try:
-            for batch in self._batches(list(wanted.values()), size):
-                made = {}
-                for name, old in wanted.items():
-                    column = batch.column(old).to_pandas(integer_object_nulls=name in texts)
+            for found in self._batches(stored, self._size(len(columns))):
+                frame = found[stored].set_axis(columns, axis=1)
+                for name, old in zip(columns, stored, strict=True):
                     if old in self._names_of:
-                        column = column.map(dict(enumerate(self._names_of[old])))
-                    made[name] = (_texts if name in texts else as_numbers)(column, self.form)
-                yield Chunk(pd.DataFrame(made), np.arange(first, first + batch.num_rows), self)
-                first += batch.num_rows
+                        frame[name] = frame[name].map(dict(enumerate(self._names_of[old])))
+                yield frame.set_axis(range(first, first + len(frame)))
+                first += len(frame)
         except (OSError, ValueError) as error:  # Arrow's own are of these
             raise UserError(f"{self.where}: damaged: {one_line(error)}") from error
-        if not first:
-            raise UserError(f"{self.where}: the file has no row")
 
 
-def _open_parquet(path: Path, form: Form) -> ArrowFile:
+def of_frame(frame: pd.DataFrame, form: Form) -> RowFile:
+    """Return a DataFrame as a file of rows."""
+    return FrameFile(
+        "the DataFrame", form, list(frame.columns), (), lambda names, _: iter([frame[names]])
+    )
+
+
+def _open_parquet(path: Path, form: Form) -> RowFile:
     where = f"data-path {path}"
     if importlib.util.find_spec("pyarrow") is None:
         raise UserError(f"{where}: Parquet needs pyarrow: pip install 'fedhet[parquet]'")
@@ -618,11 +622,13 @@ def _open_parquet(path: Path, form: Form) -> ArrowFile:
         index = (schema.pandas_metadata or {}).get("index_columns", [])
     except (OSError, ValueError) as error:
         raise UserError(f"{where}: not a valid Parquet file: {one_line(error)}") from error
+
+    def batches(names: list[str], size: int) -> Iterator[pd.DataFrame]:
+        for batch in file.iter_batches(batch_size=size, columns=names):
+            yield batch.to_pandas(integer_object_nulls=True, ignore_metadata=True)
+
     index = [name for name in index if isinstance(name, str)]
-    return ArrowFile(
-        where, form, schema.names, index,
-        lambda names, size: file.iter_batches(batch_size=size, columns=names),
-    )  # fmt: skip
+    return FrameFile(where, form, schema.names, index, batches)
 
 
 class _Several(RowFile):
@@ -641,7 +647,7 @@ class _Several(RowFile):
                 )
 
     def chunks(self, texts: Collection[str], numbers: Collection[str]) -> Iterator[Chunk]:
-        """Yield the rows of all, each with its file."""
+        """See :class:`RowFile`."""
         for path, file in zip(self.paths, self.files, strict=True):
             with closing(file.chunks(texts, numbers)) as chunks:  # type: ignore[type-var]
                 for chunk in chunks:

@@ -27,12 +27,13 @@ from fedhet.data.inputs import (
     need,
 )
 from fedhet.data.rows import Chunk, RowFile
-from fedhet.data.table import TableRows, about_file, left_columns
+from fedhet.data.table import TableRows, left_columns
 from fedhet.errors import UserError, one_line
 
 AXES = ("channels-time", "time-channels")
 LONGER = 4  # times that the second axis is longer than the third where it is taken for time
 _CHUNK = 4096
+_DAMAGE = (ValueError, OSError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
 TARGETS = ("y", "Y", "label", "labels", "target", "targets")
 
 
@@ -48,7 +49,7 @@ class Npz(RowFile):
         self.path = path
         try:
             self._file = np.load(path, allow_pickle=False, mmap_mode="r")
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        except _DAMAGE as error:
             raise UserError(f"{self.where}: not a valid NPZ file: {one_line(error)}") from error
         if isinstance(self._file, np.ndarray):
             raise UserError(f"{self.where}: one array only; signals need an NPZ with x and y")
@@ -72,18 +73,6 @@ class Npz(RowFile):
                 f"x of shape {shape} is taken as {third} channels of {second} steps: "
                 f"axes={AXES[0]} takes it the other way"
             )
-
-    @staticmethod
-    def like(path: Path, shape: Sequence[int]) -> "Npz":
-        """Open a file in the order of axes that gives ``shape``; UserError if none does."""
-        found = [Npz(path, axes) for axes in AXES]
-        for one in found:
-            if one.shape[1:] == tuple(shape):
-                return one
-        raise UserError(
-            f"{found[0].where}: windows are {found[0].shape[1:]}, and the model takes "
-            f"{tuple(shape)}"
-        )
 
     def named(self, known: Sequence[str], what: str) -> str:
         """Return the first of these names that there is; raise UserError for none."""
@@ -110,6 +99,11 @@ class Npz(RowFile):
                     part = whole[start : start + count]
                 part = part.reshape(count, *stored)
                 yield part.transpose(0, 2, 1) if self._turned else part
+
+    def check_windows(self, shape: Sequence[int], why: str) -> None:
+        """Raise UserError for windows of another shape (c, t)."""
+        if self.shape[1:] != shape:
+            raise UserError(f"{self.where}: windows are {self.shape[1:]}, and {why}")
 
     def rows(self, names: Sequence[str], site: Path | None = None) -> Chunk:
         """Return those arrays (n,), (n, 1) or one-hot (n, C) as texts."""
@@ -139,20 +133,14 @@ class Npz(RowFile):
         """Raise UserError for what NumPy and zipfile say of an array that cannot be read."""
         try:
             yield
-        except (
-            ValueError,
-            OSError,
-            EOFError,
-            MemoryError,
-            zipfile.BadZipFile,
-            zlib.error,
-        ) as error:
+        except _DAMAGE as error:
+            what = f"is damaged: {one_line(error)}"
             if "pickle" in str(error):
-                raise UserError(
-                    f"{self.where}: '{name}' holds Python objects, which are not read: save texts "
-                    "as np.array(list, dtype=str), and numbers as one array"
-                ) from error
-            raise UserError(f"{self.where}: '{name}' is damaged: {one_line(error)}") from error
+                what = (
+                    "holds Python objects, which are not read: save texts as np.array(list, "
+                    "dtype=str), and numbers as one array"
+                )
+            raise UserError(f"{self.where}: '{name}' {what}") from error
 
 
 def _is_one_hot(array: npt.NDArray[Any]) -> bool:
@@ -191,32 +179,22 @@ def of_npz(paths: Sequence[Path], reading: Reading, classes: tuple[str, ...]) ->
     files = [Npz(path, reading.axes) for path in paths]
     shape = files[0].shape[1:]
     for file in files:
-        if file.shape[1:] != shape:
-            raise UserError(
-                f"{file.where}: windows are {file.shape[1:]}, and those of {paths[0].name} are "
-                f"{shape}"
-            )
+        file.check_windows(shape, f"those of {paths[0].name} are {shape}")
     short = all(is_short(file.dtype) for file in files)
     target = reading.target or files[0].named(TARGETS, "target")
     keys = Keys(replace(reading, target=target), classes)
     for file in files:
-        need(file.columns, [target], "target", file.where)
-        need(file.columns, reading.site, "site", file.where)
-        rows, start = file.rows(keys.columns(), file.path if len(files) > 1 else None), 0
+        rows, start = file.rows(keys.columns(file), file.path if len(files) > 1 else None), 0
         for part in file.windows():
             stored = small_numbers(part, short=short)
-            kept = keys.add(rows.take(slice(start, start + len(part))), finite(stored))
+            yield stored[keys.add(rows.take(slice(start, start + len(part))), finite(stored))]
             start += len(part)
-            if kept.any():
-                yield stored[kept]
     notes = list(dict.fromkeys(line for file in files for line in file.found))
     return keys.content(Inputs(SIGNAL, shape, scale=reading.scale), (), notes)
 
 
 def of_rows(file: RowFile, reading: Reading, classes: tuple[str, ...]) -> Stream:
     """Return windows out of rows: one row a window, or with ``time`` one row a step."""
-    need(file.columns, [reading.target], "target", file.where)
-    need(file.columns, reading.site, "site", file.where)
     keys, columns = Keys(reading, classes), left_columns(file, reading)
     if reading.time:
         return (yield from _recordings(file, keys, [n for n in columns if n != reading.time]))
@@ -228,12 +206,10 @@ def of_rows(file: RowFile, reading: Reading, classes: tuple[str, ...]) -> Stream
         raise UserError(f"channels: {file.where} has unequal numbers of columns ({each})")
     shape = (len(groups), len(groups[0]))
     rows = TableRows(Inputs.table(tuple(name for group in groups for name in group)))
-    for chunk in file.chunks(keys.columns(), rows.plain):
+    for chunk in file.chunks(keys.columns(file), rows.plain):
         x = rows.numbers(chunk).reshape(-1, *shape)
-        kept = keys.add(chunk, finite(x))
-        if kept.any():
-            yield x[kept]
-    notes = [f"one row a window of {shape}", *about_file(file)]
+        yield x[keys.add(chunk, finite(x))]
+    notes = [f"one row a window of {shape}", file.said]
     return keys.content(Inputs(SIGNAL, shape, scale=reading.scale), (), notes)
 
 
@@ -241,12 +217,12 @@ def _recordings(file: RowFile, keys: Keys, others: Sequence[str]) -> Stream:
     """Take rows as time steps: a window ends where time goes back, or another key begins."""
     reading = keys.reading
     channels = reading.channels or tuple(others)
-    need(file.columns, [reading.time, *channels], "channels", file.where)
-    rows, values = TableRows(Inputs.table(channels)), []
-    frames, numbers = [], []
-    for chunk in file.chunks([*keys.columns(), reading.time], channels):
+    need(file, [reading.time, *channels], "channels")
+    rows, texts = TableRows(Inputs.table(channels)), keys.columns(file, reading.time)
+    values, frames, numbers = [], [], []
+    for chunk in file.chunks(texts, channels):
         values.append(rows.numbers(chunk))
-        frames.append(chunk.frame[[*keys.columns(), reading.time]].assign(**{"": str(chunk.site)}))
+        frames.append(chunk.frame[texts].assign(**{"": str(chunk.site)}))
         numbers.append(chunk.rows)
     x, frame = np.concatenate(values), pd.concat(frames, ignore_index=True)
     when = _times(frame.pop(reading.time))
@@ -258,7 +234,7 @@ def _recordings(file: RowFile, keys: Keys, others: Sequence[str]) -> Stream:
     kept = keys.add(Chunk(first, np.concatenate(numbers)[starts], file), finite(windows))
     yield windows[kept]
     inputs = Inputs(SIGNAL, windows.shape[1:], scale=reading.scale)
-    return keys.content(inputs, (), [line, *about_file(file)])
+    return keys.content(inputs, (), [line, file.said])
 
 
 def _times(column: pd.Series) -> npt.NDArray[np.float64]:

@@ -28,6 +28,7 @@ from fedhet.data.images import (
     to_pixels,
 )
 from fedhet.data.inputs import (
+    DATASETS,
     HUB,
     IMAGE,
     KINDS,
@@ -47,15 +48,13 @@ from fedhet.data.inputs import (
     is_hub,
     listed,
     load_inputs,
-    need,
     safe_ids,
 )
 from fedhet.errors import UserError, brief, nearest
 from fedhet.rng import generator
 
 TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "fashion-mnist": "FashionMNIST"}
-FILES = ("table", "signals", "texts")
-NAMES = ("digits", *TORCHVISION, "image-folder", *FILES, "synthetic", *SYNTHETIC)
+NAMES = ("digits", *TORCHVISION, "image-folder", *DATASETS, "synthetic", *SYNTHETIC)
 
 
 def find_source(
@@ -63,11 +62,8 @@ def find_source(
 ) -> Source:
     """Return the source called ``name``; ``downloads`` is where torchvision puts files by default.
 
-    ``reading`` says which column of a file is what.
-
-    Raises:
-        UserError: unknown name, or a data path that does not exist.
-
+    ``reading`` says which column of a file is what. Raise UserError for an unknown name, or a data
+    path that does not exist.
     """
     if name == "digits":
         return Source(["digits"], _digits)
@@ -76,9 +72,9 @@ def find_source(
         return Source([name], partial(_torchvision, name, root))
     if name == "image-folder":
         return image_folder(data_path)
-    if name in FILES or is_hub(name):
+    if name in DATASETS or is_hub(name):
         return (_of_hub if is_hub(name) else _of_files)(name, data_path, reading)
-    if name.startswith("synthetic"):
+    if name.partition(":")[0] in ("synthetic", *SYNTHETIC):
         made = Synthetic.named(name, seed)
         key: list[object] = [repr(made)]
         inputs = None if made.kind == IMAGE else made.inputs()
@@ -138,11 +134,10 @@ def _of_hub(dataset: str, data_path: str, reading: Reading) -> Source:
                 f"name one of {listed(data.column_names)}"
             )
 
-        def batches(columns: list[str], size: int) -> Iterator[Any]:
-            part = data.select_columns(columns).with_format("arrow")
-            return (part[start : start + size] for start in range(0, len(part), size))
+        def frames(columns: list[str], size: int) -> Iterator[Any]:
+            return iter(data.select_columns(columns).with_format("pandas").iter(size))
 
-        file = rows.ArrowFile(where, reading.form, data.column_names, (), batches, names)
+        file = rows.FrameFile(where, reading.form, data.column_names, (), frames, names)
         own = replace(reading, target=reading.target or next(iter(names)))
         pictures = [name for name, kind in data.features.items() if type(kind).__name__ == "Image"]
         if pictures and not own.text:
@@ -190,9 +185,7 @@ def _load(dataset: str, data_path: str) -> Any:
 
 def _hub_images(data: Any, file: Any, keys: Keys, image: Inputs) -> Stream:
     """Return images, decoded one by one; labels and sites are read at once."""
-    need(file.columns, [keys.reading.target], "target", file.where)
-    need(file.columns, keys.reading.site, "site", file.where)
-    kept = [keys.add(chunk) for chunk in file.chunks(keys.columns(), ())]
+    kept = [keys.add(chunk) for chunk in file.chunks(keys.columns(file), ())]
     places = np.flatnonzero(np.concatenate(kept))
 
     def images() -> Generator[Decoded, None, None]:
@@ -216,13 +209,13 @@ def select(
 
     Raises UserError for a wanted class that the source does not have.
     """
-    new_label = np.full(len(own), -1, dtype=np.int64)
-    for label, name in enumerate(wanted or own):
+    place = {name: label for label, name in enumerate(wanted or own)}
+    for name in place:
         if name not in own:
             raise UserError(f"classes: dataset {source} has no class {name!r}{nearest(name, own)}")
-        new_label[list(own).index(name)] = label
-    kept = np.flatnonzero(new_label[labels] >= 0)
-    return kept, new_label[labels[kept]]
+    new_label = np.array([place.get(name, -1) for name in own], dtype=np.int64)[labels]
+    kept = np.flatnonzero(new_label >= 0)
+    return kept, new_label[kept]
 
 
 def array_stream(images: Pixels, kept: Indices, about: Content) -> Stream:
@@ -245,12 +238,7 @@ def _digits(image: Inputs, classes: tuple[str, ...]) -> Stream:
 
 
 def _torchvision(name: str, root: Path, image: Inputs, classes: tuple[str, ...]) -> Stream:
-    """Pool train and test images, in this order.
-
-    Raises:
-        UserError: the download failed or the folder cannot be written.
-
-    """
+    """Pool train and test images, in this order; raise UserError if they cannot be downloaded."""
     from torchvision import datasets
 
     make, existed = getattr(datasets, TORCHVISION[name]), root.exists()
@@ -298,10 +286,6 @@ class Synthetic:
     def named(name: str, seed: int) -> "Synthetic":
         """Return the source of that name; raise UserError for one that is not of the form."""
         first = name.partition(":")[0]
-        if first not in ("synthetic", *SYNTHETIC):
-            raise UserError(
-                f"dataset {name!r} is unknown{nearest(name, NAMES)}; allowed: {', '.join(NAMES)}"
-            )
         kind, match = SYNTHETIC.get(first, IMAGE), _FORM.fullmatch(name)
         count, many, sides = match.groups()[1:] if match else ("0", "0", None)
         usual, own = _SHAPES.get(kind, ()), tuple(map(int, sides.split("x"))) if sides else ()
@@ -400,7 +384,6 @@ def _all_of(chunks: Iterator[npt.NDArray[Any]], about: Content) -> Stream:
 # --- a user's function ----------------------------------------------------------------
 
 _BYTE = 255
-_PIECE = 4096
 _PLANES = (1, 3)  # channels of an image
 
 
@@ -472,19 +455,16 @@ def _loaded(
     about = Content(inputs, labels, classes or own, codes[kept] if names else codes, names)
     if inputs.kind == IMAGE:
         return array_stream(stored, kept, about)
-    stored = stored[kept]
-    return _all_of((stored[k : k + _PIECE] for k in range(0, len(stored), _PIECE)), about)
+    return _all_of((stored[kept[k : k + _CHUNK]] for k in range(0, len(kept), _CHUNK)), about)
 
 
 def _clients(data: Data, count: int) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
     """Return the client column (n,) and the clients' ids, if there are any."""
-    if data.clients is None:
-        return np.zeros(0, dtype=np.int32), ()
-    if len(data.clients) != count:
-        raise ValueError(f"{len(data.clients)} clients, {count} labels")
-    known: dict[str, int] = {}
-    codes = [known.setdefault(canonical(str(name)), len(known)) for name in data.clients]
-    return np.array(codes, dtype=np.int32), safe_ids(list(known))
+    names = [canonical(str(name)) for name in data.clients or ()]
+    if data.clients is not None and len(names) != count:
+        raise ValueError(f"{len(names)} clients, {count} labels")
+    known = {name: code for code, name in enumerate(dict.fromkeys(names))}
+    return np.array([known[name] for name in names], dtype=np.int32), safe_ids(list(known))
 
 
 def _check_labels(
@@ -499,11 +479,14 @@ def _check_labels(
         )
     if not classes or len(set(classes)) < len(classes) or not all(classes):
         raise ValueError("class names must be different texts")
-    if labels.min() < 0 or labels.max() >= len(classes):
-        raise ValueError(
-            f"labels go from {labels.min()} to {labels.max()}, and there are {len(classes)} class "
-            "names"
-        )
+    _check_range("labels", labels, len(classes), f"there are {len(classes)} class names")
+
+
+def _check_range(what: str, numbers: npt.NDArray[Any], end: int, why: str) -> None:
+    """Raise ValueError for numbers that are not all in 0..end - 1."""
+    low, high = numbers.min(), numbers.max()
+    if low < 0 or high >= end:
+        raise ValueError(f"{what} go from {low} to {high}, and {why}")
 
 
 def _described(
@@ -536,11 +519,8 @@ def _described(
         inputs = Inputs(TOKENS, examples.shape[1:], int(data.vocabulary))
         if examples.dtype.kind not in "iu" or examples.ndim != 2:
             raise ValueError(f"{what}: must be whole numbers (n, l)")
-        if examples.min() < 0 or examples.max() >= inputs.vocabulary:
-            raise ValueError(
-                f"{what}: token ids go from {examples.min()} to {examples.max()}, and vocabulary "
-                f"is {inputs.vocabulary}"
-            )
+        why = f"vocabulary is {inputs.vocabulary}"
+        _check_range(f"{what}: token ids", examples, inputs.vocabulary, why)
         stored = examples.astype(np.int32)
     return load_inputs(inputs.dump()), stored
 
@@ -579,13 +559,11 @@ def as_pixels(images: npt.NDArray[Any]) -> Pixels:
 
     Whole numbers from 0 to 255 of any dtype, channels first or last.
     """
-    planes = images.shape[1:] if images.ndim == 4 else ()
-    if planes and planes[2] not in _PLANES and planes[0] in _PLANES:
+    if images.ndim == 4 and images.shape[3] not in _PLANES and images.shape[1] in _PLANES:
         images = images.transpose(0, 2, 3, 1)
-        planes = images.shape[1:]
-    if planes and planes[2] == 1:
+    if images.ndim == 4 and images.shape[3] == 1:
         images = images[..., 0]
-    fits = images.ndim == 3 or (images.ndim == 4 and images.shape[-1] == 3)
+    fits = images.ndim == 3 or images.shape[3:] == (3,)
     whole = images.dtype.kind in "iu" and images.size > 0
     if not fits or not whole or images.min() < 0 or images.max() > _BYTE:
         what = f" from {images.min()} to {images.max()}" if fits and whole else ""

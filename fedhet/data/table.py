@@ -88,11 +88,13 @@ class Column:
 
     def _count(self, known: pd.Series) -> None:
         counts = known.value_counts(sort=False) if self.counts is not None else known[:0]
-        if self.counts is not None and len(counts) <= COUNTED:
-            for value, count in counts.items():
-                plain = canonical(value if isinstance(value, str) else f"{value:.10g}")
-                self.counts[plain] = self.counts.get(plain, 0) + int(count)
-        if len(counts) > COUNTED or len(self.counts or ()) > COUNTED:
+        if self.counts is None or len(counts) > COUNTED:
+            self.counts = None
+            return
+        for value, count in counts.items():
+            plain = canonical(value if isinstance(value, str) else f"{value:.10g}")
+            self.counts[plain] = self.counts.get(plain, 0) + int(count)
+        if len(self.counts) > COUNTED:
             self.counts = None
 
     def _words(self, words: pd.Series, chunk: Chunk) -> None:
@@ -128,11 +130,6 @@ class Column:
         return not self.words
 
     @property
-    def is_mostly_numbers(self) -> bool:
-        """Return whether a few words stand among numbers."""
-        return 0 < 2 * self.words < self.known
-
-    @property
     def is_date(self) -> bool:
         """Return whether most values are dates or times."""
         return self.dates > 0.8 * max(1, self.known)
@@ -142,16 +139,10 @@ class Column:
         """Return whether it only tells rows apart: texts, or numbers that count or are named so."""
         if not self.differs or self.rows < ROWS_OF_IDS:
             return False
-        if not (self.is_number or self.is_mostly_numbers):
+        if self.words and 2 * self.words >= self.known:
             return True
         counts = self.high - self.low == self.rows - 1
         return self.whole and (counts or _ID.search(snake(self.name)) is not None)
-
-    @property
-    def is_few(self) -> bool:
-        """Return whether its texts are few enough for categories, and not sentences that differ."""
-        few = self.values <= min(FEW, max(2, self.known // 2))
-        return few and (self.length < SENTENCE or self.values <= self.known // 5)
 
     @property
     def is_class(self) -> bool:
@@ -171,17 +162,18 @@ class Column:
     @property
     def fate(self) -> str:
         """Return what becomes of it where no key says: one of those of :class:`Plan`."""
-        if not self.known:
-            return "empty"
-        if self.is_number and not self.is_id:
-            return "number"
-        if self.is_date:
-            return "date"
-        if self.is_id:
-            return "id"
-        if self.is_mostly_numbers and self.values > CODES:
-            return "mixed"
-        return "category" if self.is_few else "many"
+        few = self.values <= min(FEW, max(2, self.known // 2))
+        different_sentences = self.length >= SENTENCE and self.values > self.known // 5
+        fates = {
+            "empty": not self.known,
+            "number": self.is_number and not self.is_id,
+            "date": self.is_date,
+            "id": self.is_id,
+            "mixed": 2 * self.words < self.known and self.values > CODES,
+            "category": few and not different_sentences,
+            "many": True,
+        }
+        return next(fate for fate, so in fates.items() if so)
 
 
 def snake(name: str) -> str:
@@ -198,11 +190,17 @@ def look(file: RowFile, names: Sequence[str]) -> dict[str, Column]:
     return found
 
 
+LEFT_OUT = {  # fates of columns that are no features, and why
+    "id": "with a different value in every row", "empty": "without a value", "date": "dates",
+    "many": "sentences, or too many values for categories", "mixed": "numbers and words",
+}  # fmt: skip
+
+
 class Plan:
     """What becomes of the columns that no key names: features, or left out, or refused.
 
-    ``fates`` of columns are number, category, id and empty (both left out), and of what cannot be
-    read date, many (words with too many values) and mixed (numbers and words).
+    ``fates`` of columns are number, category and those of ``LEFT_OUT``, of which date, many and
+    mixed are refused where nobody looks at a preset.
     """
 
     def __init__(self, columns: Mapping[str, Column], reading: Reading) -> None:
@@ -227,12 +225,11 @@ class Plan:
 
     def refuse(self, where: str) -> None:
         """Raise UserError, one line for all columns that cannot be features, with what to do."""
-        parts = []
-        for column in (self.columns[name] for name in self.of("mixed")):
-            parts.append(
-                f"{column.at}: {shown(column.word)} is not a number ({column.words:,} of "
-                f"{column.known:,} values are not): gaps={column.word} makes it a missing value"
-            )
+        parts = [
+            f"{one.at}: {shown(one.word)} is not a number ({one.words:,} of {one.known:,} values "
+            f"are not): gaps={one.word} makes it a missing value"
+            for one in map(self.columns.__getitem__, self.of("mixed"))
+        ]
         if dates := self.of("date"):
             parts.append(
                 f"columns of dates are not numbers: {listed(dates)}: leave them out with "
@@ -249,31 +246,24 @@ class Plan:
         if parts:
             raise UserError(f"{where}: {'; '.join(parts)}")
 
-    def said(self) -> list[str]:
+    def said(self) -> str:
         """Return one line: the features, those that are categories, and those that are left out."""
-        parts, plain = [], self.of("number")
-        if plain:
-            parts.append(f"{len(plain)} column(s) of numbers: {listed(plain, 6)}")
-        if self.categories:
-            each = [
-                f"{name}: {' '.join(some[:4])}"
-                + (f" ... {len(some)} values" if len(some) > 4 else "")
-                for name, some in self.categories.items()
-            ]
-            parts.append(f"{len(each)} column(s) of categories: {listed(each, 6)}")
-        if left := self.of("id"):
-            parts.append(
-                f"left out, with a different value in every row: {listed(left)} "
-                "(key `categories` keeps one)"
-            )
-        if empty := self.of("empty"):
-            parts.append(f"left out, without a value: {listed(empty)}")
+        plain = self.of("number")
+        each = [
+            f"{name}: {' '.join(some[:4])}" + (f" ... {len(some)} values" if len(some) > 4 else "")
+            for name, some in self.categories.items()
+        ]
         ids = [n for n in plain for c in [self.columns[n]] if c.differs and c.whole and c.rows > 50]
-        if ids:
-            parts.append(
-                f"whole numbers that differ in every row: {listed(ids)} (`ignore` drops one)"
-            )
-        return ["; ".join(parts)] if parts else []
+        parts = [
+            (plain, f"{len(plain)} column(s) of numbers: {listed(plain, 6)}"),
+            (each, f"{len(each)} column(s) of categories: {listed(each, 6)}"),
+            *(
+                (self.of(fate), f"left out, {LEFT_OUT[fate]}: {listed(self.of(fate))}{key}")
+                for fate, key in (("id", " (key `categories` keeps one)"), ("empty", ""))
+            ),
+            (ids, f"whole numbers that differ in every row: {listed(ids)} (`ignore` drops one)"),
+        ]
+        return "; ".join(text for names, text in parts if names)
 
 
 # --- what nobody names ----------------------------------------------------------------
@@ -369,7 +359,7 @@ def guess(
         return reading, {}, []
     if reading.declared:
         raise UserError("target: '' is not allowed on a network: name the column of the class")
-    need(file.columns, [reading.target] if reading.target else [], "target", file.where)
+    need(file, [reading.target] if reading.target else [], "target")
     columns, lines = look(file, named_columns(file, reading)), []
     steps: Sequence[tuple[str, str, bool, Callable[[Mapping[str, Column], Reading], str]]] = (
         ("target", "the class", not reading.target, guess_target),
@@ -412,11 +402,11 @@ class TableRows:
         found[infinite] = np.nan
         return found
 
-    def about_infinite(self) -> list[str]:
+    def about_infinite(self) -> str:
         """Return one line: how many infinite numbers count as gaps, and in which columns."""
         pairs = zip(self.inputs.columns, self._infinite, strict=True)
         each = [f"{name} ({count:,})" for name, count in pairs if count]
-        return [f"infinite numbers count as gaps: {listed(each)}"] if each else []
+        return f"infinite numbers count as gaps: {listed(each)}" if each else ""
 
     def _coded(self, name: str, chunk: Chunk) -> npt.NDArray[np.float64]:
         form, codes, unknown = chunk.file.form, self.codes[name], -2
@@ -453,26 +443,23 @@ def of_rows(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
         columns = columns or look(file, features)
         plan = Plan({name: columns[name] for name in features}, reading)
         plan.refuse(file.where)
-        said += plan.said()
+        said.append(plan.said())
         features, categories = plan.features, plan.categories
     if not features:
         raise UserError(f"{file.where}: no column is left for the models: see site and ignore")
     lists = tuple((name, categories[name]) for name in features if name in categories)
     rows = TableRows(Inputs.table(tuple(features), lists))
     keys = Keys(reading, classes)
-    for chunk in file.chunks(keys.columns(*rows.codes), rows.plain):
-        kept = keys.add(chunk)
-        if kept.any():
-            yield rows.numbers(chunk if kept.all() else chunk.take(kept))
-    return keys.content(rows.inputs, rows.about_infinite(), [*said, *about_file(file)])
+    for chunk in file.chunks(keys.columns(file, *rows.codes), rows.plain):
+        yield rows.numbers(chunk.take(keys.add(chunk)))
+    return keys.content(rows.inputs, [rows.about_infinite()], [*said, file.said])
 
 
 def check_columns(file: RowFile, reading: Reading) -> None:
     """Raise UserError for a key that names a column that is not there or another key's."""
-    need(file.columns, [reading.target], "target", file.where)
-    need(file.columns, reading.site, "site", file.where)
-    need(file.columns, reading.ignore, "ignore", file.where)
-    need(file.columns, [name for name, _ in reading.categories], "categories", file.where)
+    keys = {"target": [reading.target], "site": reading.site, "ignore": reading.ignore}
+    for key, names in (keys | {"categories": [*dict(reading.categories)]}).items():
+        need(file, names, key)
     taken = {reading.target, *reading.site, *reading.ignore}
     for name, values in reading.categories:
         places_of(values, f"categories '{name}'")
@@ -487,7 +474,7 @@ def check_columns(file: RowFile, reading: Reading) -> None:
 
 def named_columns(file: RowFile, reading: Reading) -> list[str]:
     """Return all columns but those that number the rows, unless a key names them."""
-    keys = {reading.target, *reading.site, *(name for name, _ in reading.categories)}
+    keys = {reading.target, *reading.site, *dict(reading.categories)}
     return [name for name in file.columns if name in keys or name not in file.index]
 
 
@@ -495,11 +482,6 @@ def left_columns(file: RowFile, reading: Reading) -> list[str]:
     """Return the columns that may be features: no key names them, and they are no index."""
     others = {reading.target, *reading.site, *reading.ignore}
     return [name for name in named_columns(file, reading) if name not in others]
-
-
-def about_file(file: RowFile) -> list[str]:
-    """Return one line: what was found out of how the file is written."""
-    return ["; ".join(file.found)] if file.found else []
 
 
 # --- texts ----------------------------------------------------------------
@@ -520,16 +502,12 @@ def token_ids(texts: Sequence[str], inputs: Inputs) -> npt.NDArray[np.int32]:
 def of_texts(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
     """Return the texts of a file, in its order, with the target and the sites."""
     reading, _, said = guess(file, given, text=True)
-    need(file.columns, [reading.text], "text", file.where)
-    need(file.columns, [reading.target], "target", file.where)
-    need(file.columns, reading.site, "site", file.where)
+    need(file, [reading.text], "text")
     inputs = Inputs(TOKENS, (reading.length,), reading.vocabulary, (reading.text,))
     keys, empty = Keys(reading, classes), 0
-    for chunk in file.chunks(keys.columns(reading.text), ()):
-        kept = keys.add(chunk)
-        found = token_ids(chunk.frame[reading.text][kept].tolist(), inputs)
+    for chunk in file.chunks(keys.columns(file, reading.text), ()):
+        found = token_ids(chunk.take(keys.add(chunk)).frame[reading.text].tolist(), inputs)
         empty += int((found[:, 0] == 0).sum())
-        if len(found):
-            yield found
+        yield found
     warnings = [f"{empty} texts have no word"] if empty else []
-    return keys.content(inputs, warnings, [*said, *about_file(file)])
+    return keys.content(inputs, warnings, [*said, file.said])

@@ -4,7 +4,6 @@ What a model takes stands in its card (columns, categories, length, scale), so t
 classes and clients will do: only the columns that the model sees are needed.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count, islice
@@ -16,7 +15,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedhet.data.images import SCAN, decode_all, is_image, losses
+from fedhet.data import rows
+from fedhet.data.images import SCAN, decode_all, files_below, is_image, losses
 from fedhet.data.inputs import (
     SIGNAL,
     TABLE,
@@ -30,7 +30,7 @@ from fedhet.data.inputs import (
     need,
 )
 from fedhet.data.rows import ROW_SUFFIXES, CsvFile, NoHeader, RowFile, holds, open_rows
-from fedhet.data.signals import TARGETS, Npz, finite, small_numbers
+from fedhet.data.signals import AXES, TARGETS, Npz, finite, small_numbers
 from fedhet.data.table import TableRows, token_ids
 from fedhet.errors import UserError
 from fedhet.training.loop import EVALUATION_BATCH
@@ -65,25 +65,16 @@ class Truth:
 # --- images -------------------------------------------------------------------------------------
 
 
-def _files(place: Path) -> Iterator[str]:
-    """Yield the file that is named, or the image files below a folder, sorted, no hidden ones.
+def _files(place: Path) -> list[str]:
+    """Return the file that is named, or the image files below a folder, sorted, no hidden ones.
 
     Raise UserError for a path that does not exist or cannot be listed.
     """
-
-    def refuse(error: OSError) -> None:
-        raise UserError(f"images: '{error.filename}' cannot be read: {error.strerror}") from error
-
     if not place.exists():
         raise UserError(f"images: '{place}' does not exist")
     if not place.is_dir():
-        yield str(place)
-        return
-    for root, folders, files in os.walk(place, onerror=refuse):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(files):
-            if not name.startswith(".") and is_image(name):
-                yield os.path.join(root, name)
+        return [str(place)]
+    return [str(place / name) for name in sorted(files_below(place, "images")) if is_image(name)]
 
 
 class ImageFiles:
@@ -164,12 +155,21 @@ def batches(places: Sequence[Path], inputs: Inputs, form: Form, truth: Truth) ->
             found = _rows(_opened(path, inputs, form), inputs, truth.target)
         else:
             found = _windows(path, inputs, truth) if inputs.kind == SIGNAL else _lines(path, inputs)
-        for names, examples, targets in found:
-            truth.add(targets, len(names))
-            for start in range(0, len(names), EVALUATION_BATCH):
-                part = slice(start, start + EVALUATION_BATCH)
-                shown = [f"{place}:{name}" for name in names[part]]
-                yield shown, torch.from_numpy(np.ascontiguousarray(examples[part]))
+        yield from _cut(found, f"{place}:", truth)
+
+
+def of_frame(frame: pd.DataFrame, inputs: Inputs, form: Form, truth: Truth) -> Iterator[Batch]:
+    """Yield numbers and examples of the rows of a DataFrame, as :func:`batches` of a file."""
+    return _cut(_rows(rows.of_frame(frame, form), inputs, truth.target), "", truth)
+
+
+def _cut(found: _Found, place: str, truth: Truth) -> Iterator[Batch]:
+    for names, examples, targets in found:
+        truth.add(targets, len(names))
+        for start in range(0, len(names), EVALUATION_BATCH):
+            part = slice(start, start + EVALUATION_BATCH)
+            shown = [place + name for name in names[part]]
+            yield shown, torch.from_numpy(np.ascontiguousarray(examples[part]))
 
 
 def _opened(path: Path, inputs: Inputs, form: Form) -> RowFile:
@@ -198,9 +198,9 @@ def _rows(file: RowFile, inputs: Inputs, target: str) -> _Found:
                 f"{file.where}: {len(wanted)} columns, but the model takes {channels} x {steps} "
                 "numbers per row"
             )
-    need(file.columns, wanted, "the model's columns", file.where)
-    rows = TableRows(Inputs.table(wanted) if windows else inputs)
-    texts = wanted if inputs.kind == TOKENS else tuple(rows.codes)
+    need(file, wanted, "the model's columns")
+    table = TableRows(Inputs.table(wanted) if windows else inputs)
+    texts = wanted if inputs.kind == TOKENS else tuple(table.codes)
     lines = file.lines() if isinstance(file, CsvFile) else count()
     for chunk in file.chunks([*texts, *labelled], [name for name in wanted if name not in texts]):
         targets = chunk.frame[target] if labelled else None
@@ -208,7 +208,7 @@ def _rows(file: RowFile, inputs: Inputs, target: str) -> _Found:
         if inputs.kind == TOKENS:
             yield names, token_ids(chunk.frame[wanted[0]].tolist(), inputs), targets
         else:
-            numbers = rows.numbers(chunk)
+            numbers = table.numbers(chunk)
             yield names, numbers.reshape(-1, *inputs.shape) if windows else numbers, targets
 
 
@@ -227,7 +227,10 @@ def _lines(path: Path, inputs: Inputs) -> _Found:
 
 def _windows(path: Path, inputs: Inputs, truth: Truth) -> _Found:
     """Yield the windows of an NPZ file."""
-    file, start = Npz.like(path, inputs.shape), 0
+    file, start = Npz(path, AXES[0]), 0
+    if file.shape[1:] != inputs.shape == file.shape[:0:-1]:
+        file = Npz(path, AXES[1])
+    file.check_windows(inputs.shape, f"the model takes {inputs.shape}")
     y = next((name for name in (truth.target, *TARGETS) if name in file.columns), "")
     targets = file.rows([y]).frame[y] if y else None
     for piece in file.windows():

@@ -195,18 +195,13 @@ def load_model(
         return model, about
     except OSError as error:
         raise UserError(f"'{folder}': {WEIGHTS} cannot be read: {error.strerror}") from error
-    except Refused as error:
-        if not isinstance(error.__cause__, KeyError | RuntimeError):
-            raise
-        raise _misfit(folder, name, error.__cause__) from error
     except (
-        KeyError, TypeError, ValueError, RuntimeError, AttributeError, SafetensorError
+        Refused, KeyError, TypeError, ValueError, RuntimeError, AttributeError, SafetensorError
     ) as error:  # fmt: skip
-        raise _misfit(folder, name, error) from error
-
-
-def _misfit(folder: Path, name: str, error: BaseException) -> UserError:
-    return UserError(f"'{folder}': the tensors do not fit {name}: {brief(error)}")
+        cause = error.__cause__ if isinstance(error, Refused) else error
+        if isinstance(error, Refused) and not isinstance(cause, KeyError | RuntimeError):
+            raise
+        raise UserError(f"'{folder}': the tensors do not fit {name}: {brief(cause)}") from error
 
 
 def _read_card(folder: Path) -> dict[str, Any]:
@@ -226,9 +221,8 @@ def _read_description(state: Path) -> dict[str, Any]:
         found = sorted({p.parent for x in patterns for p in state.glob(f"{x}/{DESCRIPTION}")})
         hint = "`fedhet export RUN --all --out DIR` exports the models of a run"
         if found:
-            hint = f"did you mean '{found[0]}'" + (
-                f" and {len(found) - 1} more?" if len(found) > 1 else "?"
-            )
+            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+            hint = f"did you mean '{found[0]}'{more}?"
         raise UserError(
             f"'{state}' is neither an exported model ({CARD}) nor a client's folder of states "
             f"({DESCRIPTION}); {hint}"
@@ -372,7 +366,7 @@ def export_predictions(run: Path, out: Path, *, trust: bool = False) -> int:
     Raise UserError if there is nothing, or something at ``out``.
     """
     out = _new(out, "file")
-    found = []
+    found = {}
     for state in _states_of(run, trust=trust):
         path = state / f"{PREDICTIONS}.safetensors"
         classes = np.array([str(name) for name in _read_description(state)["classes"]])
@@ -380,14 +374,12 @@ def export_predictions(run: Path, out: Path, *, trust: bool = False) -> int:
         for part in ("val", "test"):
             if f"{part}/p" in kept:
                 row, y, p = (kept[f"{part}/{name}"].numpy() for name in ("row", "y", "p"))
-                frame = pd.DataFrame(p, columns=[f"p_{name}" for name in classes])
-                frame.insert(0, "y", classes[y])
-                frame.insert(0, "row", row)
-                found.append(frame.assign(client=state.name, split=part))
+                frame = pd.DataFrame({"row": row, "y": classes[y]})
+                frame[[f"p_{name}" for name in classes]] = p
+                found[state.name, part] = frame
     if not found:
         raise UserError(f"'{run}' has no predictions: run with keep-predictions=true")
-    whole = pd.concat(found)
-    whole = whole[["client", "split", *whole.columns[:-2]]]
+    whole = pd.concat(found, names=["client", "split"]).reset_index(["client", "split"])
     write_text(out, csv_text([whole.columns, *whole.to_numpy(object).tolist()]), private=True)
     return len(whole)
 

@@ -1,6 +1,5 @@
 """Classify raw examples: ``fedhet predict`` writes a CSV, ``model.predict`` gives a DataFrame."""
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from fedhet.data.inputs import IMAGE, Form
 from fedhet.errors import UserError, one_line
-from fedhet.export.examples import Batch, ImageFiles, Truth, batches
+from fedhet.export.examples import Batch, ImageFiles, Truth, batches, of_frame
 from fedhet.export.model import Personalised, load_model
 from fedhet.files import csv_text, replacing
 from fedhet.site.local_data import reading_of
@@ -77,11 +76,10 @@ def classify(model: Personalised, examples: Any) -> Answers:
         examples = _texts(model, examples)
     names: list[str] = []
     logits = []
-    with tempfile.TemporaryDirectory() as folder:
-        found, files = _read(model, examples, Path(folder), truth)
-        for these, stored in found:
-            names += these
-            logits.append(_logits(model, these, stored))
+    found, files = _read(model, examples, truth)
+    for these, stored in found:
+        names += these
+        logits.append(_logits(model, these, stored))
     if not names:
         why = "the files have no example" if files is None else "; ".join(files.warnings())
         raise UserError(f"examples: nothing to classify: {why or 'the folders have no image'}")
@@ -100,15 +98,12 @@ def classify(model: Personalised, examples: Any) -> Answers:
 
 
 def _read(
-    model: Personalised, examples: Any, folder: Path, truth: Truth
+    model: Personalised, examples: Any, truth: Truth
 ) -> tuple[Iterator[Batch], ImageFiles | None]:
-    """Return batches of the examples, and the files if they are images; ``folder`` is empty."""
+    """Return batches of the examples, and the files if they are images."""
     form = reading_of(model.config).form
-    if isinstance(examples, pd.DataFrame):  # read as a file is, by the same rules
-        path = folder / "examples.csv"
-        examples.to_csv(path, index=False)
-        written = Form(separator=",", quote='"', gaps=form.gaps)
-        return _of_frame(batches([path], model.inputs, written, truth), path), None
+    if isinstance(examples, pd.DataFrame):
+        return of_frame(examples, model.inputs, Form(gaps=form.gaps), truth), None
     if isinstance(examples, np.ndarray | Tensor):
         return _array(model, torch.as_tensor(examples), truth), None
     places = [examples] if isinstance(examples, str | Path) else examples
@@ -117,15 +112,6 @@ def _read(
         files = ImageFiles(paths, model)
         return files.batches(truth), files
     return batches(paths, model.inputs, form, truth), None
-
-
-def _of_frame(found: Iterator[Batch], path: Path) -> Iterator[Batch]:
-    """Yield the batches of a DataFrame; errors name it instead of the file that it became."""
-    try:
-        yield from found
-    except UserError as error:
-        text = str(error).replace(f"data-path {path} line", "the DataFrame, as CSV, line")
-        raise UserError(text.replace(f"data-path {path}", "the DataFrame")) from error
 
 
 @torch.inference_mode()

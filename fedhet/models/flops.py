@@ -58,26 +58,22 @@ def _convolution_back(
 def _formulas() -> dict[Any, Callable[..., int]]:
     """Return formulas of operators that torch has no right one for, if this torch has them."""
 
-    def onednn(inputs: torch.Tensor, *args: Any, **_: Any) -> int:
-        return _recurrent(args[:4], inputs)
+    def attention(formula: str, tensors: int) -> Callable[..., int]:
+        def flops(*args: Any, **_: Any) -> int:
+            shapes = (one.shape for one in args[:tensors])
+            return int(getattr(torchs_formulas(), formula)(*shapes))
 
-    def cudnn(inputs: torch.Tensor, weights: Any, *_: Any, **__: Any) -> int:
-        return _recurrent(weights, inputs)
+        return flops
 
-    def attention(*args: Any, **_: Any) -> int:
-        return int(torchs_formulas().sdpa_flop_count(*(one.shape for one in args[:3])))
-
-    def attention_back(*args: Any, **_: Any) -> int:
-        return int(torchs_formulas().sdpa_backward_flop_count(*(one.shape for one in args[:4])))
-
+    flash = "_scaled_dot_product_flash_attention_for_cpu"
     wanted: dict[str, Callable[..., int]] = {
         "convolution_backward": _convolution_back,
-        "mkldnn_rnn_layer": onednn,
-        "mkldnn_rnn_layer_backward": lambda *args, **_: 2 * onednn(*args),
-        "_cudnn_rnn": cudnn,
-        "_cudnn_rnn_backward": lambda *args, **_: 2 * cudnn(*args),
-        "_scaled_dot_product_flash_attention_for_cpu": attention,
-        "_scaled_dot_product_flash_attention_for_cpu_backward": attention_back,
+        "mkldnn_rnn_layer": lambda x, *args, **_: _recurrent(args[:4], x),
+        "mkldnn_rnn_layer_backward": lambda x, *args, **_: 2 * _recurrent(args[:4], x),
+        "_cudnn_rnn": lambda x, weights, *_, **__: _recurrent(weights, x),
+        "_cudnn_rnn_backward": lambda x, weights, *_, **__: 2 * _recurrent(weights, x),
+        flash: attention("sdpa_flop_count", 3),
+        f"{flash}_backward": attention("sdpa_backward_flop_count", 4),
     }
     aten = torch.ops.aten
     return {getattr(aten, name): own for name, own in wanted.items() if hasattr(aten, name)}

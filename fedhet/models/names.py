@@ -33,14 +33,9 @@ HARCNN_NAMES = tuple(  # convolutions x stride, as HtFLlib's groups for sensors 
 MLP_NAMES = tuple(f"mlp-{number}" for number in range(1, 6))
 TRANSFORMER_NAMES = tuple(f"transformer-{number}" for number in range(1, 6))
 _DEPTHS = (1, 2, 4, 8, 16)
-_OF_LAYERS, _OF_HEADS, _OF_BOTH = (
-    tuple(f"transformer-{one}" for one in names)
-    for names in (
-        [f"{n}x8" for n in _DEPTHS],
-        [f"4x{n}" for n in _DEPTHS],
-        [f"{n}x{n}" for n in _DEPTHS],
-    )
-)
+_OF_LAYERS = tuple(f"transformer-{n}x8" for n in _DEPTHS)
+_OF_HEADS = tuple(f"transformer-4x{n}" for n in _DEPTHS)
+_OF_BOTH = tuple(f"transformer-{n}x{n}" for n in _DEPTHS)
 TRANSFORMERS_OF_HEADS = tuple(dict.fromkeys((*_OF_LAYERS, *_OF_HEADS, *_OF_BOTH)))
 RESNETS = {"resnet10": 4, "resnet8": 3, "resnet6": 2, "resnet4": 1}  # stages of one block each
 MODELS: dict[str, tuple[str, ...]] = {
@@ -89,10 +84,7 @@ DEFAULT_GROUP = {IMAGE: "@image-5", SIGNAL: "@signal-5", TABLE: "@table-5", TOKE
 
 
 def expand(names: Sequence[str]) -> tuple[str, ...]:
-    """Return model names with those of a group in place of its ``@name``.
-
-    Raises UserError for a group that does not exist.
-    """
+    """Return model names with those of a group in place of its ``@name``; UserError for none."""
     found: list[str] = []
     for name in names:
         if name.startswith("@") and name not in GROUPS:
@@ -105,10 +97,7 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def with_weights(name: str) -> tuple[str, str]:
-    """Return the name and the file of ``NAME weights=FILE`` or ``NAME frozen weights=FILE``.
-
-    Raises UserError for anything else behind a name.
-    """
+    """Return the name and the file of ``NAME [frozen] weights=FILE``; UserError for other forms."""
     plain, space, rest = name.partition(" ")
     key, _, file = rest.strip().removeprefix("frozen ").lstrip().partition("=")
     if space and (key != "weights" or not file):
@@ -140,11 +129,7 @@ def is_known(name: str, kind: str) -> bool:
 def validate_model_name(name: str, kind: str = "") -> None:
     """Accept a built-in model, of ``kind`` if one is given, an installed one or ``module:factory``.
 
-    Imports nothing.
-
-    Raises:
-        UserError: anything else; names the nearest model.
-
+    Imports nothing. Raise UserError, which names the nearest model, for anything else.
     """
     name = with_weights(name)[0]
     if is_built_in(name):
@@ -156,16 +141,13 @@ def validate_model_name(name: str, kind: str = "") -> None:
             f"{PLURAL[kind]}; allowed: {', '.join(MODELS[kind])} or your own module:factory"
         )
     if not plugins.is_own("model", name):
-        known = [*(MODELS[kind] if kind else _all()), *plugins.installed("model")]
-        images = kind in ("", IMAGE)
-        unlisted = MORE[kind] if kind else [name for names in MORE.values() for name in names]
-        nearest_of = [*known, *unlisted]
-        more = ", any classifier of torchvision, timm:NAME" if images else ""
+        kinds = [kind] if kind else list(MODELS)
+        known = list(dict.fromkeys(one for own in kinds for one in MODELS[own]))
+        known += plugins.installed("model")
+        unlisted = [one for own in kinds for one in MORE[own]]
+        hint = plugins.hint("model", name, [*known, *unlisted])
+        more = ", any classifier of torchvision, timm:NAME" if IMAGE in kinds else ""
         raise UserError(
-            f"model {name!r} is unknown{plugins.hint('model', name, nearest_of)}; allowed: "
-            f"{', '.join(known)}{more} or your own module:factory"
+            f"model {name!r} is unknown{hint}; allowed: {', '.join(known)}{more} or your own "
+            "module:factory"
         )
-
-
-def _all() -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for names in MODELS.values() for name in names))

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch.nn.functional import avg_pool1d, max_pool1d, max_pool2d, relu
 
-from fedhet.data.inputs import SIGNAL, TABLE, Inputs
+from fedhet.data.inputs import SIGNAL, Inputs
 from fedhet.errors import UserError
 from fedhet.models.base import SplitModel
 from fedhet.models.names import HARCNN_NAMES, TRANSFORMER_NAMES, TRANSFORMERS_OF_HEADS
@@ -63,13 +63,19 @@ _SMALLEST_IMAGE = 16  # leaves conv2's pooled output one pixel
 
 
 class CNN(SplitModel):
-    """Two convolutions, two hidden layers and ``head``; see the module's text."""
+    """Two convolutions, two hidden layers and ``head``; see the module's text.
 
-    def __init__(
-        self, filters: int, hidden: int, classes: int, d: int, shape: tuple[int, ...]
-    ) -> None:
+    Raise UserError for images with a side below 16 pixels.
+    """
+
+    def __init__(self, name: str, inputs: Inputs, classes: int, d: int) -> None:
         super().__init__()
-        channels, *sides = shape
+        channels, *sides = inputs.shape
+        if min(sides) < _SMALLEST_IMAGE:
+            raise UserError(
+                f"model {name!r}: image-size is {min(sides)}, must be at least {_SMALLEST_IMAGE}"
+            )
+        filters, hidden = _CNN[name]
         high, wide = (((side - _KERNEL + 1) // _POOL - _KERNEL + 1) // _POOL for side in sides)
         self.conv1 = nn.Conv2d(channels, _CONV1, _KERNEL)
         self.conv2 = nn.Conv2d(_CONV1, filters, _KERNEL)
@@ -83,24 +89,6 @@ class CNN(SplitModel):
         x = relu(max_pool2d(self.conv1(x), _POOL))
         x = relu(max_pool2d(self.conv2(x), _POOL))
         return relu(self.fc2(relu(self.fc1(x.flatten(1)))))
-
-
-def cnn(
-    variant: str, classes: int, d: int = 500, image_size: int = 32,
-    shape: tuple[int, ...] | None = None,
-) -> CNN:  # fmt: skip
-    """Return the ``variant`` of ``CNN_NAMES`` with torch's default initialisation.
-
-    ``shape`` is (channels, height, width) of images that are not (3, ``image_size``,
-    ``image_size``). Raises UserError if a side is below 16 pixels.
-    """
-    shape = shape or (3, image_size, image_size)
-    if min(shape[1:]) < _SMALLEST_IMAGE:
-        raise UserError(
-            f"model {variant!r}: image-size is {min(shape[1:])}, must be at least {_SMALLEST_IMAGE}"
-        )
-    filters, hidden = _CNN[variant]
-    return CNN(filters, hidden, classes, d, shape)
 
 
 # --- signals -----------------------------------------------------------------------------
@@ -435,18 +423,16 @@ class Transformer(TokenModel):
 def network(name: str, inputs: Inputs, classes: int, d: int) -> SplitModel:
     """Return the network that :mod:`fedhet.models.names` lists for this kind of input."""
     rest = (inputs, classes, d)
-    if inputs.kind == SIGNAL:
-        if name in _HAR:
-            return HARCNN(*_HAR[name], inputs, classes, d)
-        if name == "inception-time":
-            return Inception(*rest)
-        return (Conv1d if name in _CONV1D else RecurrentSignal)(name, *rest)
-    if inputs.kind == TABLE:
-        single = {"resnet-table": TableResNet, "ft-transformer": FTTransformer}
-        return single[name](*rest) if name in single else MLP(name, *rest)
-    if name in _LAYERS:
-        return Transformer(*_LAYERS[name], inputs, classes, d)
-    plain: dict[str, Callable[..., SplitModel]] = {
+    single: dict[str, Callable[..., SplitModel]] = {
+        "inception-time": Inception, "resnet-table": TableResNet, "ft-transformer": FTTransformer,
         "fasttext": TokenModel, "logistic": Logistic, "textcnn": TextCNN,
     }  # fmt: skip
-    return plain[name](*rest) if name in plain else RecurrentText(name, *rest)
+    if name in single:
+        return single[name](*rest)
+    if name in _HAR:
+        return HARCNN(*_HAR[name], *rest)
+    if name in _LAYERS:
+        return Transformer(*_LAYERS[name], *rest)
+    recurrent = RecurrentSignal if inputs.kind == SIGNAL else RecurrentText
+    own = dict.fromkeys(_CNN, CNN) | dict.fromkeys(_CONV1D, Conv1d) | dict.fromkeys(_MLP, MLP)
+    return own.get(name, recurrent)(name, *rest)

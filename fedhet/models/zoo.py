@@ -39,7 +39,7 @@ from fedhet.models.names import (
     validate_model_name,
     with_weights,
 )
-from fedhet.models.networks import cnn, network
+from fedhet.models.networks import network
 
 # Factory arguments besides weights=None. Auxiliary heads have no place in features().
 _TORCHVISION: dict[str, dict[str, Any]] = {
@@ -48,6 +48,7 @@ _TORCHVISION: dict[str, dict[str, Any]] = {
 }
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation in [0, 1]
 _HALF = ((0.5,) * 3, (0.5,) * 3)  # of images in [-1, 1], as torchvision's GoogLeNet takes them
+_RGB = Inputs.image(32)
 SMALLEST = {IMAGE: "cnn-5", SIGNAL: "conv1d-5", TABLE: "mlp-5", TOKENS: "fasttext"}
 
 
@@ -84,34 +85,24 @@ class Backbone(SplitModel):
             buffer.copy_((2 * torch.tensor(values) - shift).view(3, 1, 1))
 
 
-def build_model(
-    name: str, *, classes: int, d: int = 500, image_size: int = 32, inputs: Inputs | None = None
-) -> SplitModel:
+def build_model(name: str, *, classes: int, d: int = 500, inputs: Inputs = _RGB) -> SplitModel:
     """Return a new model in train mode on the CPU, drawn from torch's global generator.
 
     The caller seeds that generator (``fedhet.rng.torch_seeded``): same seed, same weights. In train
     mode BatchNorm needs batches of at least two examples. A user's model is only typed as
     SplitModel; if it has no ``forward`` of its own it gets ``head(features(x))``.
 
-    Args:
-        name: one that ``fedhet models`` lists for this kind of input, or ``module:factory``, called
-            as ``factory(classes=C, d=d, inputs=inputs)``, or with ``image_size=s`` in place of
-            ``inputs`` if that is what it takes; see :func:`check_model`. After either may stand
-            `` [frozen] weights=FILE``, see the module's text.
-        classes: C, number of classes, >= 1.
-        d: representation dimension, >= 1.
-        image_size: s, side of square RGB images in pixels, if no ``inputs`` are given.
-        inputs: what the examples are.
+    ``name`` is one that ``fedhet models`` lists for this kind of ``inputs``, or ``module:factory``,
+    called as ``factory(classes=C, d=d, inputs=inputs)``, or with ``image_size=s`` in place of
+    ``inputs`` if that is what it takes; see :func:`check_model`. After either may stand
+    `` [frozen] weights=FILE``, see the module's text.
 
-    Raises:
-        UserError: unknown name, one for another kind of input, value out of range, torchvision
-            unusable, a factory that does not do what is required, or weights that do not fit.
-
+    Raise UserError for an unknown name, one for another kind of input, a value out of range, an
+    unusable torchvision, a factory that breaks the contract, or weights that do not fit.
     """
-    for key, value in {"classes": classes, "d": d, "image-size": image_size}.items():
+    for key, value in {"classes": classes, "d": d}.items():
         if value < 1:
             raise UserError(f"model {name!r}: {key} is {value}, must be at least 1")
-    inputs = inputs or Inputs.image(image_size)
     validate_model_name(name, inputs.kind)
     plain, weights = with_weights(name)
     model = _drawn(plain, classes, d, inputs)
@@ -123,15 +114,14 @@ def build_model(
 
 
 def _drawn(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
-    if name in CNN_NAMES:
-        return cnn(name, classes, d, shape=inputs.shape)
     if not is_built_in(name):
         return _users_own(name, classes, d, inputs)
-    if inputs.kind != IMAGE:
+    if inputs.kind != IMAGE or name in CNN_NAMES:
         return network(name, inputs, classes, d)
-    if name.startswith(TIMM):
-        return _timm(name, classes, d, inputs)
-    return _torchvision(name, classes, d, inputs)
+    try:
+        return (_timm if name.startswith(TIMM) else _torchvision)(name, classes, d, inputs)
+    except (AssertionError, ValueError, RuntimeError) as error:
+        raise UserError(f"model {name!r} takes no {_sized(inputs)}: {brief(error)}") from error
 
 
 def _freeze(model: SplitModel) -> None:
@@ -158,18 +148,13 @@ def check_model(model: object, name: str, classes: int, d: int, inputs: Inputs) 
     if not callable(getattr(model, "features", None)):
         shape = ", ".join(str(side) for side in inputs.shape)
         raise UserError(f"model {name!r}: has no features(x); required: (B, {shape}) -> (B, {d})")
-    head = getattr(model, "head", None)
-    if not isinstance(head, nn.Linear):
-        raise UserError(
-            f"model {name!r}: head is {type(head).__name__}, must be nn.Linear({d}, {classes})"
-        )
-    bias = cast("Tensor | None", head.bias)
-    if (head.in_features, head.out_features) != (d, classes) or bias is None:
-        without = "" if bias is not None else " without bias"
-        raise UserError(
-            f"model {name!r}: head is Linear({head.in_features}, {head.out_features}){without}, "
-            f"must be Linear({d}, {classes}) with bias"
-        )
+    head, wanted = getattr(model, "head", None), f"Linear({d}, {classes})"
+    got = type(head).__name__
+    if isinstance(head, nn.Linear):
+        without = " without bias" if cast("Tensor | None", head.bias) is None else ""
+        got = f"Linear({head.in_features}, {head.out_features}){without}"
+    if got != wanted:
+        raise UserError(f"model {name!r}: head is {got}, must be {wanted} with bias")
     _check_forward(cast(SplitModel, model), name, d, inputs)
 
 
@@ -192,15 +177,13 @@ def _check_trainable(model: nn.Module, name: str) -> None:
 
 def _check_forward(model: SplitModel, name: str, d: int, inputs: Inputs) -> None:
     """Check one forward of two zero examples: its shapes, and ``forward == head o features``."""
-    logits: Tensor | None = None
-    full: Tensor | None = None
     try:
         with untouched(model):
             x = torch.from_numpy(inputs.blank(2)).to(model.head.weight.device)
             h: object = model.features(x)
-            if isinstance(h, Tensor) and h.shape == (2, d) and h.dtype == torch.float32:
-                logits = model.head(h)
-                full = model(x) if _has_forward(model) else logits
+            fits = isinstance(h, Tensor) and h.shape == (2, d) and h.dtype == torch.float32
+            logits = model.head(h) if fits else None
+            full = model(x) if fits and _has_forward(model) else logits
     except Exception as error:
         raise UserError(
             f"model {name!r}: a forward of two {_sized(inputs)} fails: {brief(error)}"
@@ -210,10 +193,9 @@ def _check_forward(model: SplitModel, name: str, d: int, inputs: Inputs) -> None
         raise UserError(
             f"model {name!r}: features(x) of 2 examples is {got}, must be float32 of shape (2, {d})"
         )
+    close = {"rtol": 1e-3, "atol": 1e-4, "equal_nan": True}
     same = isinstance(full, Tensor) and full.shape == logits.shape
-    if not same or not torch.allclose(
-        cast("Tensor", full), logits, rtol=1e-3, atol=1e-4, equal_nan=True
-    ):
+    if not same or not torch.allclose(full, logits, **close):
         raise UserError(f"model {name!r}: forward(x) must equal head(features(x)), and does not")
 
 
@@ -232,14 +214,10 @@ def _torchvision(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
         arguments["image_size"] = inputs.shape[-1]
     if name.startswith("maxvit"):
         arguments["input_size"] = inputs.shape[1:]
-    network: nn.Module
-    try:
-        if name in RESNETS:
-            network = _short_resnet(RESNETS[name])
-        else:
-            network = get_model(name, weights=None, num_classes=1, **arguments)
-    except (ValueError, AssertionError) as error:
-        raise UserError(f"model {name!r} takes no {_sized(inputs)}: {brief(error)}") from error
+    if name in RESNETS:
+        network = _short_resnet(RESNETS[name])
+    else:
+        network = get_model(name, weights=None, num_classes=1, **arguments)
     width, cut = _cut(network)
     model = Backbone(network, width, classes, d, cut=cut)
     if name in _TORCHVISION:
@@ -273,15 +251,12 @@ def _timm(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
             f"model {name!r}: timm has no model {own!r}{nearest(own, timm.list_models())}"
         )
     try:
-        try:
-            size = inputs.shape[1:]
-            network = timm.create_model(own, pretrained=False, num_classes=0, img_size=size)
-        except TypeError:  # most convolutional networks take any size, and no such argument
-            network = timm.create_model(own, pretrained=False, num_classes=0)
-        with untouched(network):
-            answer = network(torch.from_numpy(inputs.blank(2)).expand(-1, 3, -1, -1))
-    except (AssertionError, ValueError, RuntimeError) as error:
-        raise UserError(f"model {name!r} takes no {_sized(inputs)}: {brief(error)}") from error
+        size = inputs.shape[1:]
+        network = timm.create_model(own, pretrained=False, num_classes=0, img_size=size)
+    except TypeError:  # most convolutional networks take any size, and no such argument
+        network = timm.create_model(own, pretrained=False, num_classes=0)
+    with untouched(network):
+        answer = network(torch.from_numpy(inputs.blank(2)).expand(-1, 3, -1, -1))
     if answer.dim() != 2:  # noqa: PLR2004  (B, width)
         raise UserError(
             f"model {name!r} answers with {tuple(answer.shape)} for two images: a classifier is "

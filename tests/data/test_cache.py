@@ -54,7 +54,8 @@ def test_the_second_open_only_maps(folder, tmp_path, monkeypatch):
         ("cat", "dog"),
         ("cat/1.png", "cat/2.png", "dog/1.png"),
     )
-    assert [p.suffix for p in _entries(tmp_path)[0].iterdir()].count(".npy") == 3
+    names = {path.name for path in _entries(tmp_path)[0].iterdir()}
+    assert names == {"examples.bin", "labels.npy", "sites.npy", "meta.json"}
 
 
 def test_whatever_changes_the_images_changes_the_entry(folder, tmp_path):
@@ -83,10 +84,10 @@ def _cut(name: str, count: int):
 
 
 DAMAGE = {
-    "images cut": _cut("examples.npy", 1),
-    "images empty": lambda e: (e / "examples.npy").write_bytes(b""),
-    "images longer": lambda e: (e / "examples.npy").open("ab").write(b"more"),
-    "images gone": lambda e: (e / "examples.npy").unlink(),
+    "images cut": _cut("examples.bin", 1),
+    "images empty": lambda e: (e / "examples.bin").write_bytes(b""),
+    "images longer": lambda e: (e / "examples.bin").open("ab").write(b"more"),
+    "images gone": lambda e: (e / "examples.bin").unlink(),
     "labels cut": _cut("labels.npy", 3),
     "labels swapped": _swap_labels,
     "labels pickled": lambda e: np.save(e / "labels.npy", np.array([{}, 1, 2], dtype=object)),
@@ -111,7 +112,7 @@ def test_a_leftover_of_a_killed_process_is_replaced(folder, tmp_path):
     _open(folder, tmp_path)
     entry = _entries(tmp_path)[0]
     half = entry.rename(entry.with_name(f".{entry.name}.tmp"))
-    (half / "examples.npy").write_bytes(b"half")
+    (half / "examples.bin").write_bytes(b"half")
     assert len(_open(folder, tmp_path).examples) == 3
     assert _entries(tmp_path) == [entry]
 

@@ -153,7 +153,7 @@ BROKEN = {
     "few": ("x,z,y\n1,2,0\n1,2\n", "line 3: 2 fields, but others 3"),
     "many": ("x,y\n1,0\n1,0,0\n", "line 3: 3 fields, and the others have 2"),
     "quote": ('x,y\n1,0\n"2,1\n', "a quote is not closed; quote=none"),
-    "no row": ("x,y\n", "no row below the header"),
+    "no row": ("x,y\n", "there is no row"),
     "empty": ("", "the file is empty"),
     "workbook": (b"PK\x03\x04....", "save its sheet as CSV"),
     "binary": (b"\x00\x01" * 500, "not a text file"),

@@ -57,7 +57,7 @@ def test_a_model_predicts_a_frame_a_path_and_an_array_alike(run, tmp_path):
     with pytest.raises(UserError, match="this model takes"):
         model.predict(np.zeros((2, 99)))
     unlike = frame.assign(sex="w")
-    with pytest.raises(UserError, match=r"^the DataFrame, as CSV, line 2 column 'sex': 'w'"):
+    with pytest.raises(UserError, match=r"^the DataFrame row 0 column 'sex': 'w'"):
         model.predict(unlike)
     joined = pd.DataFrame({"age;sex": ["40;f"]})  # what pandas makes of a file with semicolons
     with pytest.raises(UserError, match="the DataFrame has no column .* it has age;sex"):

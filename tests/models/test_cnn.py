@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.nn.functional import max_pool2d, relu
 
+from fedhet.data.inputs import Inputs
 from fedhet.errors import UserError
-from fedhet.models import cnn
+from fedhet.models import SplitModel, build_model
 from fedhet.rng import torch_seeded
 
 SIZES = {  # parameters at 10 and at 100 classes
@@ -15,6 +16,10 @@ SIZES = {  # parameters at 10 and at 100 classes
     "cnn-4": (1_060_358, 1_105_448),
     "cnn-5": (670_058, 715_148),
 }
+
+
+def cnn(name: str, classes: int, d: int = 500, size: int = 32) -> SplitModel:
+    return build_model(name, classes=classes, d=d, inputs=Inputs.image(size))
 
 
 def parameters(model: torch.nn.Module) -> int:
@@ -30,7 +35,7 @@ def test_other_image_sizes_down_to_16() -> None:
     for size in (16, 33):
         assert cnn("cnn-5", 7, 12, size)(torch.zeros(2, 3, size, size)).shape == (2, 7)
     with pytest.raises(UserError, match="image-size is 15, must be at least 16"):
-        cnn("cnn-1", 10, image_size=15)
+        cnn("cnn-1", 10, size=15)
 
 
 def test_pooling_before_relu_is_the_papers_network() -> None:

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedhet.data.inputs import Inputs
-from fedhet.models import build_model, cnn, forward_flops, model_sizes, training_flops
+from fedhet.models import build_model, forward_flops, model_sizes, training_flops
 from fedhet.models.flops import FlopCounter
 
 # CNN-1 at 32 x 32, 10 classes: outputs x multiply-adds per output.
@@ -17,7 +17,7 @@ MULTIPLY_ADDS = CONV1 + CONV2 + sum(FC)
 
 
 def test_training_flops_of_cnn_1() -> None:
-    model = cnn("cnn-1", 10)
+    model = build_model("cnn-1", classes=10)
     batch = 4
     x, y = torch.randn(batch, 3, 32, 32), torch.arange(batch)
     # Backward: once for the weights, once for the input, which conv1 does not need.
@@ -47,7 +47,7 @@ def test_training_costs_three_forwards_or_less() -> None:
 
 
 def test_a_frozen_part_costs_less() -> None:
-    model = cnn("cnn-5", 10).requires_grad_(requires_grad=False)
+    model = build_model("cnn-5", classes=10).requires_grad_(requires_grad=False)
     model.head.requires_grad_()
     x = torch.randn(2, 3, 32, 32)
     head = 2 * 2 * 500 * 10

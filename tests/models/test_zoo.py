@@ -121,7 +121,7 @@ def mine(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("factory", ["Good", "WithForward"])
 def test_a_users_factory(mine: str, factory: str) -> None:
-    model = build_model(f"{mine}:{factory}", classes=4, d=6, image_size=20)
+    model = build_model(f"{mine}:{factory}", classes=4, d=6, inputs=Inputs.image(20))
     assert torch.equal(model.body[1].running_var, torch.ones(4)), "the check left BatchNorm alone"
     x = torch.randn(3, 3, 20, 20)
     assert model(x).shape == (3, 4)
@@ -136,15 +136,15 @@ def test_a_users_factory(mine: str, factory: str) -> None:
 @pytest.mark.parametrize("factory", MISTAKES)
 def test_a_users_mistakes(mine: str, factory: str) -> None:
     with pytest.raises(UserError, match=MISTAKES[factory][1]) as error:
-        build_model(f"{mine}:{factory}", classes=4, d=6, image_size=20)
+        build_model(f"{mine}:{factory}", classes=4, d=6, inputs=Inputs.image(20))
     assert f"{mine}:{factory}" in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_tied_weights_stay_tied_in_a_state(mine: str, tmp_path) -> None:
-    model = build_model(f"{mine}:tied", classes=4, d=6, image_size=20)
+    model = build_model(f"{mine}:tied", classes=4, d=6, inputs=Inputs.image(20))
     save_file(to_bundle({"model": model}, {}, ()), tmp_path / "state.safetensors")
-    other = build_model(f"{mine}:tied", classes=4, d=6, image_size=20)
+    other = build_model(f"{mine}:tied", classes=4, d=6, inputs=Inputs.image(20))
     fill({"model": other}, load_file(tmp_path / "state.safetensors"))
     assert torch.equal(other.twin.weight, model.body[4].weight)
     assert other.twin.weight is other.body[4].weight and other.again is other.body[0].weight

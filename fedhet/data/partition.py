@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import signature
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -133,18 +134,18 @@ def _file_rows(file: str) -> Iterator[tuple[int, list[str]]]:
     try:
         with Path(file).expanduser().open(encoding="utf-8-sig", newline="") as text:
             reader = csv.reader(text, strict=True)
-            header, what = next(reader, []), ""
-            if header != HEADER:
-                what = f"header {','.join(header)!r} must be {','.join(HEADER)!r}"
-            while not what and (row := next(reader, None)) is not None:
-                if row and len(row) != len(HEADER):
+            for row in chain([next(reader, [])], filter(None, reader)):
+                line, what = max(1, reader.line_num), ""
+                if line == 1 and row != HEADER:
+                    what = f"header {','.join(row)!r} must be {','.join(HEADER)!r}"
+                elif len(row) != len(HEADER):
                     what = f"{len(row)} fields in {','.join(row)!r}, expected 3"
-                elif row and row[2] not in SPLITS:
+                elif line > 1 and row[2] not in SPLITS:
                     what = f"split {row[2]!r} is not one of {', '.join(SPLITS)}"
-                elif row:
-                    yield reader.line_num, row
-            if what:
-                raise UserError(f"partition-file {file} line {max(1, reader.line_num)}: {what}")
+                if what:
+                    raise UserError(f"partition-file {file} line {line}: {what}")
+                if line > 1:
+                    yield line, row
     except OSError as error:
         raise UserError(f"partition-file {file}: {error.strerror}") from error
     except (UnicodeDecodeError, csv.Error) as error:
@@ -486,26 +487,21 @@ def _about_clients(partition: Partition, data: Content, config: RunConfig) -> It
     held = partition.counts(data.labels, len(names))
     owners = (held > 0).sum(axis=0)
     unowned = names[(owners == 0) & (_sizes(data) > 0)].tolist()
-    if unowned:
-        yield f"{len(unowned)} classes have no owner and are dropped: {listed(unowned, _NAMED)}"
-    single = names[owners == 1].tolist()
-    if single and len(partition.ids) > 1:
-        yield (
-            f"{len(single)} classes occur at only one client, so nothing is averaged "
-            f"for them: {listed(single, _NAMED)}"
-        )
+    single = names[owners == 1].tolist() if len(partition.ids) > 1 else []
+    untested = [i for i, c in zip(partition.ids, partition.clients, strict=True) if not len(c.test)]
+    for which, text in (
+        (unowned, "classes have no owner and are dropped"),
+        (single, "classes occur at only one client, so nothing is averaged for them"),
+        (untested, f"clients have no test {what.removesuffix('s')}"),
+    ):
+        if which:
+            yield f"{len(which)} {text}: {listed(which, _NAMED)}"
     unused = total - int(held.sum())
     if unused and not unowned:
         yield f"{unused} of {total} {what} belong to no client"
     fewer = int(((held > 0).sum(axis=1) < config.classes_per_client).sum())
     if config.partition == "classes-per-client" and fewer:
         yield f"{fewer} clients drew a class twice and have fewer than classes-per-client"
-    untested = [i for i, c in zip(partition.ids, partition.clients, strict=True) if not len(c.test)]
-    if untested:
-        yield (
-            f"{len(untested)} clients have no test {what.removesuffix('s')}: "
-            f"{listed(untested, _NAMED)}"
-        )
     tested = [np.bincount(data.labels[c.test], minlength=len(names)) for c in partition.clients]
     few = [
         f"client {client} has {count[label]} of '{names[label]}'"

@@ -149,8 +149,6 @@ def batches(places: Sequence[Path], inputs: Inputs, form: Form, truth: Truth) ->
             raise UserError(f"'{place}' is a folder: give the {files} files themselves")
         if not path.is_file():
             raise UserError(f"'{place}' does not exist")
-        if inputs.kind == TOKENS and not inputs.columns:
-            raise UserError(f"'{place}': the model takes token ids of its data set, not texts")
         if inputs.kind == TABLE or holds(path, ROW_SUFFIXES):
             found = _rows(_opened(path, inputs, form), inputs, truth.target)
         else:
@@ -189,6 +187,7 @@ def _opened(path: Path, inputs: Inputs, form: Form) -> RowFile:
 def _rows(file: RowFile, inputs: Inputs, target: str) -> _Found:
     """Yield rows, texts, or windows of which each is a row; names are lines, or numbers."""
     wanted, windows = inputs.columns, inputs.kind == SIGNAL
+    _need_columns(inputs, file.where)
     labelled = [target] if target in file.columns and target not in wanted else []
     if windows:
         wanted = tuple(n for n in file.columns if n not in (*file.index, *labelled))
@@ -212,8 +211,15 @@ def _rows(file: RowFile, inputs: Inputs, target: str) -> _Found:
             yield names, numbers.reshape(-1, *inputs.shape) if windows else numbers, targets
 
 
+def _need_columns(inputs: Inputs, where: str) -> None:
+    """Raise UserError for a model of images, or of token ids that are not made of texts."""
+    if inputs.kind != SIGNAL and not inputs.columns:
+        raise UserError(f"{where}: the model takes {inputs}, not rows or texts")
+
+
 def _lines(path: Path, inputs: Inputs) -> _Found:
     """Yield the texts of a file with one text a line."""
+    _need_columns(inputs, f"'{path}'")
     line = 1
     try:
         with path.open(encoding="utf-8-sig") as lines:

@@ -439,8 +439,8 @@ class CsvFile(RowFile):
         """Choose the decimal sign and the thousands separator that make most columns numbers."""
         form, best = self.form, (-1, "", "")
         known = [[one for one in column if one.lower() not in form.missing] for column in columns]
-        pairs = [(".", ""), (",", ""), (",", "."), (".", ","), (".", " "), (",", " "),
-                 (".", "\xa0"), (",", "\xa0"), (".", "'"), (",", "'")]  # fmt: skip
+        pairs = [(".", ""), (",", ""), (",", "."), (".", ",")]
+        pairs += [(point, group) for group in " \xa0'" for point in ".,"]
         if form.separator == ",":  # a quoted 1,234 is one of thousands there
             pairs.insert(1, (".", ","))
         given = [(form.decimal or point, form.thousands or group) for point, group in pairs]
@@ -457,11 +457,10 @@ class CsvFile(RowFile):
         self.form = replace(form, decimal=decimal, thousands=thousands)
         if form.separator == ";" and decimal == "." and not form.decimal:
             group = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")
-            for some in ([one for one in column if "." in one] for column in known):
-                if some and all(map(group.fullmatch, some)):
-                    other = some[0].replace(".", "")
-                    self.found.append(f"{some[0]} has a decimal point (thousands=. reads {other})")
-                    break
+            dotted = ([one for one in column if "." in one] for column in known)
+            if some := next((one for one in dotted if one and all(map(group.fullmatch, one))), []):
+                other = some[0].replace(".", "")
+                self.found.append(f"{some[0]} has a decimal point (thousands=. reads {other})")
 
     # --- its rows
 

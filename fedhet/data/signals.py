@@ -54,7 +54,8 @@ class Npz(RowFile):
         if isinstance(self._file, np.ndarray):
             raise UserError(f"{self.where}: one array only; signals need an NPZ with x and y")
         self.columns = list(self._file)
-        self._name = self.named(("x", "X"), "windows")
+        self._name = self.one_of(("x", "X"))
+        need(self, [self._name], "signals")
         with self._reading(self._name), self._file.zip.open(f"{self._name}.npy") as file:
             shape, _, self.dtype = _header(file)
         if self.dtype.kind not in "biuf" or len(shape) not in (2, 3) or min(shape, default=0) < 1:
@@ -74,15 +75,9 @@ class Npz(RowFile):
                 f"axes={AXES[0]} takes it the other way"
             )
 
-    def named(self, known: Sequence[str], what: str) -> str:
-        """Return the first of these names that there is; raise UserError for none."""
-        found = next((name for name in known if name in self.columns), "")
-        if not found:
-            raise UserError(
-                f"dataset signals: {self.where} has no column '{known[0]}' ({what}); it has "
-                f"{', '.join(self.columns)}"
-            )
-        return found
+    def one_of(self, names: Sequence[str]) -> str:
+        """Return the first of these names that there is; without any the first."""
+        return next((name for name in names if name in self.columns), names[0])
 
     def windows(self) -> Iterator[npt.NDArray[Any]]:
         """Yield windows (k, c, t); an array in Fortran's order is read whole for it."""
@@ -181,8 +176,7 @@ def of_npz(paths: Sequence[Path], reading: Reading, classes: tuple[str, ...]) ->
     for file in files:
         file.check_windows(shape, f"those of {paths[0].name} are {shape}")
     short = all(is_short(file.dtype) for file in files)
-    target = reading.target or files[0].named(TARGETS, "target")
-    keys = Keys(replace(reading, target=target), classes)
+    keys = Keys(replace(reading, target=reading.target or files[0].one_of(TARGETS)), classes)
     for file in files:
         rows, start = file.rows(keys.columns(file), file.path if len(files) > 1 else None), 0
         for part in file.windows():

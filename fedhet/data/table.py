@@ -388,9 +388,14 @@ class TableRows:
 
     def numbers(self, chunk: Chunk) -> npt.NDArray[np.float32]:
         """Return float32 (k, f), NaN for a gap; raise UserError for what is no such value."""
-        bad = [name for name in self.plain if chunk.frame[name].dtype.kind != "f"]
-        if bad:
-            self._refuse(bad, chunk)
+        if bad := [name for name in self.plain if chunk.frame[name].dtype.kind != "f"]:
+            column = chunk.frame[bad[0]].dropna()
+            word = column[to_numbers(column, chunk.file.form).isna()]
+            raise UserError(
+                f"{chunk.at(int(word.index[0]), bad[0])}: {shown(str(word.iloc[0]))} is not a "
+                f"number: name columns of words ({listed(bad)}) in ignore, or those of a table in "
+                "categories, each with its values"
+            )
         found = np.empty((len(chunk), len(self.inputs.columns)), dtype=np.float32)
         with np.errstate(over="ignore"):
             for place, name in enumerate(self.inputs.columns):
@@ -423,15 +428,6 @@ class TableRows:
             value = shown(str(chunk.frame[name].iloc[place]))
             raise UserError(f"{chunk.at(place, name)}: {value} is not one of its categories")
         return np.where(found < 0, np.nan, found)
-
-    def _refuse(self, names: Sequence[str], chunk: Chunk) -> None:
-        column = chunk.frame[names[0]].dropna()
-        word = column[to_numbers(column, chunk.file.form).isna()]
-        raise UserError(
-            f"{chunk.at(int(word.index[0]), names[0])}: {shown(str(word.iloc[0]))} is not a "
-            f"number: name columns of words ({listed(names)}) in ignore, or those of a table in "
-            "categories, each with its values"
-        )
 
 
 def of_rows(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:

@@ -47,8 +47,8 @@ HOSTILE = {
     "pickle": (dict(x=X, y=np.array([{}] * 4, dtype=object)), "'y' holds Python objects, which"),
     "shape": (dict(x=X[0, 0], y=Y), r"x is int16 of shape \(8,\), must be numbers \(n, chan"),
     "labels": (dict(x=X, y=Y[:3]), r"'y' has shape \(3,\), and x has 4"),
-    "no y": (dict(x=X), "has no column 'y' .target.; it has x"),
-    "no x": (dict(z=X, y=Y), "has no column 'x' .windows.; it has z, y"),
+    "no y": (dict(x=X), "target: .* has no column 'y'; it has x"),
+    "no x": (dict(z=X, y=Y), "signals: .* has no column 'x'.*; it has z, y"),
 }
 
 

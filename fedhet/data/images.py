@@ -66,15 +66,21 @@ class ScanFound(Exception):
     """An image of more than 8 bits among those that were to be stored as bytes."""
 
 
-def losses(flags: Sequence[int], inputs: Inputs) -> list[str]:
-    """Return lines about what images with these flags lost; none where nothing was lost."""
+def losses(flags: Sequence[int], inputs: Inputs, bad: Sequence[str], most: int = 5) -> list[str]:
+    """Return lines about what images with these flags lost, and about files that are no images.
+
+    ``most`` of the ``bad`` files are named.
+    """
     high, wide, _ = inputs.image_shape
     lost = {
         f"images of other proportions were squashed to {wide} x {high}": SQUASHED,
         "images of more than 8 bits a channel were cut to 8": SHORTENED | SCAN * (not inputs.scan),
     }
     counts = {what: sum(bool(one & flag) for one in flags) for what, flag in lost.items()}
-    return [f"{count} {what}" for what, count in counts.items() if count]
+    lines = [f"{count} {what}" for what, count in counts.items() if count]
+    if bad:
+        lines.append(f"ignored {len(bad)} files that are not readable images: {listed(bad, most)}")
+    return lines
 
 
 def image_stream(
@@ -106,7 +112,7 @@ def image_stream(
     if not kept:
         names = listed(bad, 5)
         raise UserError(f"data-path: none of {len(bad)} files is a readable image ({names})")
-    notes, warnings = list(about.notes), losses(flags, inputs)
+    notes, warnings = list(about.notes), losses(flags, inputs, bad)
     scan, factors = np.array([bool(one & SCAN) for one in flags]), about.factors
     if inputs.scan and scan.any():
         notes.append(
@@ -124,11 +130,10 @@ def image_stream(
     there = np.unique(labels)
     if not keep_empty and len(there) < len(classes):
         gone = [name for label, name in enumerate(classes) if label not in there]
-        warnings.append(f"dropped {len(gone)} classes without a readable image: {listed(gone, 5)}")
+        warnings.insert(
+            0, f"dropped {len(gone)} classes without a readable image: {listed(gone, 5)}"
+        )
         classes, labels = tuple(classes[k] for k in there), np.searchsorted(there, labels)
-    if bad:
-        text = f"ignored {len(bad)} files that are not readable images"
-        warnings.append(f"{text}: {listed(bad, 5)}")
     return replace(
         about, labels=labels, classes=classes, paths=tuple(about.paths[k] for k in kept),
         sites=about.sites[kept] if len(about.sites) else about.sites, factors=factors,
@@ -144,32 +149,28 @@ def is_scan(image: Image.Image) -> bool:
     return image.mode in ("I", "F") or image.mode.startswith("I;16")
 
 
-def to_pixels(image: Image.Image, shape: Shape) -> Pixels:
-    """Return any image as uint8 of that shape, resized bilinearly without its aspect."""
+def to_pixels(image: Image.Image, shape: Shape, *, scans: bool = False) -> Pixels:
+    """Return any image as uint8 of that shape, resized bilinearly without its aspect.
+
+    ``scans``: float32 (h, w, 1) of its own values; an image of 8 bits becomes grey, 0 to 255.
+    """
     high, wide, channels = shape
-    if is_scan(image):
-        # Pillow's own conversion clips at 255, which turns scans white.
-        image = Image.fromarray(
-            (np.asarray(image).clip(0, 65535).astype(np.int32) >> 8).astype(np.uint8)
-        )
     mode = "RGB" if channels == 3 else "L"
+    values = np.asarray(image) if is_scan(image) else None
+    if values is not None and not scans:
+        # Pillow's own conversion clips at 255, which turns scans white.
+        image = Image.fromarray((values.clip(0, 65535).astype(np.int32) >> 8).astype(np.uint8))
+    elif scans:
+        values = np.asarray(image.convert("L") if values is None else values, dtype=np.float32)
+        finite = values[np.isfinite(values)]
+        if finite.size < values.size:
+            values = np.nan_to_num(values, nan=finite.min())
+        image, mode = Image.fromarray(values), "F"
     if image.mode != mode:
         image = image.convert(mode)
     if image.size != (wide, high):
         image = image.resize((wide, high), Image.Resampling.BILINEAR)
-    return np.asarray(image, dtype=np.uint8).reshape(shape)
-
-
-def to_scan(image: Image.Image, shape: Shape) -> Pixels:
-    """Return any image as float32 (h, w, 1) of its own values; 8 bits become grey, 0 to 255."""
-    plain = image if is_scan(image) else image.convert("L")
-    values = np.asarray(plain, dtype=np.float32)
-    if not np.isfinite(values).all():
-        values = np.nan_to_num(values, nan=float(np.nanmin(values[np.isfinite(values)])))
-    if values.shape != shape[:2]:
-        resized = Image.fromarray(values).resize(shape[1::-1], Image.Resampling.BILINEAR)
-        values = np.asarray(resized, dtype=np.float32)
-    return values[..., None]
+    return np.asarray(image).reshape(high, wide, -1)
 
 
 def decoded(image: Image.Image, shape: Shape, *, scans: bool = False) -> Decoded:
@@ -182,7 +183,7 @@ def decoded(image: Image.Image, shape: Shape, *, scans: bool = False) -> Decoded
         image, flags = ImageOps.exif_transpose(image), flags | TURNED
     off = image.width * shape[0] - image.height * shape[1]
     flags |= SQUASHED * (abs(off) >= image.height)
-    return Decoded((to_scan if scans else to_pixels)(image, shape), flags)
+    return Decoded(to_pixels(image, shape, scans=scans), flags)
 
 
 def _decode(read: Callable[[str], bytes], name: str, shape: Shape, *, scans: bool) -> Decoded:

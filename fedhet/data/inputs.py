@@ -146,7 +146,7 @@ class Inputs:
         """Return in what ``other`` differs from these, in words; empty if in nothing."""
         if (self.kind, self.shape, self.vocabulary) != (other.kind, other.shape, other.vocabulary):
             return f"examples are {other}, but this run's are {self}"
-        for ours, theirs in zip_longest(self.columns, other.columns, fillvalue="none"):
+        for ours, theirs in zip_longest(self.columns, other.columns):
             if ours != theirs:
                 return f"column '{theirs}' is where this run has '{ours}'"
         if self.categories != other.categories:

@@ -135,7 +135,11 @@ def _of_hub(dataset: str, data_path: str, reading: Reading) -> Source:
             )
 
         def frames(columns: list[str], size: int) -> Iterator[Any]:
-            return iter(data.select_columns(columns).with_format("pandas").iter(size))
+            part = data.select_columns(columns).with_format("arrow")
+            pieces = (part[start : start + size] for start in range(0, len(part), size))
+            return (
+                one.to_pandas(integer_object_nulls=True, ignore_metadata=True) for one in pieces
+            )
 
         file = rows.FrameFile(where, reading.form, data.column_names, (), frames, names)
         own = replace(reading, target=reading.target or next(iter(names)))
@@ -460,9 +464,11 @@ def _loaded(
 
 def _clients(data: Data, count: int) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
     """Return the client column (n,) and the clients' ids, if there are any."""
-    names = [canonical(str(name)) for name in data.clients or ()]
-    if data.clients is not None and len(names) != count:
-        raise ValueError(f"{len(names)} clients, {count} labels")
+    if data.clients is None:
+        return np.zeros(0, dtype=np.int32), ()
+    if len(data.clients) != count:
+        raise ValueError(f"{len(data.clients)} clients, {count} labels")
+    names = [canonical(str(name)) for name in data.clients]
     known = {name: code for code, name in enumerate(dict.fromkeys(names))}
     return np.array([known[name] for name in names], dtype=np.int32), safe_ids(list(known))
 

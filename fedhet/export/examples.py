@@ -117,16 +117,8 @@ class ImageFiles:
                 yield path, image.pixels
 
     def warnings(self) -> list[str]:
-        """Return a line that names the unreadable files, if there are any, and what was lost."""
-        lines = losses(self._flags, self._inputs)
-        if self._unreadable:
-            more = len(self._unreadable) - _NAMED
-            rest = f" and {more} more" if more > 0 else ""
-            named = ", ".join(self._unreadable[:_NAMED]) + rest
-            lines.insert(
-                0, f"left out {len(self._unreadable)} files that are not readable images: {named}"
-            )
-        return lines
+        """Return lines about what was lost, and one that names unreadable files, if any are."""
+        return losses(self._flags, self._inputs, self._unreadable, _NAMED)
 
 
 # --- rows, texts and signals --------------------------------------------------------------------

@@ -1,9 +1,10 @@
-"""The handshake: ghosts, silent nodes, restarts, private folders, nodes with own choices."""
+"""The handshake: ghosts, silent nodes, lies, what is told, keys, sites with their own data."""
 
 import csv
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from helpers.pace import PATIENCE, Clock
 from helpers.tiny import tiny
@@ -11,12 +12,14 @@ from PIL import Image
 
 from fedhet.config.load import envelope
 from fedhet.config.schema import RunConfig
+from fedhet.deploy.certs import make
 from fedhet.engines.grid import SimulationGrid
 from fedhet.errors import RunFailed
 from fedhet.protocol import handshake as handshakes
 from fedhet.protocol import messages
+from fedhet.protocol.flower import key_as_sent
 from fedhet.protocol.handshake import Handshake, Roster
-from fedhet.protocol.messages import instruction
+from fedhet.protocol.messages import TRAIN, Instruction, instruction, request
 from fedhet.testing import LocalGrid, simulate
 
 
@@ -124,16 +127,6 @@ def test_a_run_that_hides_classes_is_told_none(grid):
     assert len(Handshake(grid, "x", Roster(), RunConfig(secure_sum="unmasked")).query()) == 3
 
 
-def test_max_images_is_the_most_that_a_client_may_declare(grid):
-    roster = Roster()
-    Handshake(grid, "x", roster).query()
-    sizes = {client: info.train_images for client, info in roster.infos.items()}
-    most = sorted(sizes.values())[1]
-    second = Roster()
-    found = Handshake(grid, "x", second, RunConfig(max_images=most)).query()
-    assert found == [client for client, size in sizes.items() if size <= most]
-
-
 def test_the_union_of_classes_is_bounded(grid):
     """Two clients bring names of their own, one of them too many: it goes, the other stays."""
 
@@ -183,7 +176,7 @@ def network(grid, monkeypatch):
     monkeypatch.setenv("FEDHET_NODE", "1")
 
     def tamper(node, message, reply):
-        if node == 2:
+        if node == 2 and "info" in reply.content:
             reply.content["info"]["client"] = "0"
         return reply
 
@@ -247,6 +240,74 @@ def test_missing_nodes_are_waited_for_aloud(network, monkeypatch):
         Handshake(network, "x", Roster()).wait(0, 0.3, said.append)
     assert said[0].startswith("waiting for clients since ")
     assert len(said) == 2
+
+
+# --- client ids bound to keys: a node that takes another's name is refused ------------------------
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """Clients "0", "1" and "2" certified by `fedhet certs`; their public keys as Flower's PEM."""
+    places = make(tmp_path / "tls", [], ["0", "1", "2"])
+    pems = {
+        name: key_as_sent(
+            load_ssh_public_key(places.client(f"{name}.pub").read_bytes())  # type: ignore[arg-type]
+        )
+        for name in ("0", "1", "2")
+    }
+    return tmp_path / "tls" / "clients", pems
+
+
+def asked(network, policy):
+    """Who is admitted when the liar is asked first; reasons by node."""
+    roster = Roster()
+    handshake = Handshake(network, "x", roster, RunConfig(client_keys=str(policy)))
+    network.online = {102}
+    handshake.query(patience=60)
+    network.online = {100, 101, 102}
+    handshake.query(patience=60)
+    return roster.nodes, roster.refused
+
+
+@pytest.mark.parametrize("policy", ["auto", "registered"])
+def test_a_member_with_another_members_name_is_refused(network, keys, policy):
+    if policy == "auto":  # without keys the first is believed
+        assert asked(network, policy)[0] == asked(network, "off")[0] == {"0": 102, "1": 101}
+    network.identities = {100 + k: (str(k), keys[1][str(k)]) for k in range(3)}
+    nodes, refused = asked(network, policy)
+    assert nodes == {"0": 100, "1": 101}
+    assert "this node's key is registered under the name" in refused[102]
+
+
+def test_a_key_without_a_name_cannot_take_a_registered_one(network, keys):
+    network.identities = {100: ("0", keys[1]["0"])}
+    roster = Roster()
+    Handshake(network, "x", roster, RunConfig(client_keys="auto")).query(patience=60)
+    assert roster.nodes == {"0": 100, "1": 101}
+    assert "the name of another node's key" in roster.refused[102]
+    nodes, refused = asked(network, "registered")
+    assert nodes == {"0": 100}
+    assert "is not registered under a name" in refused[101] + refused[102]
+
+
+def test_a_folder_of_keys_says_who_is_who(network, keys):
+    """Registered names do not matter then: whoever reaches the Control API could set them."""
+    folder, pems = keys
+    network.identities = {100: ("x", pems["0"]), 101: ("", pems["1"]), 102: ("0", pems["2"])}
+    nodes, refused = asked(network, folder)
+    assert nodes == {"0": 100, "1": 101}
+    assert refused == {102: "client id '0' belongs to another key than this node's"}
+    (folder / "0.pub").unlink()
+    nodes, refused = asked(network, folder)
+    assert nodes == {"1": 101} and "there is no 0.pub" in refused[100]
+    network.identities[101] = ("1", b"no key")
+    assert asked(network, folder)[0] == {}
+
+
+def test_the_content_of_a_message_cannot_be_guessed():
+    """Its id is the hash of it, and whoever knows the id may answer in the addressee's name."""
+    made = [request(TRAIN, 7, Instruction("x"), 60).content.object_id for _ in range(2)]
+    assert made[0] != made[1]
 
 
 # --- sites with data of their own -----------------------------------------------------------------

@@ -5,8 +5,6 @@ import pytest
 
 from fedhet.protocol.checks import StepLimits, check_arrays, size
 from fedhet.protocol.payload import Empty, HeaderRows
-from fedhet.strategies.fedkd import FedKDStrategy, compress, dense
-from fedhet.testing import make_strategy, small
 
 
 def run_with(start: float, ratio: float = 10.0) -> StepLimits:
@@ -52,14 +50,3 @@ def test_the_length_is_the_root_mean_square_of_the_difference():
     assert check_arrays(came, unusable, 1e4) == check_arrays(came, None, 1e4)
     assert size(came.flat) == check_arrays(came, None, 1e4)
     assert size([np.array([1, 2])]) == 0.0 == check_arrays(Empty(), Empty(), 1e4)
-
-
-def test_fedkds_step_is_the_product_of_its_factors(tmp_path):
-    strategy = make_strategy(small(tmp_path, method="fedkd"), [[0, 1]], [10], 2)
-    assert isinstance(strategy, FedKDStrategy)
-    random = np.random.default_rng(0)
-    updates = [random.normal(size=a.shape).astype(np.float32) for a in strategy.arrays().values()]
-    packed = compress(updates, 0.5)
-    wanted = size(dense(packed, [a.shape for a in updates]))
-    assert strategy.step_length(packed, 0.0) == pytest.approx(wanted)
-    assert strategy.step_start(strategy.roster.infos["0"]) == size(list(strategy.arrays().values()))

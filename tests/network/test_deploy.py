@@ -8,7 +8,7 @@ from pathlib import Path
 from helpers.programs import wait_for
 from network.federation import simulated_hash
 
-SUMS = {"method": "lg_fedavg", "local_epochs": 20, "sum_min": 2}
+SUMS = {"method": "lg_fedavg", "local_epochs": 10, "sum_min": 2}
 ROUNDS = 100  # more than pass until node 1 is caught in one
 
 

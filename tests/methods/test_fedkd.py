@@ -1,6 +1,7 @@
 """FedKD: gradients in plain torch, the traps of public compression, both directions."""
 
 import math
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ from fedhet.records.ledger import load_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.strategies.fedkd import (
     FedKDParams,
-    apply,
     compress,
     dense,
     entries,
@@ -24,7 +24,6 @@ from fedhet.strategies.fedkd import (
     whole,
 )
 from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
-from fedhet.training.loop import kl
 
 TINY = {"method": "fedkd", "image_size": 16, "dataset": "synthetic:120x4"}
 
@@ -37,21 +36,6 @@ def of_rank(m, n, singular, seed=0):
     u, _ = np.linalg.qr(random(m, len(singular), seed=seed))
     v, _ = np.linalg.qr(random(n, len(singular), seed=seed + 1))
     return ((u * np.array(singular)) @ v.T).astype(np.float32)
-
-
-# --- losses ------------------------------------------------------------------------------------
-
-
-def test_kl_of_equals_is_zero_by_hand_and_the_teacher_learns_nothing():
-    logits = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
-    assert kl(logits, logits).abs().item() < 1e-6
-    student = torch.zeros(2, 2, requires_grad=True)
-    teacher = torch.tensor([[math.log(3.0), 0.0], [0.0, 0.0]], requires_grad=True)
-    value = kl(student, teacher)  # KL((3/4, 1/4) || (1/2, 1/2)) and 0, mean over the batch
-    assert value.item() == pytest.approx((0.75 * math.log(1.5) + 0.25 * math.log(0.5)) / 2)
-    value.backward()
-    assert teacher.grad is None
-    assert torch.allclose(student.grad, torch.tensor([[-0.125, 0.125], [0.0, 0.0]]))
 
 
 def test_each_network_gets_the_gradient_of_its_own_loss(tmp_path):
@@ -96,19 +80,15 @@ def test_certain_and_right_networks_do_not_divide_by_zero(tmp_path):
 # --- compression -------------------------------------------------------------------------------
 
 
-def test_the_energy_grows_from_the_first_round():
+def test_the_energy_grows_and_the_smallest_rank_holds_it_by_hand():
     assert FedKDParams().share(1, 10) == 0.95
     assert FedKDParams().share(6, 10) == pytest.approx(0.965)
-
-
-def test_the_smallest_rank_with_enough_energy_by_hand():
     s = np.array([3.0, 2.0, 1.0])  # squares 9, 4, 1 of 14
     assert [smallest_rank(s, e) for e in (0.5, 9 / 14, 0.9, 13 / 14, 0.99, 1.0)] == [
         1, 1, 2, 2, 3, 3
     ]  # fmt: skip
     assert smallest_rank(np.zeros(3), 0.95) == 0
     assert smallest_rank(np.full(4, 1e-200), 0.95) == 4
-    assert smallest_rank(np.array([1.0]), 1.0) == 1
 
 
 def test_factors_hold_the_energy_and_kernels_become_matrices():
@@ -123,46 +103,25 @@ def test_factors_hold_the_energy_and_kernels_become_matrices():
     assert held >= 0.95
 
 
-@pytest.mark.parametrize("share", [0.95, 0.98, 1.0])
-def test_a_fresh_classifier_is_not_zeroed(share):
-    """Public code cuts a flat spectrum of full rank to rank 0."""
-    flat = random(10, 500)
-    packed = compress([flat], share)
-    (back,) = dense(packed, [flat.shape])
-    assert np.linalg.norm(back - flat) <= math.sqrt(1 - share + 1e-6) * np.linalg.norm(flat)
-    assert packed.ranks[0] != 0
-    assert packed.floats <= flat.size
-
-
 def test_rank_0_only_for_a_zero_delta_and_never_more_than_dense():
+    """Public code cuts the flat spectrum of a fresh classifier to rank 0."""
     zero, small_, flat = np.zeros((20, 30), np.float32), random(20, 30) * 1e-30, random(3, 2)
     vectors = [np.zeros(7, np.float32), random(1, 9), np.array(3, np.float32)]
-    deltas = [zero, small_, of_rank(20, 30, [1.0]), flat, *vectors]
+    deltas = [zero, small_, of_rank(20, 30, [1.0]), flat, random(10, 500), *vectors]
     for share in (0.01, 0.5, 0.95, 0.999, 1.0):
         packed = compress(deltas, share)
-        assert [rank == 0 for rank in packed.ranks.tolist()] == [True] + [False] * 6
+        assert [rank == 0 for rank in packed.ranks.tolist()] == [True] + [False] * 7
         for (_, parts), delta in zip(entries(packed), deltas, strict=True):
             assert sum(part.size for part in parts) <= delta.size
         for back, delta in zip(dense(packed, [d.shape for d in deltas]), deltas, strict=True):
-            assert bool(back.any()) == bool(delta.any())
-
-
-def test_applying_an_update_and_the_whole():
-    old, delta = [random(40, 30), random(4)], [of_rank(40, 30, [2.0, 1.0]), random(4, seed=3)]
-    new = apply(compress(delta, 0.999), old)
-    assert [a.dtype for a in new] == [np.float32, np.float32]
-    assert all(np.allclose(n, o + d, atol=1e-6) for n, o, d in zip(new, old, delta, strict=True))
-    again = apply(whole(new), old)
-    assert all((a == b).all() for a, b in zip(again, new, strict=True))
+            lost = math.sqrt(1 - share + 1e-6) * np.linalg.norm(delta.astype(np.float64))
+            assert np.linalg.norm(back - delta) <= lost and bool(back.any()) == bool(delta.any())
 
 
 def test_a_delta_that_cannot_be_decomposed_is_an_error_with_a_reason(monkeypatch):
     with pytest.raises(RunFailed, match="not finite"):
         compress([np.array([[np.nan, 1.0]], np.float32)], 0.95)
-
-    def fail(*_, **__):
-        raise torch.linalg.LinAlgError("did not converge")
-
+    fail = Mock(side_effect=torch.linalg.LinAlgError("did not converge"))
     monkeypatch.setattr(torch.linalg, "svd", fail)
     with pytest.raises(RunFailed, match="does not converge"):
         compress([random(20, 30)], 0.95)
@@ -196,12 +155,10 @@ def test_the_weighted_mean_of_updates_moves_the_student(tmp_path):
 @pytest.mark.parametrize(
     ("reason", "change"),
     [
-        ("ranks are", lambda ranks, tensors: (ranks[:-1], tensors)),
         ("ranks are", lambda ranks, tensors: (ranks.astype(np.float64), tensors)),
         ("rank -2", lambda ranks, tensors: (np.array([-2, *ranks[1:]]), tensors)),
         ("rank 9223", lambda ranks, tensors: (np.array([2**63 - 1, *ranks[1:]]), tensors)),
         ("rank 0 ", lambda ranks, tensors: (np.array([ranks[0], 0, *ranks[2:]]), tensors)),
-        ("arrays, expected", lambda ranks, tensors: (ranks, tensors[:-1])),
         ("array 0 is", lambda ranks, tensors: (ranks, (tensors[0].T, *tensors[1:]))),
         ("norm", lambda ranks, tensors: (ranks, tuple(t * 0 + 3e3 for t in tensors))),
     ],
@@ -220,7 +177,7 @@ def test_hostile_shapes_are_rejected(tmp_path, reason, change):
 # --- rounds ------------------------------------------------------------------------------------
 
 
-def test_the_upload_is_after_minus_received_and_a_copy(tmp_path):
+def test_the_upload_is_after_minus_received(tmp_path):
     client = make_client(small(tmp_path, **TINY, compress="off"), 0, tmp_path)
     start = [np.zeros(p.shape, np.float32) for p in client.student.parameters()]
     client.receive(whole(start))
@@ -228,22 +185,12 @@ def test_the_upload_is_after_minus_received_and_a_copy(tmp_path):
     with torch.no_grad():
         for parameter in client.student.parameters():
             parameter.add_(0.5)
-    sent = client.upload()
-    assert all((t == 0.5).all() for t in sent.tensors)
-    with torch.no_grad():
-        client.student.conv1.weight.zero_()
-    assert (sent.tensors[0] == 0.5).all()
-
-
-def received(folder, config, client, generation):
-    path = folder.state_dir(config) / folder.experiment / client / f"{generation:08d}.safetensors"
-    return {k.removeprefix("received/"): v for k, v in load_file(path).items()
-            if k.startswith("received/")}  # fmt: skip
+    assert all((t == 0.5).all() for t in client.upload().tensors)
 
 
 def test_compressed_downlink_keeps_everybody_on_the_servers_bits(tmp_path):
     """Client 1 fails in round 2: in round 3 it alone is sent the dense student."""
-    fixed = {**TINY, "compress_down": True, "t_start": 0.9, "t_end": 0.9}
+    fixed = {**TINY, "compress_down": True, "t_start": 0.9, "t_end": 0.9, "representation": 64}
     after = {}  # the checkpoint that is there when a round begins, by round
 
     def fail(node, message, reply):
@@ -259,8 +206,10 @@ def test_compressed_downlink_keeps_everybody_on_the_servers_bits(tmp_path):
     long, grid = simulate(config, tamper=fail)
     arrays = after[3].arrays
     for client in ("0", "1", "2"):  # what everybody held in round 4 is the student after round 3
-        held = received(long, config, client, 4)
-        assert all((held[name] == arrays[name]).all() for name in held) and len(held) == 10
+        (path,) = long.path.glob(f"state/*/{client}/00000004.safetensors")
+        kept = {n.removeprefix("received/"): a for n, a in load_file(path).items()}
+        held = kept.keys() & arrays.keys()
+        assert all((kept[name] == arrays[name]).all() for name in held) and len(held) == 10
     sizes = [[], [], []]
     for message in grid.sent:
         if message.metadata.message_type == "train":

@@ -9,7 +9,6 @@ import torch
 from fedhet.clients.fedssa import stabilisation
 from fedhet.errors import RunFailed
 from fedhet.protocol.payload import HeaderRows
-from fedhet.strategies.averaging import sum_by_class
 from fedhet.strategies.fedssa import FedSSAParams
 from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
 
@@ -33,6 +32,7 @@ def test_the_server_takes_the_unweighted_mean_per_class(tmp_path):
     assert (after["header.weight"][2] == 24.0).all()  # only client 1
     assert (after["header.weight"][3] == before[3]).all()  # nobody sampled: kept
     assert after["header.bias"][:3].tolist() == [-1.0, -12.5, -24.0]
+    assert after["header.weight"].dtype == np.float32
 
 
 def test_whole_headers_are_averaged_with_sample_weights(tmp_path):
@@ -41,14 +41,6 @@ def test_whole_headers_are_averaged_with_sample_weights(tmp_path):
     payloads = {"0": rows([0, 1, 2], 0.0), "1": rows([0, 1, 2], 4.0)}
     strategy.aggregate(uploads_of(strategy, payloads), 1)
     assert np.allclose(strategy.arrays()["header.weight"][:, 0], [3.0, 13.0, 23.0])
-
-
-def test_a_mean_by_class_by_hand():
-    rows = [np.array([[1, 2], [5, 5]], np.float32), np.array([[3, 6]], np.float32)]
-    before = np.full((4, 2), 9.0, dtype=np.float32)
-    means = sum_by_class(np.array([2, 0, 2]), rows, None, 4).means(before)
-    assert means.tolist() == [[5.0, 5.0], [9.0, 9.0], [2.0, 4.0], [9.0, 9.0]]
-    assert means.dtype == np.float32
 
 
 def test_mu_follows_the_papers_rounds():
@@ -92,8 +84,6 @@ def test_without_bias_the_bias_stays_at_home(tmp_path):
     assert payload.floats == 2 * 500
     client.receive(payload)
     assert torch.equal(client.model.head.bias, bias)
-    folder, _ = simulate(config)
-    assert {r["uplink_floats"] for r in folder.read_rounds()} == {3 * 1000}
 
 
 def test_a_header_that_is_not_finite_stops_the_run_and_names_the_cause(tmp_path):

@@ -1,8 +1,8 @@
 """Standalone: nothing crosses the wire, and a client's training is plain SGD."""
 
-import numpy as np
 import torch
 import torch.nn.functional as F
+from methods.byhand import ROUND, train_images
 
 from fedhet.rng import generator
 from fedhet.testing import make_client, small
@@ -14,12 +14,9 @@ def test_one_round_is_plain_sgd(tmp_path):
     client = make_client(config, 1, tmp_path)
     model = client.local_model()
     model.load_state_dict(client.model.state_dict())
-    client.fit([], {"round": 1, "generation": 0, "evaluate": False})
+    client.fit([], ROUND)
 
-    data = client.setup.data
-    pixels = torch.from_numpy(np.array(data.dataset.examples[data.split.train]))
-    inputs = pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
-    labels = torch.from_numpy(data.dataset.labels[data.split.train])
+    inputs, labels = train_images(client)
     order = generator(config.seed, "shuffle", "1", 1)
     velocity = [torch.zeros_like(p) for p in model.parameters()]
     for _ in range(2):

@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import pytest
+from cli.refusals import SMALL
 
 from fedhet.cli.app import execute
 from fedhet.engines import session
 from fedhet.engines.launch import Launch
 from fedhet.errors import RunFailed
-
-SMALL = ("models=cnn-5", "clients=2", "rounds=1")
 
 
 @pytest.fixture

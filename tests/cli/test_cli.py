@@ -1,9 +1,7 @@
 """The command line in this process: every mistake is one line and a code; nothing is launched."""
 
-import json
-
 import pytest
-from cli.refusals import refused
+from cli.refusals import SMALL, refused
 
 from fedhet.cli.app import execute
 from fedhet.engines import session
@@ -12,7 +10,6 @@ from fedhet.errors import RunFailed
 from fedhet.records.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("here")
-SMALL = ("models=cnn-5", "clients=2", "rounds=1")
 
 
 RUNS = (  # what tests/config/test_config.py cannot know: data, devices, folders, options
@@ -57,24 +54,6 @@ def test_a_mistake_is_one_line_and_leaves_nothing(capsys, here):
         assert list(here.iterdir()) == []
 
 
-def test_a_missing_model_module_in_the_working_folder_is_found(capsys, here, pretend):
-    pretend()
-    (here / "fedhet_own_model.py").write_text(
-        "from torch import nn\n"
-        "class Net(nn.Module):\n"
-        "    def __init__(self, d, classes):\n"
-        "        super().__init__()\n"
-        "        self.body = nn.Sequential(nn.Flatten(), nn.Linear(3072, d))\n"
-        "        self.head = nn.Linear(d, classes)\n"
-        "    def features(self, x):\n"
-        "        return self.body(x)\n"
-        "def make(classes, d, image_size):\n"
-        "    return Net(d, classes)\n",
-        encoding="utf-8",
-    )
-    assert execute(["run", "quickstart", "models=fedhet_own_model:make", "clients=2"]) == 0
-
-
 def test_the_run_folder_is_the_last_line(capsys, here, pretend):
     launches = pretend()
     out = ["--out", "results", "--name", "first"]
@@ -87,13 +66,6 @@ def test_the_run_folder_is_the_last_line(capsys, here, pretend):
     assert launch.envelope().endswith(
         f'"experiment":"{launch.folder.experiment}","resume":false}}}}'
     )
-
-
-def test_json_is_the_summary_and_nothing_else(capsys, here, pretend):
-    pretend()
-    assert execute(["run", "quickstart", *SMALL, "--name", "first", "--json"]) == 0
-    summary = json.loads(capsys.readouterr().out)
-    assert (summary["status"], summary["folder"]) == ("completed", str(here / "runs" / "first"))
 
 
 def test_a_run_folder_is_never_used_twice(capsys, pretend):

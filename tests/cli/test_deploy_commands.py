@@ -1,13 +1,16 @@
 """Mistakes in the commands of a deployment, the check, the status: nothing is started."""
 
+import contextlib
 import errno
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from filelock import FileLock
@@ -22,7 +25,7 @@ from fedhet.deploy.network import OTHER_CA
 from fedhet.deploy.node import REFUSALS, Node, NodePlan, said
 from fedhet.engines import launch
 from fedhet.engines.system import Interrupted, free_ports
-from fedhet.errors import UserError
+from fedhet.errors import RunFailed, UserError
 from fedhet.files import read_toml
 from fedhet.records.formats import Line
 from fedhet.records.run_folder import RunFolder
@@ -96,22 +99,12 @@ def test_categories_that_every_node_would_refuse_are_refused_here(tls, capsys):
     assert "categories: 'smoker' needs its values on a network" in capsys.readouterr().err
 
 
-def test_a_folder_of_certificates_stands_for_its_server(tls, monkeypatch):
-    monkeypatch.setenv("FLWR_HOME", "/elsewhere")
-    assert connect("supergrid") == "supergrid"  # Flower makes a file with it
-    _served(tls, 4711)
-    assert connect("tls") == CONNECTION
-    assert ServerFolder(tls).control() == "127.0.0.1:4711"
-    assert ServerFolder(tls).home.stat().st_mode & 0o077 == 0
-
-
 def test_a_second_server_leaves_the_first_one_reachable(tls, capsys):
     (port,) = free_ports(1)
     _served(tls, port)
+    words = ["server", "tls", "--host", "127.0.0.1", "--port", f"{free_ports(1)[0]}"]
     with FileLock(ServerFolder(tls).home / ".lock"), socket.create_server(("127.0.0.1", port)):
-        assert (
-            execute(["server", "tls", "--host", "127.0.0.1", "--port", f"{free_ports(1)[0]}"]) == 2
-        )
+        assert execute(words) == 2
     assert "already has a running server" in capsys.readouterr().err
     assert ServerFolder(tls).control() == f"127.0.0.1:{port}"
 
@@ -184,8 +177,7 @@ def test_a_supernode_that_lost_a_message_or_its_server_begins_anew(
 
 
 def test_a_node_that_is_refused_again_and_again_asks_less_often_and_never_stops():
-    waits = [node.pause(refusals) for refusals in range(5)]
-    assert waits == [5.0, 5.0, 10.0, 15.0, 15.0] and node.pause(10**6) == 15.0
+    assert [node.pause(refusals) for refusals in (0, 1, 2, 3, 10**6)] == [5, 5, 10, 15, 15]
 
 
 LEAVES = """
@@ -241,7 +233,11 @@ def test_status_puts_superlink_and_run_folder_together(tmp_path):
                       "folder": ""}  # fmt: skip
 
 
-def test_a_superlink_that_is_neither_folder_nor_connection_is_a_mistake(tmp_path, monkeypatch):
+def test_a_superlink_is_a_folder_of_certificates_or_a_connection(tls, tmp_path, monkeypatch):
+    _served(tls, 4711)
+    assert connect("tls") == CONNECTION
+    assert ServerFolder(tls).control() == "127.0.0.1:4711"
+    assert ServerFolder(tls).home.stat().st_mode & 0o077 == 0
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     assert connect("local") == "local"  # without a file, Flower has its own defaults
     with pytest.raises(UserError, match=r"'127.0.0.1:9093' is an address: .* \[superlink.NAME\]"):
@@ -250,14 +246,78 @@ def test_a_superlink_that_is_neither_folder_nor_connection_is_a_mistake(tmp_path
         connect("nte")
     (tmp_path / "config.toml").write_text('[superlink.net]\naddress = "127.0.0.1:1"\n')
     assert connect("net") == "net"
-    with pytest.raises(UserError, match=r"'nte' is neither a folder .* config.toml \(net\)"):
-        connect("nte")
 
 
-def taker(monkeypatch, start):
-    """A SuperLink of which only this is known: what it does with a run that it is sent."""
-    control = SimpleNamespace(start=start, close=lambda: None)
+# --- a SuperLink that takes a run, or not ---------------------------------------------------------
+
+
+@pytest.fixture
+def superlink(tmp_path, monkeypatch):
+    """A SuperLink that takes a run; ``answers`` are its words about it, in turn."""
+    control = SimpleNamespace(answers=[], start=lambda *_: 1, close=lambda: None)
+
+    def status(_run_id):
+        now = control.answers.pop(0)
+        if isinstance(now, Exception):
+            raise now
+        return now
+
+    control.status = status
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     monkeypatch.setattr(submit, "NamedControl", lambda _: control)
+    for name in ("ASK", "ASK_END", "POLL"):
+        monkeypatch.setattr(submit, name, 0.0)
+    return control
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder.create(build_config({"out": str(tmp_path)}), "r")
+
+
+def submitted(folder, where="local", said=print, **launched):
+    started = launch.Launch(launched.pop("config", build_config({})), folder, **launched)
+    submit.submit_remote(started, where, lambda _: None, said)
+
+
+def test_a_superlink_that_is_away_is_waited_for_aloud(superlink, monkeypatch, folder):
+    monkeypatch.setattr("fedhet.deploy.network.TOLD_AFTER", 0.0)
+    gone = RunFailed("no")
+    superlink.answers += [gone, gone, ("running", ""), ("finished:completed", "")]
+    said = []
+    submitted(folder, said=said.append)
+    assert any(re.fullmatch("waiting for .*local.* since [0-9:]+: no", line) for line in said)
+
+
+def test_a_failed_run_of_a_servers_folder_names_its_own_folder(superlink, monkeypatch, folder):
+    superlink.answers.append(("finished:failed", "nobody is there"))
+    monkeypatch.setattr(submit, "connect", lambda _: CONNECTION)
+    with pytest.raises(RunFailed, match=f"nobody is there .run folder: {folder.path}"):
+        submitted(folder, "tls")
+
+
+@pytest.mark.parametrize("found", [7, None])
+def test_a_run_whose_answer_was_lost_is_looked_for_before_it_is_given_up(superlink, folder, found):
+    asked = []
+    superlink.start = Mock(side_effect=RunFailed("the connection was closed"))
+    superlink.find = lambda _: found
+    superlink.status = lambda run_id: asked.append(run_id) or ("finished:completed", "")
+    lost = pytest.raises(RunFailed, match=r"may or may not have accepted .* `fedhet status`")
+    with lost if found is None else contextlib.nullcontext():
+        submitted(folder)
+    assert asked == ([7] if found else [])
+
+
+def test_what_the_server_waits_for_is_shown_where_the_run_was_asked_for(folder):
+    said = []
+    reader = launch.Reader(folder, lambda _: None, said.append)
+    folder.wait_for("2 of 3 clients since 10:00:00")
+    reader.read()
+    reader.read()
+    folder.wait_for("")
+    reader.read()
+    assert said == ["2 of 3 clients since 10:00:00"]
+    assert not list(folder.path.glob("waiting*"))
 
 
 @pytest.mark.parametrize(
@@ -269,9 +329,8 @@ def taker(monkeypatch, start):
     ],
 )
 def test_a_resumption_that_no_superlink_takes_changes_nothing(
-    tmp_path, monkeypatch, ending, seen, says
+    tmp_path, superlink, ending, seen, says
 ):
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     config = build_config({"out": str(tmp_path), "name": "ended", "rounds": 2})
     folder = RunFolder.create(config, "ended")
     folder.write_summary(config, "completed", [], "")
@@ -286,8 +345,7 @@ def test_a_resumption_that_no_superlink_takes_changes_nothing(
         raise ending
 
     before = contents()
-    taker(monkeypatch, refuse)
-    more = launch.Launch(config.model_copy(update={"rounds": 4}), folder, resume=True)
+    superlink.start = refuse
     with pytest.raises(seen, match=says):
-        submit.submit_remote(more, "local", lambda _: None, lambda _: None)
+        submitted(folder, config=config.model_copy(update={"rounds": 4}), resume=True)
     assert contents() == before

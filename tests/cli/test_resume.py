@@ -3,14 +3,13 @@
 import json
 
 import pytest
-from cli.refusals import refused
+from cli.refusals import SMALL, refused
 from filelock import FileLock
 
 from fedhet.cli.app import execute
 from fedhet.records.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("here")
-SMALL = ("models=cnn-5", "clients=2", "rounds=1")
 
 
 def test_resume_takes_the_same_configuration(capsys, stopped, pretend, monkeypatch, tmp_path):

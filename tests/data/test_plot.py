@@ -14,7 +14,7 @@ def _ink(path) -> int:
     return int((pixels[..., 2] - pixels[..., 0] > 60).sum())
 
 
-@pytest.mark.parametrize(("clients", "classes"), [(1, 2), (10, 10), (120, 10), (5, 100)])
+@pytest.mark.parametrize(("clients", "classes"), [(1, 2), (40, 10), (5, 30)])
 def test_area_of_the_bubbles_follows_the_counts(tmp_path, clients, classes):
     counts = np.full((clients, classes), 40)
     names = [f"class {s}" for s in range(classes)]

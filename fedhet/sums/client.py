@@ -61,6 +61,7 @@ from fedhet.site.limits import Limits
 from fedhet.site.privacy import Budget, UploadProtection, clipped, share_steps
 from fedhet.site.state import SUM_KEY, FileStore
 from fedhet.sums.contribution import (
+    IMAGES,
     SPENT,
     Own,
     Summand,
@@ -510,7 +511,7 @@ class SumProtection(UploadProtection):
             shown = numbers
             if self.metrics is not None:
                 images = float(sum(self._own().images))
-                self._put(self.metrics.vector(numbers | {"train_images": images}))
+                self._put(self.metrics.vector(numbers | {IMAGES: images}))
                 shown = {name: value for name, value in numbers.items() if name == SPENT}
             words = to_words(np.concatenate(self._steps))
             return what.reply(

@@ -127,8 +127,8 @@ def about_few(owners: Vector, min_owners: int) -> str:
 ACCURACIES = ("test_accuracy", "val_accuracy", "test_accuracy_before", "val_accuracy_before")
 LOSS = "train_loss"
 SPENT = "epsilon_spent"  # what its uploads have cost a client: told beside the sum, no secret
-WIDE = ("train_images",)
-BITS = 20  # of the lower part of a wide number
+IMAGES = "train_images"  # a number too large for one entry: summed in two parts
+BITS = 20  # of its lower part
 HIGH = 2.0**-10  # what one of the higher part counts
 
 
@@ -166,20 +166,18 @@ class SumMetrics:
             name: 100.0 if metric.percent else 1.0
             for name, metric in sorted(BESIDE_ACCURACY.items())
         }
-        self.chained = 2 * len(self.scales) + 2 * len(WIDE)
+        self.chained = 2 * len(self.scales) + 2
 
     def __len__(self) -> int:
         return self.chained + 2 * len(self.unchained)
 
     def vector(self, metrics: Mapping[str, float]) -> Vector:
         """Return one client's numbers, each with a one, or two zeros for one that it lacks."""
-        found = self._shares(metrics, self.scales)
-        lower = self.largest / 2**BITS
-        for name in WIDE:
-            whole = round(metrics.get(name, 0.0))
-            high, low = divmod(min(whole, int(self.largest / HIGH) << BITS), 1 << BITS)
-            found += [high * HIGH, low * lower]
-        return np.array(found + self._shares(metrics, self.unchained))
+        whole = round(metrics.get(IMAGES, 0.0))
+        high, low = divmod(min(whole, int(self.largest / HIGH) << BITS), 1 << BITS)
+        images = [high * HIGH, low * (self.largest / 2**BITS)]
+        own, unchained = (self._shares(metrics, s) for s in (self.scales, self.unchained))
+        return np.array([*own, *images, *unchained])
 
     def _shares(self, metrics: Mapping[str, float], scales: Mapping[str, float]) -> list[float]:
         found: list[float] = []
@@ -196,14 +194,12 @@ class SumMetrics:
         Nothing of what fewer than ``min_clients`` of them have.
         """
         found: dict[str, Summed] = {}
-        places = [*self.scales.items(), *(("", 0.0) for _ in WIDE), *self.unchained.items()]
-        for (name, scale), (value, there) in zip(places, total.reshape(-1, 2), strict=True):
-            count = round(float(there)) if name else 0
-            if count >= max(1, min_clients):
-                found[name] = Summed(float(value) * scale / count, count)
-        lower = self.largest / 2**BITS
-        wide = total[2 * len(self.scales) : self.chained].reshape(-1, 2)
-        for name, (high, low) in zip(WIDE, wide, strict=True):
-            whole = float(high) / HIGH * 2**BITS + float(low) / lower
-            found[name] = Summed(whole / clients, clients)
+        places = [*self.scales.items(), (IMAGES, 0.0), *self.unchained.items()]
+        pairs = total.reshape(-1, 2).tolist()
+        for (name, scale), (value, there) in zip(places, pairs, strict=True):
+            if name == IMAGES:
+                whole = value / HIGH * 2**BITS + there / (self.largest / 2**BITS)
+                found[name] = Summed(whole / clients, clients)
+            elif (count := round(there)) >= max(1, min_clients):
+                found[name] = Summed(value * scale / count, count)
         return found

@@ -44,7 +44,7 @@ def sum_uploads(uploads: Sequence[Upload], rule: Rule = MEAN) -> Vector:
     if rule.name != "mean":
         columns = zip(*(payload.flat for payload in payloads), strict=True)
         middles = [rule.middle_of(list(column)).ravel() for column in columns]
-        return np.concatenate([*middles, [1.0]]).astype(np.float64)
+        return np.append(np.concatenate(middles), 1.0).astype(np.float64)
     total = weighted_sum(payloads, [upload.weight for upload in uploads])
     total[-1] = 1.0
     return total

@@ -164,7 +164,7 @@ def _write_examples(path: Path, stream: Stream) -> tuple[Content, dict[str, Any]
     def chunks() -> Iterator[npt.NDArray[Any]]:
         found.append((yield from stream))
 
-    count, form = 0, {}
+    count, form = 0, dict[str, Any]()
     with path.open("wb") as file:
         for chunk in chunks():
             file.write(np.ascontiguousarray(chunk).tobytes())

@@ -193,9 +193,8 @@ def _check_forward(model: SplitModel, name: str, d: int, inputs: Inputs) -> None
         raise UserError(
             f"model {name!r}: features(x) of 2 examples is {got}, must be float32 of shape (2, {d})"
         )
-    close = {"rtol": 1e-3, "atol": 1e-4, "equal_nan": True}
     same = isinstance(full, Tensor) and full.shape == logits.shape
-    if not same or not torch.allclose(full, logits, **close):
+    if not same or not torch.allclose(full, logits, rtol=1e-3, atol=1e-4, equal_nan=True):
         raise UserError(f"model {name!r}: forward(x) must equal head(features(x)), and does not")
 
 

@@ -99,7 +99,9 @@ def small(tmp_path: Path, **changes: Any) -> RunConfig:
     return build_config({key.replace("_", "-"): value for key, value in values.items()})
 
 
-def make_client(config: RunConfig, index: int, folder: Path, round_: int = 1) -> MethodClient[Any]:
+def make_client(
+    config: RunConfig, index: int, folder: Path, round_: int = 1, device: str = "cpu"
+) -> MethodClient[Any]:
     """Client ``index`` of a configuration, restored to generation 0 as in message ``round_``."""
     data = load_local(
         config, {"partition-id": index, "num-partitions": config.clients}, simulated=True
@@ -109,7 +111,7 @@ def make_client(config: RunConfig, index: int, folder: Path, round_: int = 1) ->
         data=data,
         classes=data.dataset.classes,
         model=assigned_model(config, {}, data),
-        device=torch.device("cpu"),
+        device=torch.device(device),
         store=FileStore(folder / data.client, sync=False),
     )
     client = find_method(config.method).client(setup)

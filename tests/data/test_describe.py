@@ -1,9 +1,13 @@
-"""``fedhet init``: what is understood of a file, and a preset that runs it."""
+"""``fedhet init``: what is understood of a file, and a preset that runs it; the bubble plot."""
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from fedhet.cli import execute
+from fedhet.cli.app import execute
 from fedhet.config.load import load_config
+from fedhet.data.describe import bubble_plot
+from fedhet.errors import UserError
 from fedhet.site.local_data import load_partition
 
 ROWS = "".join(
@@ -31,10 +35,6 @@ def test_a_table_is_described_and_its_preset_runs(tmp_path, capsys):
     assert partition.ids == ("ward-0", "ward-1", "ward-2") and data.inputs.columns == ("age", "sex")
     assert execute(["init", "p.csv"]) == 2
     assert "'p.yaml' already exists" in capsys.readouterr().err
-
-
-def test_what_the_owner_knows_overrules_the_guess(tmp_path, capsys):
-    (tmp_path / "p.csv").write_text("id,age,sex,seen,ward,outcome\n" + ROWS)
     assert execute(["init", "p.csv", "target=sex", "site=outcome", "--out", "o.yaml"]) == 0
     config = load_config(tmp_path / "o.yaml")
     assert config.target == "sex" and config.site == ("outcome",)
@@ -55,17 +55,9 @@ def test_a_file_without_header_and_a_file_of_texts(tmp_path, capsys):
     assert (config.dataset, config.text, config.target) == ("texts", "review", "sentiment")
 
 
-def test_a_file_without_a_class_says_what_to_do(tmp_path, capsys):
-    (tmp_path / "m.csv").write_text("a,b\n" + "".join(f"{k * 0.37},{k * 1.7}\n" for k in range(80)))
-    assert execute(["init", "m.csv"]) == 2
-    assert "target=COLUMN, one of a, b; divide a measurement with labels" in capsys.readouterr().err
-
-
-METRICS = [("k%2", "accuracy"), ("k%3//2", "balanced_accuracy"),
-           ("k%3 if k > 9 else 3", "balanced_accuracy")]  # fmt: skip
-
-
-@pytest.mark.parametrize(("ill", "metric"), METRICS)
+@pytest.mark.parametrize(
+    ("ill", "metric"), [("k%2", "accuracy"), ("k%3 if k > 9 else 3", "balanced_accuracy")]
+)
 def test_the_headline_sees_rare_classes(tmp_path, ill, metric):
     rows = "".join(f"{30 + k * 7 % 41},{eval(ill, {'k': k})}\n" for k in range(200))
     (tmp_path / "p.csv").write_text("age,ill\n" + rows)
@@ -88,6 +80,7 @@ FILES = {  # columns by a formula of the row's number, and the target that is gu
     "count": ("y=k*k*7%103 trt='ab'[k%2] base=k*3%41 age=18+k%31", ""),
     "treatment": ("treat='abc'[k%3] before=k*k%97 after=k*7%50", ""),
     "codes": ("size=1+k%6 sex='fm'[k%2] bill=k*k%97/7", ""),
+    "measurements": ("a=k*0.37 b=k*1.7", ""),
 }
 
 
@@ -102,7 +95,10 @@ def test_the_target_is_guessed_or_asked_for(tmp_path, capsys, name):
         assert code == 0 and f"target: '{wanted}' is used" in capsys.readouterr().out
     else:
         error = capsys.readouterr().err
-        assert code == 2 and "target: which column is the class? target=COLUMN" in error
+        asked = "target: which column is the class? target=COLUMN"
+        if name == "measurements":
+            asked = "give target=COLUMN, one of a, b; divide a measurement with labels"
+        assert code == 2 and asked in error
 
 
 def test_what_may_be_wrong_is_said_at_once(tmp_path, capsys):
@@ -129,3 +125,19 @@ def test_free_text_is_no_category_and_no_file_of_texts(tmp_path, capsys):
     assert execute(["init", "p.csv"]) == 0
     assert "remarks: left out: sentences, or too many values" in capsys.readouterr().out
     assert load_config(tmp_path / "p.yaml").ignore == ("remarks",)
+
+
+def test_area_of_the_bubbles_follows_the_counts(tmp_path):
+    def ink(counts):
+        """Pixels of the bubbles' colour."""
+        bubble_plot(counts, [str(k) for k in range(10)], tmp_path / "plot.png")
+        pixels = np.asarray(Image.open(tmp_path / "plot.png").convert("RGB")).astype(int)
+        return int((pixels[..., 2] - pixels[..., 0] > 60).sum())
+
+    full = np.full((10, 10), 40)
+    part = np.zeros_like(full)
+    part[:, 0] = [40, *[20] * 9]
+    legend = ink(np.zeros_like(full))
+    assert (ink(part) - legend) / (ink(full) - legend) == pytest.approx(220 / 4000, rel=0.35)
+    with pytest.raises(UserError, match="plot .*: cannot write"):
+        bubble_plot(full[:2, :2], ["a", "b"], tmp_path / "none" / "x.png")

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedhet.config.load import build_config
 from fedhet.data.cache import open_dataset
 from fedhet.data.inputs import Inputs, Reading
 from fedhet.errors import UserError
 from fedhet.site.local_data import load_local
-from fedhet.testing import simulate, small
+from fedhet.testing import small
 
 datasets = pytest.importorskip("datasets", reason="the extra `hf` is not installed")
 pytest.importorskip("flwr_datasets", reason="the extra `hf` is not installed")
@@ -54,6 +53,8 @@ def test_splits_of_a_saved_dict(tmp_path, opened):
     assert len(opened("hf:my/data split=train+test").labels) == 12
     with pytest.raises(UserError, match="cannot be loaded from .*copy: KeyError: 'valid'"):
         opened("hf:my/data split=valid")
+    with pytest.raises(UserError, match="cannot be loaded from .*: .*data-path=FOLDER names a loc"):
+        opened(path="nowhere")
 
 
 ROWS = {
@@ -77,7 +78,6 @@ def test_a_folder_of_parquet_files_as_a_table_and_as_texts(tmp_path, opened, mon
 
 
 WRONG = [
-    ("hf:", Reading(), "must be written hf:NAME"),
     ("hf:a/b splits=train", Reading(), "must be written hf:NAME"),
     ("hf:a/b", Reading(), "target: '' is not allowed: .* has 0 columns of class labels"),
     ("hf:a/b", Reading(target="il"), "target: .* has no column 'il' .did you mean 'ill'"),
@@ -93,26 +93,7 @@ def test_what_is_wrong_is_one_line(tmp_path, opened, name, reading, message):
     assert "\n" not in str(found.value)
 
 
-def test_nowhere(opened):
-    with pytest.raises(UserError, match="cannot be loaded from .*: .*data-path=FOLDER names a loc"):
-        opened(path="nowhere")
-
-
-def test_a_run_and_a_node(tmp_path):
-    rows = {"x": np.arange(80.0), "z": np.arange(80.0) % 7, "y": np.arange(80) % 2}
-    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "copy"))
-    config = small(
-        tmp_path, dataset="hf:own/rows", data_path=str(tmp_path / "copy"), target="y", rounds=1,
-        models=["mlp-5"], partition="flwr:IidPartitioner", clients=2, representation=8,
-    )  # fmt: skip
-    folder, _ = simulate(config)
-    assert folder.read_rounds()[0]["replied"] == 2
+def test_a_node_downloads_nothing(tmp_path):
+    config = small(tmp_path, dataset="hf:own/rows", target="y", models=["mlp-5"])
     with pytest.raises(UserError, match="a node does not download data"):
         load_local(config, {"partition-id": 0, "num-partitions": 2}, simulated=False)
-
-
-def test_keys_of_a_file_are_the_hubs_too():
-    config = build_config({"dataset": "hf:a/b subset=c", "text": "text", "models": ["fasttext"]})
-    assert config.text == "text"
-    with pytest.raises(UserError, match="scale: '2' has no effect with dataset=hf:a/b"):
-        build_config({"dataset": "hf:a/b", "scale": "2"})

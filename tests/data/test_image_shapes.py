@@ -14,9 +14,22 @@ from fedhet.export.model import export, load_model
 from fedhet.export.predict import predict
 from fedhet.models import build_model
 from fedhet.testing import simulate, small
-from fedhet.training.augment import crop_flip, two_views
 
 RNG = np.random.default_rng(0)
+
+
+def opened(root, tmp_path, size):
+    return open_dataset(
+        "image-folder", data_path=str(root), image_size=size, cache_dir=tmp_path / "cache"
+    )
+
+
+def scans(root, images):
+    """Write half of the images as those of one class, and the others as those of another."""
+    for k, image in enumerate(images):
+        path = root / "ab"[2 * k // len(images)] / f"{k:02}.tif"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
 
 
 @pytest.fixture
@@ -33,7 +46,7 @@ def folder(tmp_path):
 
 def test_scans_keep_their_values_and_bytes_beside_them_are_stretched(folder, tmp_path):
     root, scan, photo = folder
-    data = open_dataset("image-folder", data_path=str(root), image_size=20, cache_dir=tmp_path)
+    data = opened(root, tmp_path, 20)
     assert data.examples.shape == (20, 20, 20, 1) and data.examples.dtype == np.float32
     assert np.array_equal(data.examples[0][..., 0], scan)
     grey = np.asarray(Image.fromarray(photo[:, :20]).convert("L"))
@@ -52,9 +65,7 @@ def test_images_of_8_bits_keep_their_bytes(tmp_path):
     for name in "ab":
         (tmp_path / "in" / name).mkdir(parents=True)
         Image.fromarray(photo).save(tmp_path / "in" / name / "1.png")
-    wide = open_dataset(
-        "image-folder", data_path=str(tmp_path / "in"), image_size=(20, 30), cache_dir=tmp_path
-    )
+    wide = opened(tmp_path / "in", tmp_path, (20, 30))
     assert wide.inputs == Inputs.image((20, 30)) and np.array_equal(wide.examples[1], photo)
 
 
@@ -70,13 +81,8 @@ SCANS = {
 def test_a_scan_is_prepared_by_its_own_range(tmp_path, case):
     values = RNG.integers(0, 1000, (40, 16, 16))
     values[:20] //= 4
-    for k, image in enumerate(SCANS[case](values)):
-        path = tmp_path / "in" / "ab"[k // 20] / f"{k:02}.tif"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(path)
-    data = open_dataset(
-        "image-folder", data_path=str(tmp_path / "in"), image_size=16, cache_dir=tmp_path
-    )
+    scans(tmp_path / "in", SCANS[case](values))
+    data = opened(tmp_path / "in", tmp_path, 16)
     made = preparation(data.inputs)
     made.fit(torch.from_numpy(np.array(data.examples)))
     found = made(torch.from_numpy(np.array(data.examples)))
@@ -86,28 +92,25 @@ def test_a_scan_is_prepared_by_its_own_range(tmp_path, case):
     assert len(found.unique()) > 700
 
 
+def exported(config, model):
+    (state,) = simulate(config)[0].path.glob("state/*/0")
+    export(state, model)
+
+
 def test_a_run_of_scans_keeps_its_range_and_predicts_with_it(tmp_path):
-    for k in range(40):
-        image = RNG.integers(0, 1000, (16, 16)).astype(np.uint16)
-        path = tmp_path / "in" / "ab"[k % 2] / f"{k:02}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(path)
+    scans(tmp_path / "in", RNG.integers(0, 1000, (40, 16, 16)).astype(np.uint16))
     keys = {"dataset": "image-folder", "data_path": str(tmp_path / "in"), "image_size": 16,
             "clients": 2, "rounds": 1, "partition": "iid"}  # fmt: skip
-    run, _ = simulate(small(tmp_path, **keys))
-    (state,) = run.path.glob("state/*/0")
-    export(state, tmp_path / "model")
+    exported(small(tmp_path, **keys), tmp_path / "model")
     model, card = load_model(tmp_path / "model")
     assert model.window() == pytest.approx((0, 999), abs=3) and card["inputs"]["scan"]
     done = predict(tmp_path / "model", [tmp_path / "in"], tmp_path / "out.csv")
     assert len(done.frame) == 40 and not done.warning
-    places = sorted((tmp_path / "in").rglob("*.png"))
+    places = sorted((tmp_path / "in").rglob("*.tif"))
     array = np.stack([np.asarray(Image.open(place), dtype=np.float32) for place in places])
     by_path, by_array = model.predict(tmp_path / "in"), model.predict(array[..., None])
     assert (by_path.to_numpy() == by_array.to_numpy()).all()
-    fixed, _ = simulate(small(tmp_path / "w", **keys, window="0,4095"))
-    (state,) = fixed.path.glob("state/*/0")
-    export(state, tmp_path / "fixed")
+    exported(small(tmp_path / "w", **keys, window="0,4095"), tmp_path / "fixed")
     assert load_model(tmp_path / "fixed")[0].window() == (0, 4095)
 
 
@@ -117,9 +120,6 @@ def test_keys():
     assert build_config(config.flat()) == config
     square = build_config({"image-size": "64x64"})
     assert square.image_size == 64 and "grey" not in square.flat()
-    for wrong in ("8x64", "64x", "large", "600"):
-        with pytest.raises(UserError, match=f"image-size: '{wrong}' is not allowed"):
-            build_config({"image-size": wrong})
 
 
 @pytest.mark.parametrize("grey", [True, False])
@@ -134,17 +134,9 @@ def test_models_of_such_images(grey):
         build_model("examples.tiny_net:make", classes=3, d=8, inputs=inputs)
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_views_and_crops_keep_the_shape(channels):
-    generator = torch.Generator().manual_seed(0)
-    images = torch.from_numpy(RNG.integers(0, 256, (6, 20, 36, channels), dtype=np.uint8))
-    assert crop_flip(images, generator).shape == images.shape
-    views = two_views(images.permute(0, 3, 1, 2) / 127.5 - 1, generator)
-    assert views.shape == (12, channels, 20, 36) and views.abs().max() <= 1.0001
-
-
-@pytest.mark.parametrize("method", ["fedssa", "pfedes", "fedclassavg", "fedavg", "fedgen"])
+@pytest.mark.parametrize("method", ["pfedes", "fedclassavg"])
 def test_a_run(tmp_path, method):
+    """Of those that look at images: an extractor on grey ones, and views."""
     config = small(
         tmp_path, method=method, dataset="synthetic:120x4", image_size="16x24", grey="true",
         clients=2, rounds=1, models=["cnn-5"], augment="crop-flip",
@@ -160,9 +152,7 @@ def test_its_model_predicts_files_of_any_size(folder, tmp_path):
         tmp_path, dataset="image-folder", data_path=str(folder[0]), image_size="16x24",
         grey="true", clients=2, rounds=1, classes_per_client=1,
     )  # fmt: skip
-    run, _ = simulate(config)
-    (state,) = run.path.glob("state/*/0")
-    export(state, tmp_path / "model")
+    exported(config, tmp_path / "model")
     assert load_model(tmp_path / "model")[0].inputs == Inputs.image((16, 24), grey=True)
     done = predict(tmp_path / "model", [folder[0]], tmp_path / "out.csv")
     assert len(done.frame) == 20 and "squashed to 24 x 16" in done.warning

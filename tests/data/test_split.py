@@ -9,19 +9,13 @@ from fedhet.data.partition import split_client, split_counts
 
 BY_HAND = [
     # split, images of one class, (train, val, test)
-    ((8, 1, 1), 0, (0, 0, 0)),
     ((8, 1, 1), 1, (1, 0, 0)),
     ((8, 1, 1), 2, (1, 0, 1)),
     ((8, 1, 1), 3, (1, 1, 1)),
-    ((8, 1, 1), 4, (2, 1, 1)),
-    ((8, 1, 1), 5, (3, 1, 1)),
     ((8, 1, 1), 9, (7, 1, 1)),
-    ((8, 1, 1), 10, (8, 1, 1)),
     ((8, 1, 1), 11, (9, 1, 1)),  # 8.8 / 1.1 / 1.1
     ((8, 1, 1), 14, (11, 1, 2)),  # 11.2 / 1.4 / 1.4: the tie goes to test
     ((8, 1, 1), 19, (15, 2, 2)),  # 15.2 / 1.9 / 1.9
-    ((8, 1, 1), 600, (480, 60, 60)),
-    ((8, 0, 2), 1, (1, 0, 0)),
     ((8, 0, 2), 2, (1, 0, 1)),
     ((8, 0, 2), 7, (6, 0, 1)),  # 5.6 / 1.4
     ((8, 0, 2), 8, (6, 0, 2)),  # 6.4 / 1.6
@@ -62,7 +56,9 @@ def test_one_client_does_not_depend_on_another():
     other = split_client(mine, labels[mine], (8, 1, 1), 7, "b")
     assert np.array_equal(alone.test, again.test)
     assert not np.array_equal(alone.test, other.test)
-    assert set(alone.train) | set(alone.val) | set(alone.test) == set(mine)
+    assert sorted([*alone.train, *alone.val, *alone.test]) == mine.tolist()
+    for part in (alone.train, alone.val, alone.test):
+        assert part.dtype == np.int64 and np.all(np.diff(part) > 0)
 
 
 def test_images_are_drawn_at_random_within_a_class():
@@ -70,16 +66,3 @@ def test_images_are_drawn_at_random_within_a_class():
     test = split_client(np.arange(len(labels)), labels, (8, 1, 1), 0, "x").test
     assert len(test) == 100
     assert test.min() < 100 and test.max() > 900
-
-
-def test_folder_splits_every_class_and_all_images():
-    labels = np.array([0] * 10 + [2] * 20 + [1] * 2)
-    split = split_client(np.arange(len(labels)), labels, (8, 1, 1), 3, "hospital")
-    everything = np.concatenate([split.train, split.val, split.test])
-    assert sorted(everything) == list(range(32))
-    assert np.bincount(labels[split.train]).tolist() == [8, 1, 16]
-    assert np.bincount(labels[split.val], minlength=3).tolist() == [1, 0, 2]
-    assert np.bincount(labels[split.test]).tolist() == [1, 1, 2]
-    for part in (split.train, split.val, split.test):
-        assert part.dtype == np.int64
-        assert np.all(np.diff(part) > 0)

@@ -4,12 +4,12 @@ A tensor that is left on the CPU, and every wait of the host for the device, is 
 """
 
 import contextlib
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers.built import forgotten
+from test_same_bytes import FIVE, METHODS, SHORT, signals, table, texts
 from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -20,17 +20,11 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from helpers.built import forgotten
-from test_same_bytes import FIVE, METHODS, SHORT, signals, table, texts
-
-from fedhet.clients.base import MethodClient, Setup
+from fedhet.clients.base import MethodClient
 from fedhet.clients.fedssa import FedSSAClient
 from fedhet.config.load import find_method
 from fedhet.protocol.handshake import ClientInfo, Roster
-from fedhet.site.local_data import assigned_model, load_local
-from fedhet.site.state import FileStore
-from fedhet.testing import simulate, small
+from fedhet.testing import make_client, simulate, small
 from fedhet.training import loop, optimisers
 
 NUMPY = torch.Tensor.numpy
@@ -114,14 +108,7 @@ def client_on_device(tmp_path, method, kind):
         tmp_path, method=method, local_epochs=1, **{"representation": 128} | KINDS[kind](tmp_path)
         | SHORT.get(method, {}) | {"batch_size": 8},
     )  # fmt: skip
-    data = load_local(config, {"partition-id": 0, "num-partitions": 3}, simulated=True)
-    setup = Setup(
-        config=config, data=data, classes=data.dataset.classes,
-        model=assigned_model(config, {}, data), device=LAZY, store=FileStore(tmp_path, sync=False),
-    )  # fmt: skip
-    client = find_method(method).client(setup)
-    client.round = 2
-    client.restore(0)
+    client = make_client(config, 0, tmp_path, round_=2, device="lazy")
     client.receive(payload_for(client))
     return client
 

@@ -1,5 +1,7 @@
 """The training loop against ``torch.optim``, bit for bit."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -33,9 +35,8 @@ def model() -> Parts:
 
 @pytest.mark.parametrize(
     ("changes", "plain"),
-    [({}, False), ({"weight-decay": 0.1}, False), ({"grad-clip": 0.2}, False), ({}, True),
-     ({"momentum": 0.0, "weight-decay": 0.1}, False), ({"optimizer": "adam"}, False),
-     ({"optimizer": "adam", "weight-decay": 0.1}, False)],
+    [({"weight-decay": 0.1}, False), ({"grad-clip": 0.2}, False), ({}, True),
+     ({"momentum": 0.0}, False), ({"optimizer": "adam", "weight-decay": 0.1}, False)],
 )  # fmt: skip
 def test_the_steps_are_those_of_torchs_optimisers(changes: dict[str, float], plain: bool) -> None:  # noqa: FBT001
     config = build_config({"method": "standalone", "dataset": "digits", "batch-size": 8, **changes})
@@ -90,18 +91,13 @@ def test_crops_and_flips_are_windows_of_the_image_with_a_black_margin() -> None:
     views = crop_flip(images, torch.Generator().manual_seed(0))
     assert torch.equal(views, crop_flip(images, torch.Generator().manual_seed(0)))
     found = set()
+    places = list(itertools.product(range(2 * margin + 1), range(2 * margin + 1), (False, True)))
     for image, one in zip(images, views, strict=True):
-        padded = torch.zeros(side + 2 * margin, side + 2 * margin, 3, dtype=torch.uint8)
-        padded[margin:-margin, margin:-margin] = image
-        found |= {
-            (top, left, mirrored)
-            for top in range(2 * margin + 1)
-            for left in range(2 * margin + 1)
-            for mirrored in (False, True)
-            if torch.equal(
-                one.flip(1) if mirrored else one, padded[top : top + side, left : left + side]
-            )
-        }
+        padded = nn.functional.pad(image, (0, 0, margin, margin, margin, margin))
+        for top, left, mirrored in places:
+            window = padded[top : top + side, left : left + side]
+            if torch.equal(one.flip(1) if mirrored else one, window):
+                found.add((top, left, mirrored))
     assert len(found) > 20 and {mirrored for *_, mirrored in found} == {False, True}
     assert {top for top, *_ in found} == {left for _, left, _ in found} == set(range(5))
 

@@ -100,10 +100,12 @@ def guiding_gradient(  # noqa: PLR0913, PLR0917  (all that the step depends on)
     quizzed = cross_entropy(answer(moved, quiz)[1], answers)
     towards = torch.autograd.grad(quizzed, list(moved.values()), allow_unused=True)
     # J v without forward mode: J^T u is linear in u, and its derivative by u along v is J v.
+    # Both are gradients of sums: for given gradients torch imports its compiler, a second of CPU.
     u = torch.zeros_like(output, requires_grad=True)
-    back = torch.autograd.grad(output, list(at.values()), u, create_graph=True, allow_unused=True)
+    dot = (output * u).sum()
+    back = torch.autograd.grad(dot, list(at.values()), create_graph=True, allow_unused=True)
     pairs = [(b, v) for b, v in zip(back, towards, strict=True) if b is not None and v is not None]
-    (along,) = torch.autograd.grad([b for b, _ in pairs], u, [v for _, v in pairs])
+    (along,) = torch.autograd.grad(torch.stack([(b * v).sum() for b, v in pairs]).sum(), u)
     found = torch.zeros_like(guides)
     found.index_add_(0, labels, along.to(found.dtype) * (2 * lr / output.numel()))
     if led is not None:

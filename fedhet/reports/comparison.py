@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+import scipy  # `scipy.stats` takes a second: it is imported when an interval is asked for
 
 from fedhet.config.schema import MAJORITY, METRICS
 from fedhet.errors import UserError
@@ -31,7 +31,7 @@ def intervals(found: pd.DataFrame) -> pd.DataFrame:
     block, which has no interval.
     """
     spare = found["count"] - 1
-    half = stats.t.ppf((1 + LEVEL) / 2, spare.where(spare > 0)) * found["std"]
+    half = scipy.stats.t.ppf((1 + LEVEL) / 2, spare.where(spare > 0)) * found["std"]
     half = half / np.sqrt(found["count"])
     low, high = found["mean"] - half, found["mean"] + half
     return pd.DataFrame({"blocks": found["count"], "mean": found["mean"], "low": low, "high": high})
@@ -45,7 +45,7 @@ def signed_rank(differences: Sequence[float]) -> float:
     data = [value for value in differences if value != 0]
     if len(differences) < ENOUGH:
         return math.nan
-    return float(stats.wilcoxon(data).pvalue) if data else 1.0
+    return float(scipy.stats.wilcoxon(data).pvalue) if data else 1.0
 
 
 def holm(values: pd.Series) -> pd.Series:

@@ -1,4 +1,4 @@
-"""What cells do in the tests of the sweep's machinery, importable by their processes."""
+"""What cells do in the tests, importable by their processes, and what they leave behind."""
 
 import json
 import os
@@ -8,9 +8,39 @@ import sys
 import time
 from pathlib import Path
 
+import yaml
 from helpers.written_runs import round_line, write_clients
 
 from fedhet.config.load import load_config
+from fedhet.records.run_folder import source_digest, versions
+
+
+def write_summary(folder: Path, **keys) -> None:
+    (folder / "summary.json").write_text(json.dumps({"reason": ""} | keys))
+
+
+def leave(out, cell, *, status="completed", reason="", rounds=2, loss=0.5, torch=None, silent=()):
+    """A run folder as a cell leaves it; nobody replied in the ``silent`` rounds."""
+    folder = out / cell.name
+    folder.mkdir(parents=True)
+    (folder / "checkpoint").mkdir()
+    (folder / "checkpoint" / "run.json").write_text("{}")
+    offline = [{"client": "0", "reason": "no node is connected"}]
+    lines = [
+        round_line(r, 50.0, None, replied=0, failures=offline) if r in silent else
+        round_line(r, 50.0, loss)
+        for r in range(1, rounds + 1)
+    ]  # fmt: skip
+    (folder / "rounds.jsonl").write_text("".join(lines))
+    (folder / "config.yaml").write_text(yaml.safe_dump(cell.config.flat()))
+    write_clients(folder, [[50.0]])
+    if status:
+        write_summary(folder, status=status, reason=reason, rounds=rounds)
+    made = {
+        "source_sha256": source_digest(),
+        "versions": versions() | ({"torch": torch} if torch else {}),
+    }
+    (folder / "environment.json").write_text(json.dumps(made))
 
 
 def pretend(words: list[str]) -> int:
@@ -23,8 +53,7 @@ def pretend(words: list[str]) -> int:
     shutil.copy(words[1], folder / "config.yaml")
     (folder / "rounds.jsonl").write_text(round_line(1, 1.0))
     write_clients(folder, [[1.0]])
-    ending = {"status": "completed", "reason": "", "rounds": 1}
-    (folder / "summary.json").write_text(json.dumps(ending))
+    write_summary(folder, status="completed", rounds=1)
     return 0
 
 
@@ -64,11 +93,5 @@ def trial(words: list[str]) -> int:
     (folder / "rounds.jsonl").write_text(first + last)
     (folder / "config.yaml").write_text(Path(words[1]).read_text())
     write_clients(folder, [[1.0], [1000 * config.lr]])
-    ending = {"status": "completed", "reason": "", "rounds": 2}
-    (folder / "summary.json").write_text(json.dumps(ending))
+    write_summary(folder, status="completed", rounds=2)
     return 0
-
-
-def broken(_words: list[str]) -> int:
-    """End as a run that cannot even start."""
-    return 1

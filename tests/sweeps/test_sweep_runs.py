@@ -5,7 +5,7 @@ import json
 
 import pytest
 from sweeps import cell_work as work
-from sweeps.left import leave
+from sweeps.cell_work import leave
 
 from fedhet.cli.app import execute
 from fedhet.cli.sweeps import SweepProgress
@@ -133,11 +133,15 @@ def test_cells_run_side_by_side_and_one_that_breaks_stops_no_other(cells, tmp_pa
     assert [job.state for job in again.jobs[:2]] == ["finished", "finished"]
 
 
-def test_what_interrupts_a_sweep_ends_its_cells(cells, tmp_path) -> None:
-    found = Sweep.open("s", tmp_path, cells, work.sleep)
+def test_what_interrupts_a_sweep_ends_its_cells_and_one_command_runs_at_a_time(
+    cells, tmp_path
+) -> None:
+    found, second = (Sweep.open("s", tmp_path, cells, work.sleep) for _ in range(2))
 
     def stop(now: Sweep) -> None:
         if len(now.running()) == 2:
+            with pytest.raises(UserError, match="already runs in another process"):
+                second.run(1, nothing)
             processes.extend(job.process for job in now.running())
             raise KeyboardInterrupt
 
@@ -146,16 +150,3 @@ def test_what_interrupts_a_sweep_ends_its_cells(cells, tmp_path) -> None:
         found.run(2, stop)
     assert len(processes) == 2 and not any(process.is_alive() for process in processes)
     assert not found.running()
-
-
-def test_one_command_at_a_time(cells, tmp_path) -> None:
-    first, second = (Sweep.open("s", tmp_path, cells, execute) for _ in range(2))
-
-    def meanwhile(_now: Sweep) -> None:
-        with pytest.raises(UserError, match="already runs in another process"):
-            second.run(1, lambda _: None)
-        raise KeyboardInterrupt
-
-    first.work = work.sleep
-    with pytest.raises(KeyboardInterrupt):
-        first.run(1, meanwhile)

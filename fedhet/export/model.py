@@ -199,7 +199,7 @@ def load_model(
         Refused, KeyError, TypeError, ValueError, RuntimeError, AttributeError, SafetensorError
     ) as error:  # fmt: skip
         cause = error.__cause__ if isinstance(error, Refused) else error
-        if isinstance(error, Refused) and not isinstance(cause, KeyError | RuntimeError):
+        if cause is None or (cause is not error and not isinstance(cause, KeyError | RuntimeError)):
             raise
         raise UserError(f"'{folder}': the tensors do not fit {name}: {brief(cause)}") from error
 

@@ -430,9 +430,9 @@ def network(name: str, inputs: Inputs, classes: int, d: int) -> SplitModel:
     if name in single:
         return single[name](*rest)
     if name in _HAR:
-        return HARCNN(*_HAR[name], *rest)
+        return HARCNN(*_HAR[name], inputs, classes, d)
     if name in _LAYERS:
-        return Transformer(*_LAYERS[name], *rest)
+        return Transformer(*_LAYERS[name], inputs, classes, d)
     recurrent = RecurrentSignal if inputs.kind == SIGNAL else RecurrentText
     own = dict.fromkeys(_CNN, CNN) | dict.fromkeys(_CONV1D, Conv1d) | dict.fromkeys(_MLP, MLP)
     return own.get(name, recurrent)(name, *rest)

@@ -194,7 +194,9 @@ def _check_forward(model: SplitModel, name: str, d: int, inputs: Inputs) -> None
             f"model {name!r}: features(x) of 2 examples is {got}, must be float32 of shape (2, {d})"
         )
     same = isinstance(full, Tensor) and full.shape == logits.shape
-    if not same or not torch.allclose(full, logits, rtol=1e-3, atol=1e-4, equal_nan=True):
+    if not same or not torch.allclose(
+        cast("Tensor", full), logits, rtol=1e-3, atol=1e-4, equal_nan=True
+    ):
         raise UserError(f"model {name!r}: forward(x) must equal head(features(x)), and does not")
 
 

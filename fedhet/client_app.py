@@ -21,7 +21,7 @@ from flwr.clientapp import ClientApp
 
 from fedhet.clients.base import MethodClient, Setup
 from fedhet.config.load import check_kind, envelope, find_method, from_run_config
-from fedhet.config.schema import RunConfig
+from fedhet.config.schema import METRICS, RunConfig
 from fedhet.errors import Refused, RunFailed, UserError, brief, one_line
 from fedhet.files import check_id
 from fedhet.models import build_model
@@ -245,10 +245,15 @@ def train(asked: Request) -> Reply:
         own = {"num-examples": float(images)} | {k: float(v) for k, v in metrics.items()}
         reply = what.reply(client.setup.data.client, own, arrays, digest=client.saved_digest)
     check_upload(asked.limits, sum(array.nbytes for array in reply.arrays))
-    seconds, accuracy = time.monotonic() - started, own.get("test_accuracy", math.nan)
+    seconds = time.monotonic() - started
+    figures = ", ".join(
+        f"{METRICS[name].title} {METRICS[name].text(own[key])}"
+        for name in dict.fromkeys(["accuracy", asked.config.metric])
+        if not math.isnan(own.get(key := f"test_{name}", math.nan))
+    )
     _say(
         lambda: (
-            f"round {what.round}: test accuracy {accuracy:.2f} %, {seconds:.1f} s, "
+            f"round {what.round}: {f"test {figures}" if figures else "not evaluated"}, {seconds:.1f} s, "
             f"{message_bytes(message):,} bytes received, "
             f"{message_bytes(answer(message, reply)):,} sent"
         )

@@ -37,7 +37,7 @@ from fedhet.data.table import (
     Plan,
     guess,
     guess_text,
-    is_site,
+    site_words,
     look,
     named_columns,
 )
@@ -87,7 +87,7 @@ def initialise(
     lines: list[str] = []
     if keys["dataset"] == "signals" and _is_npz(place):
         arrays = Npz(place).columns if place.is_file() else []  # in a folder each is a site
-        names = [name for name in arrays if is_site(name)]
+        names = [name for name in arrays if site_words(name)]
         keys |= {"site": names} if names and "site" not in given else {}
     elif keys["dataset"] in DATASETS:
         lines = _of_rows(keys, given, checked)

@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
@@ -552,8 +552,12 @@ class Keys:
     def columns(self, file: RowFile, *others: str) -> list[str]:
         """Return the columns that are read as texts: target, sites and ``others``, each once.
 
-        Raise UserError for a target or a site that the file has not.
+        On a node all rows are its own, with a column of the site or without. Raise UserError for a
+        target or a site that the file has not.
         """
+        if self.reading.declared:
+            there = tuple(name for name in self.reading.site if name in file.columns)
+            self.reading = replace(self.reading, site=there)
         need(file, [self.reading.target], "target")
         need(file, self.reading.site, "site")
         return list(dict.fromkeys((self.reading.target, *self.reading.site, *others)))

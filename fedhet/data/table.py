@@ -281,9 +281,15 @@ _NO_TARGET = re.compile(  # what describes an example rather than its class
     r"|state|city|year|month|week|day|date|time|hour|age\w*|visit|period|wave|size|weight|income"
     r"|education|married|smok\w*|child\w*|name|fold|split|batch)(_|$)"
 )
-_SITES = re.compile(
-    r"(^|_)(site|hospital|centre|center|clinic|institution|ward|device|subject|person|participant"
-    r"|user|client|branch|factory|machine|station)(_?id|_?code)?(_|$)|(^|_)school_?(id|code|name)"
+_SITES = (  # the surest first
+    re.compile(
+        r"(^|_)(site|hospital|hopital|clinic|klinik|krankenhaus|spital|klinikum|centre|center"
+        r"|institution)(_?id|_?code)?(_|$)"
+    ),
+    re.compile(
+        r"(^|_)(ward|device|subject|person|participant|user|client|branch|factory|machine|station)"
+        r"(_?id|_?code)?(_|$)|(^|_)school_?(id|code|name)"
+    ),
 )
 
 
@@ -325,16 +331,17 @@ def guess_target(columns: Mapping[str, Column], reading: Reading) -> str:
 
 def guess_site(columns: Mapping[str, Column], reading: Reading) -> str:
     """Return the column that names whose a row is, by its name and values; empty for none."""
-    for name, one in columns.items():
-        free = name != reading.target and name not in reading.ignore and is_site(name)
-        if free and 2 <= one.values <= min(COUNTED, one.known // 20):
+    for name in sorted(filter(site_words, columns), key=site_words, reverse=True):
+        free = name != reading.target and name not in reading.ignore
+        if free and 2 <= columns[name].values <= min(COUNTED, columns[name].known // 20):
             return name
     return ""
 
 
-def is_site(name: str) -> bool:
-    """Return whether a column is called like whose an example is."""
-    return _SITES.search(snake(name).replace(" ", "_")) is not None
+def site_words(name: str) -> int:
+    """Return how surely a column's name says whose an example is; 0: not at all."""
+    plain = snake(name).replace(" ", "_").replace("ô", "o")
+    return next((len(_SITES) - k for k, one in enumerate(_SITES) if one.search(plain)), 0)
 
 
 def guess_text(columns: Mapping[str, Column], reading: Reading, *, alone: bool = False) -> str:
@@ -453,7 +460,9 @@ def of_rows(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
 
 def check_columns(file: RowFile, reading: Reading) -> None:
     """Raise UserError for a key that names a column that is not there or another key's."""
-    keys = {"target": [reading.target], "site": reading.site, "ignore": reading.ignore}
+    keys: dict[str, Sequence[str]] = {"target": [reading.target]}
+    if not reading.declared:  # a node's own file may be without them
+        keys |= {"site": reading.site, "ignore": reading.ignore}
     for key, names in (keys | {"categories": [*dict(reading.categories)]}).items():
         need(file, names, key)
     taken = {reading.target, *reading.site, *reading.ignore}

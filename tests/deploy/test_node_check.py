@@ -4,6 +4,7 @@ import errno
 import re
 import shutil
 import tempfile
+from unittest.mock import Mock
 
 import pytest
 from PIL import Image
@@ -104,31 +105,21 @@ def test_a_disk_that_is_full(check, home, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=5 << 20))
     assert "5 MiB free" in check()[0]["disk"]
 
-    def full(**_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     assert "No space left" in check()[0]["disk"]
 
 
-@pytest.mark.parametrize(
-    ("words", "names"),
-    [
-        (("--model", "cnn-9"), "'cnn-9' is unknown"),
-        (("--device", "gpu"), "--device: 'gpu'"),
-        (("--device", "cuda:99"), "--device: 'cuda:99'"),
-        (("--limits", "limits.yaml"), "--limits: "),
-        (("--split", "split.csv"), "split.csv"),
-        (("--split", "others.csv"), "no line for client 'a'"),
-    ],
-)
-def test_an_option_that_cannot_be_right_is_refused_before_joining(home, words, names):
+def test_an_option_that_cannot_be_right_is_refused_before_joining(home):
     (home / "limits.yaml").write_text("max-epoch: 5\n")
-    (home / "split.csv").write_text("a,b\n1,2\n")
     (home / "others.csv").write_text("path,client,split\na/0.png,b,train\n")
-    option, value = words
-    config = {"data-dir": str(home / "images"), "name": "a"}
-    key = "split-file" if option == "--split" else option.strip("-")
-    config[key] = str(home / value) if (home / value).exists() else value
-    with pytest.raises(UserError, match=re.escape(names)):
-        refuse(NodePlan(home, home, "h:1", config, home / "log"))
+    for key, value, names in (
+        ("model", "cnn-9", "'cnn-9' is unknown"),
+        ("device", "cuda:99", "--device: 'cuda:99'"),
+        ("limits", home / "limits.yaml", "--limits: "),
+        ("split-file", home / "own.csv", "own.csv"),
+        ("split-file", home / "others.csv", "no line for client 'a'"),
+    ):
+        config = {"data-dir": str(home / "images"), "name": "a", key: str(value)}
+        with pytest.raises(UserError, match=re.escape(names)):
+            refuse(NodePlan(home, home, "h:1", config, home / "log"))

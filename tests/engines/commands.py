@@ -4,12 +4,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
+from helpers.pace import PATIENCE
+from helpers.programs import wait_for
 
-PATIENCE = 240.0  # seconds after which a wait is a hang, on however busy a machine
 PROXIES = dict.fromkeys(("http_proxy", "HTTPS_PROXY", "all_proxy"), "http://127.0.0.1:9")  # nobody
 NOTEBOOK = {"FORCE_COLOR": "1", "CLICOLOR_FORCE": "1", "TTY_COMPATIBLE": "1"}
 BARE = {
@@ -40,11 +40,11 @@ class Command:
 
     def wait_rounds(self, count: int) -> None:
         """Until that many rounds are finished; the command must still run then."""
-        until = time.monotonic() + PATIENCE
-        while len(self.rounds()) < count:
-            assert self.process.poll() is None, self.process.communicate()
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        wait_for(
+            lambda: len(self.rounds()) >= count or self.process.poll() is not None,
+            f"{count} rounds", pause=0.02,
+        )  # fmt: skip
+        assert self.process.poll() is None, self.process.communicate()
         self.look()
 
     def look(self) -> list[psutil.Process]:

@@ -68,7 +68,7 @@ def test_a_notebook_runs_twice_and_shows_lines(tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     call = (
         "fedhet.run('quickstart', dataset='synthetic:120x4', models=['cnn-5'], clients=2, "
-        f"rounds=1, out={str(tmp_path)!r}, name={{!r}}).summary['status']"
+        f"actors=1, rounds=1, out={str(tmp_path)!r}, name={{!r}}).summary['status']"
     )
     cells = ["import fedhet", call.format("a"), call.format("b")]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])

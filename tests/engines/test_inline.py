@@ -39,34 +39,20 @@ def launched(config, name: str, on_rounds=lambda _: None) -> RunFolder:
     return folder
 
 
-def test_same_bytes_as_the_round_loop_alone_and_every_round_is_reported(tmp_path):
-    config, seen = small(tmp_path), []
-    folder = launched(config, "inline", seen.append)
-    twin, _ = simulate(config)
-    assert summary(folder)["status"] == "completed"
-    assert summary(folder)["run_sha256"] == summary(twin)["run_sha256"]
-    assert [len(records) for records in seen] == [0, 1, 2]
-    assert "round 2/2" in folder.log.read_text()
-
-
-def _blas_threads() -> int:
-    pools = threadpool_info()
-    return max(pool["num_threads"] for pool in pools if pool["user_api"] == "blas")
-
-
 def test_it_leaves_the_process_as_it_was(tmp_path):
+    def blas_threads(_=None) -> int:
+        pools = threadpool_info()
+        found.append(max(one["num_threads"] for one in pools if one["user_api"] == "blas"))
+        return found[-1]
+
+    found: list[int] = []
     torch.set_num_threads(2)
-    while_it_ran = []
-
-    def watch(_):
-        while_it_ran.append(_blas_threads())
-
     try:
         handlers = logging.getLogger("fedhet").handlers[:]
         with threadpool_limits(2, user_api="blas"):
-            launched(small(tmp_path, threads=1, rounds=1), "inline", watch)
-            assert _blas_threads() == 2
-        assert while_it_ran[0] == 1  # or a sum's last bits would hang on the machine
+            launched(small(tmp_path, threads=1, rounds=1), "inline", blas_threads)
+            assert blas_threads() == 2
+        assert found[0] == 1  # or a sum's last bits would hang on the machine
         assert torch.get_num_threads() == 2
         assert logging.getLogger("fedhet").handlers == handlers
     finally:
@@ -126,19 +112,23 @@ def test_an_error_of_the_server_is_shown_and_fails_the_run(tmp_path, capsys, mon
 
 @pytest.mark.parametrize("interrupt", [Interrupted(2), KeyboardInterrupt()])
 def test_interrupted_it_is_stopped_and_resumes_to_the_same_bytes(tmp_path, interrupt):
+    reported = []
+
     def stop(records):
+        reported.append(len(records))
         if len(records) == 1:
             raise interrupt
 
     config = small(tmp_path, name="cut")
     with pytest.raises(BaseException) as raised:
         launched(config, "", stop)
-    assert raised.value is interrupt
+    assert raised.value is interrupt and reported == [0, 1]
     folder = RunFolder(tmp_path / "runs" / "cut")
     assert (summary(folder)["status"], summary(folder)["reason"]) == ("stopped", "SIGINT")
     grid.run(Launch(config, folder, resume=True), lambda _: None)
     whole, _ = simulate(small(tmp_path))
     assert summary(folder)["run_sha256"] == summary(whole)["run_sha256"]
+    assert "round 2/2" in folder.log.read_text()
     FileLock(folder.path / ".lock", blocking=False).acquire()
 
 

@@ -60,15 +60,11 @@ def test_workers_that_die_cost_nothing_but_time(tmp_path):
     twin, _ = simulate(small(tmp_path, clients=2, rounds=3))
     seen = []
 
-    def kill(records):
-        if len(records) == 1 and not seen:
+    def kill(records):  # one worker after the first round, all of them after the second
+        if len(records) in (1, 2) and len(seen) == 2 * (len(records) - 1):
             server, *others = workers()
             seen.extend(others)
-            others[0].kill()  # and then all of them
-        if len(records) == 2 and len(seen) < 4:
-            server, *others = workers()
-            seen.extend(others)
-            server.kill()
+            (others[0] if len(records) == 1 else server).kill()
 
     folder = launched(small(tmp_path, clients=2, rounds=3, actors=2), kill)
     assert len(seen) == 4

@@ -10,7 +10,7 @@ from fedhet.testing import simulate
 
 def test_a_run_on_ray_is_private_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    command = run(tmp_path, "run", "engine=ray", "rounds=3", "actors=2")
+    command = run(tmp_path, "run", "engine=ray", "rounds=3", "actors=1")
     command.wait_rounds(1)
     listening = {
         (one.name(), connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port)

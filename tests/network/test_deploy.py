@@ -35,7 +35,6 @@ def test_a_node_killed_between_its_upload_and_the_unmasking_stays_in_the_sum(fed
     log = federation.whole().log(2)
     before = len(log.read_text(errors="replace"))  # of the other test's run
     run = federation.run("masked", **SUMS, rounds=ROUNDS, secure_sum="masked")
-    run.wait_rounds(1)
     held = run.catch(federation, 1, pause=0.1)
     last = len(run.rounds()) + 1
     wait_for(

@@ -25,7 +25,7 @@ from fedhet.data.inputs import Inputs
 from fedhet.engines.launch import Launch
 from fedhet.protocol.flower import be_one_process, posted
 from fedhet.protocol.handshake import Roster
-from fedhet.protocol.messages import QUERY, answer, instruction
+from fedhet.protocol.messages import QUERY, Reply, answer, instruction
 from fedhet.records.run_folder import RunFolder
 from fedhet.server_app import run
 
@@ -69,11 +69,11 @@ class Echo:
                 "images": [10] * 10, "train-images": 100, "model": "cnn-5", "device": "cpu",
                 "inputs": Inputs.image(32).text(),
             }  # fmt: skip
-            return answer(message, info)
+            return answer(message, Reply(info))
         numbers = {"num-examples": 100.0, "test_accuracy": 50.0, "val_accuracy": 50.0,
                    "train_loss": 1.0, "train_flops": 1.0, "seconds": 1.0}  # fmt: skip
         what = {"client": client, "round": instruction(message).round, "digest": "0" * 64}
-        reply = answer(message, what, numbers)
+        reply = answer(message, Reply(what, numbers))
         if "arrays" in message.content:  # not in the message after the last round
             reply.content["arrays"] = message.content["arrays"]  # as it came: encoded already
         return reply

@@ -253,7 +253,7 @@ def train(asked: Request) -> Reply:
     )
     _say(
         lambda: (
-            f"round {what.round}: {f"test {figures}" if figures else "not evaluated"}, {seconds:.1f} s, "
+            f"round {what.round}: {f'test {figures}' if figures else 'not evaluated'}, {seconds:.1f} s, "
             f"{message_bytes(message):,} bytes received, "
             f"{message_bytes(answer(message, reply)):,} sent"
         )

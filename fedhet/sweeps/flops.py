@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 
 from fedhet.clients.base import MethodClient, Setup
 from fedhet.config.load import find_method
@@ -38,18 +37,7 @@ ALIKE = {
 }  # fmt: skip
 EXAMPLES = 20  # of a client whose FLOPs are counted, all blank
 BATCH = 2  # FLOPs grow with the examples of a batch; BatchNorm needs two
-DRAWS = {torch.Tensor.uniform_, torch.Tensor.normal_}  # most of the time that a network takes
 Unknown = UserError | RunFailed  # why a number cannot be known
-
-
-class Undrawn(TorchFunctionMode):
-    """Give weights one value instead of random ones: no FLOP depends on them."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> object:
-        """Call the function, or fill its tensor."""
-        return args[0].fill_(0.01) if func in DRAWS else func(*args, **(kwargs or {}))
 
 
 class CellFlops:
@@ -133,10 +121,9 @@ def _per_example(config: RunConfig, count: int, inputs: Inputs) -> tuple[float, 
     torch.set_num_threads(1)
     strategy = find_method(config.method).strategy(config, roster)
     found = []
-    with Undrawn():  # type: ignore[no-untyped-call]
-        strategy.initialise()
-        clients = [(info, _client(config, info, inputs)) for info in roster.infos.values()]
-    for info, client in clients:
+    strategy.initialise()
+    for info in roster.infos.values():
+        client = _client(config, info, inputs)
         payload = strategy.download(info, 1)
         client.receive(client.download_type.from_ndarrays(payload.to_ndarrays()))
         found.append(_work(client))

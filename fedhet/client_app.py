@@ -251,9 +251,10 @@ def train(asked: Request) -> Reply:
         for name in dict.fromkeys(["accuracy", asked.config.metric])
         if not math.isnan(own.get(key := f"test_{name}", math.nan))
     )
+    said = f"test {figures}" if figures else "not evaluated"
     _say(
         lambda: (
-            f"round {what.round}: {f'test {figures}' if figures else 'not evaluated'}, {seconds:.1f} s, "
+            f"round {what.round}: {said}, {seconds:.1f} s, "
             f"{message_bytes(message):,} bytes received, "
             f"{message_bytes(answer(message, reply)):,} sent"
         )

@@ -37,9 +37,9 @@ from fedhet.data.table import (
     Plan,
     guess,
     guess_text,
-    site_words,
     look,
     named_columns,
+    site_words,
 )
 from fedhet.errors import UserError, one_line
 

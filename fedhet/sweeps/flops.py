@@ -120,8 +120,8 @@ def _per_example(config: RunConfig, count: int, inputs: Inputs) -> tuple[float, 
     )
     torch.set_num_threads(1)
     strategy = find_method(config.method).strategy(config, roster)
-    found = []
     strategy.initialise()
+    found = []
     for info in roster.infos.values():
         client = _client(config, info, inputs)
         payload = strategy.download(info, 1)

@@ -24,11 +24,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from fedhet import HERE, TOP
-from fedhet.errors import Damaged, UserError, one_line
+from fedhet.errors import Damaged, UserError, nearest, one_line
 
 CLIENT_ID = r"[A-Za-z0-9._-]{1,64}"
 NOBODY = "the round"  # in a list of failures: no client's id
 _ID_HINT = "up to 64 of A-Z a-z 0-9 . _ -"
+_LIKENESS = 0.8  # to a missing file's name, from which on another name is offered
 _DEPTH = 100  # levels of a YAML file
 _LARGE = 1 << 64  # whole numbers from here on fit no array and no seed
 _MANY_DIGITS = re.compile(r"[0-9]{20}")
@@ -67,6 +68,14 @@ def plain_path(path: str | os.PathLike[str]) -> Path:
             "(LC_ALL=C.UTF-8 or PYTHONUTF8=1 makes it so): rename the file or folder"
         ) from error
     return found.resolve() if ".." in found.parts else found
+
+
+def near(path: str | os.PathLike[str]) -> str:
+    """Return a hint that names the most similar file in a missing file's folder, or nothing."""
+    missing = Path(path).expanduser()
+    with contextlib.suppress(OSError):
+        return nearest(missing.name, [one.name for one in missing.parent.iterdir()], _LIKENESS)
+    return ""
 
 
 @contextmanager
@@ -381,7 +390,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         loaded = parse_yaml(decoded(read_bytes(path), source), source)
     except OSError as error:
-        raise UserError(f"{source}: cannot be read: {error.strerror}") from error
+        text = f"{source}: cannot be read: {error.strerror}{near(path)}"
+        raise UserError(text) from error
     except Damaged as error:
         place = f"{error.place}: " if error.place else ""
         raise UserError(f"{source}: {place}{error.what}") from error

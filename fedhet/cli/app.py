@@ -121,7 +121,15 @@ def _usage(error: click.ClickException) -> str:
         key = error.option_name.lstrip("-")
         if key in {kebab(name) for name in RunConfig.model_fields if name != "params"}:
             return f"No such option '--{key}': keys are written without dashes: {key}=VALUE"
-    return error.format_message()
+    text, context = error.format_message(), getattr(error, "ctx", None)
+    misses = type(error) in {click.UsageError, click.MissingParameter}  # or has a word too many
+    if misses and context and context.info_name == "export":
+        return (
+            f"{text.rstrip('.')}: `fedhet export RUN/state/*/CLIENT --out DIR` exports one client, "
+            "`fedhet export RUN --all --out DIR` all, "
+            "`fedhet export RUN --predictions --out FILE.csv` the predictions of all"
+        )
+    return text
 
 
 def _complain(message: str, code: int) -> int:

@@ -16,7 +16,7 @@ from fedhet.cli.common import Json, say, show_table, tell
 from fedhet.cli.lists import template
 from fedhet.engines.system import Interrupted, interruptible, look_away
 from fedhet.errors import UserError, one_line
-from fedhet.files import check_id, plain_path
+from fedhet.files import check_id, near, plain_path
 
 PORT = 8443
 Tls = Annotated[Path, typer.Argument(metavar="TLS", help="folder made by `fedhet certs`")]
@@ -180,7 +180,7 @@ def _file(path: Path, what: str, *, or_folder: bool = False) -> Path:
     """Return the absolute path of a file; UserError if it does not exist."""
     found = plain_path(path)
     if not (found.exists() if or_folder else found.is_file()):
-        raise UserError(f"{what}: '{found}' does not exist")
+        raise UserError(f"{what}: '{found}' does not exist{near(found)}")
     return found
 
 

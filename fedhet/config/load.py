@@ -14,7 +14,7 @@ from fedhet.config.registry import METHODS, Method
 from fedhet.config.schema import KEY_POLICIES, TUNABLE, Params, RunConfig, Schema, kebab
 from fedhet.data.inputs import DATASETS, IMAGE, SIGNAL, is_hub, kind_of
 from fedhet.errors import UserError
-from fedhet.files import parse_object, read_yaml
+from fedhet.files import near, parse_object, read_yaml
 from fedhet.models.names import DEFAULT_GROUP, expand, validate_model_name
 from fedhet.models.zoo import small_name
 
@@ -66,7 +66,10 @@ def read_overrides(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise UserError(f"'{pair}' is not a setting: write KEY=VALUE, such as rounds=20")
+            raise UserError(
+                f"'{pair}' is not a setting: write KEY=VALUE without spaces around '=', such as "
+                'rounds=20; put a value that has spaces in quotes, such as "labels={ill: [yes]}"'
+            )
         overrides[key.strip()] = value.strip()
     return overrides
 
@@ -287,7 +290,9 @@ def _check_data_path(config: RunConfig) -> None:
     if config.dataset in DATASETS and not config.data_path:
         raise UserError(f"data-path is empty: dataset {config.dataset} needs its file")
     if config.data_path and not Path(config.data_path).expanduser().exists():
-        raise UserError(f"data-path {config.data_path}: this file does not exist")
+        raise UserError(
+            f"data-path {config.data_path}: this file does not exist{near(config.data_path)}"
+        )
 
 
 def _check_tuned(config: RunConfig) -> None:

@@ -18,6 +18,7 @@ from fedhet.data.inputs import (
     TOKENS,
     Indices,
     Reading,
+    counted,
     listed,
     noun,
 )
@@ -42,6 +43,7 @@ from fedhet.data.table import (
     site_words,
 )
 from fedhet.errors import UserError, one_line
+from fedhet.files import near
 
 _SHOWN = 40  # columns that are listed
 COMMONEST = 0.6  # share of one class from which on accuracy says little
@@ -64,6 +66,9 @@ _ABOUT = {
     "local-epochs": "epochs of local training per round", "batch-size": "examples per step",
     "lr": "learning rate of SGD", "image-size": "side of the images, pixels",
 }  # fmt: skip
+_WEIGHTS = (
+    "in training a rare class counts as much as a common one; its probabilities are then too high"
+)
 
 
 Checked = Callable[[Mapping[str, Any]], tuple[Reading, Callable[[], Dataset]]]
@@ -79,10 +84,12 @@ def initialise(
     cannot be used, and for a preset that is there already.
     """
     target = out or Path(f"{Path(path).name.split('.')[0] or 'data'}.yaml")
-    if target.exists():
-        raise UserError(f"'{target}' already exists: give another name with --out NAME.yaml")
     place = Path(path).expanduser()
     keys: dict[str, Any] = {"dataset": given.get("dataset") or _dataset(place), "data-path": path}
+    if target.exists():
+        raise UserError(
+            f"'{target}' already exists: delete it, or give another name with --out NAME.yaml"
+        )
     keys |= {key: value for key, value in given.items() if key not in keys}
     lines: list[str] = []
     if keys["dataset"] == "signals" and _is_npz(place):
@@ -93,6 +100,9 @@ def initialise(
         lines = _of_rows(keys, given, checked)
     dataset = checked(keys)[1]()
     about = about_classes(dataset, noun(keys["dataset"]))
+    if dataset.inputs.kind == IMAGE:
+        found = counted(dataset.classes, dataset.labels)
+        lines.append(f"{len(dataset.labels):,} images; {len(dataset.classes)} classes: {found}")
     keys = _training(keys, given, dataset)
     preset = [
         f"# fedhet run {target}",
@@ -101,6 +111,8 @@ def initialise(
     for key, value in keys.items():
         text = value if isinstance(value, int | float) else json.dumps(value, ensure_ascii=False)
         preset.append(f"{key}: {text}" + (f"  # {_ABOUT[key]}" if key in _ABOUT else ""))
+    if _is_uneven(dataset) and "class-weights" not in keys:
+        preset.append(f"# class-weights: balanced  # {_WEIGHTS}")
     try:
         target.write_text("\n".join(preset) + "\n", encoding="utf-8")
     except OSError as error:
@@ -117,7 +129,7 @@ def _is_npz(path: Path) -> bool:
 
 def _dataset(path: Path) -> str:
     if not path.exists():
-        raise UserError(f"'{path}' does not exist")
+        raise UserError(f"'{path}' does not exist{near(path)}")
     if _is_npz(path):
         return "signals"
     if path.name.lower().endswith(tuple(f"{one}.zip" for one in ROW_SUFFIXES)):
@@ -187,14 +199,21 @@ def _features(
         yield f"  ... and {len(features) - _SHOWN} more columns"
 
 
+def _is_uneven(dataset: Dataset) -> bool:
+    """Return whether a class is so common, or so rare, that accuracy says little."""
+    counts = np.bincount(dataset.labels, minlength=len(dataset.classes))
+    share = counts[counts > 0] / counts.sum()
+    return bool(share.max() > COMMONEST or share.min() * len(share) < RARE)
+
+
 def _training(keys: dict[str, Any], given: Mapping[str, Any], dataset: Dataset) -> dict[str, Any]:
     """Return the keys with classes, partition and training."""
     models, rate = _MODELS[dataset.inputs.kind]
-    if dataset.inputs.kind != IMAGE and "labels" not in keys:
+    # A preset that named classes would refuse the folders of those that were dropped.
+    dropped = any(one.startswith("dropped ") for one in dataset.warnings)
+    if "labels" not in keys and not dropped:
         keys["classes"] = list(dataset.classes)
-    counts = np.bincount(dataset.labels, minlength=len(dataset.classes))
-    share = counts[counts > 0] / counts.sum()
-    if share.max() > COMMONEST or share.min() * len(share) < RARE:
+    if _is_uneven(dataset):
         keys.setdefault("metric", "balanced_accuracy")
     sites = np.bincount(dataset.sites, minlength=len(dataset.site_names))
     if "partition" not in given:

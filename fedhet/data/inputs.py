@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
 from fedhet.errors import UserError, nearest, one_line
-from fedhet.files import is_id
+from fedhet.files import is_id, near
 
 if TYPE_CHECKING:  # a second at import, and most processes read no file
     import pandas as pd
@@ -333,7 +333,7 @@ def existing(dataset: str, data_path: str) -> Path:
         raise UserError(f"data-path is empty: dataset {dataset} needs its file or folder")
     path = Path(data_path).expanduser().absolute()
     if not path.exists():
-        raise UserError(f"data-path {data_path}: this file or folder does not exist")
+        raise UserError(f"data-path {data_path}: this file or folder does not exist{near(path)}")
     return path
 
 

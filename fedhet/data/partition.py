@@ -509,10 +509,10 @@ def _about_clients(partition: Partition, data: Content, config: RunConfig) -> It
         for label in np.flatnonzero((own > 0) & (count < _TESTED))
     ]
     if few and config.metric != "accuracy":
-        yield (
-            f"few test {what} of a class: {listed(few, _NAMED)}: such metrics are chance; a larger "
-            'test set (split="6:1:3") and several seeds say more'
-        )
+        more = 'a larger test set (split="6:1:3") and several seeds say more'
+        if 10 * config.split[2] >= 3 * sum(config.split):
+            more = "a sweep over several partition seeds says more (docs/tutorials/1-patients.md)"
+        yield f"few test {what} of a class: {listed(few, _NAMED)}: such metrics are chance; {more}"
 
 
 # --- partitioners of flwr-datasets ----------------------------------------------------------------

@@ -27,6 +27,7 @@ from fedhet.errors import UserError, one_line
 
 ROW_SUFFIXES = (".csv", ".tsv", ".parquet", ".data", ".csv.gz", ".tsv.gz")
 NPZ_SUFFIXES = (".npz",)
+DATA_FRAME = "the DataFrame"  # where its rows are, in messages
 SPACE = r"\s+"
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|", "space": SPACE}
 SAMPLE = 256 << 10  # bytes from which the form of a file is found out
@@ -605,7 +606,7 @@ class FrameFile(RowFile):
 def of_frame(frame: pd.DataFrame, form: Form) -> RowFile:
     """Return a DataFrame as a file of rows."""
     return FrameFile(
-        "the DataFrame", form, list(frame.columns), (), lambda names, _: iter([frame[names]])
+        DATA_FRAME, form, list(frame.columns), (), lambda names, _: iter([frame[names]])
     )
 
 

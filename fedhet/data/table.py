@@ -23,7 +23,7 @@ from fedhet.data.inputs import (
     places_of,
     shown,
 )
-from fedhet.data.rows import Chunk, RowFile, to_numbers
+from fedhet.data.rows import DATA_FRAME, Chunk, RowFile, to_numbers
 from fedhet.errors import UserError
 
 FEW = 50  # values of a column of texts that is taken for categories
@@ -398,10 +398,18 @@ class TableRows:
         if bad := [name for name in self.plain if chunk.frame[name].dtype.kind != "f"]:
             column = chunk.frame[bad[0]].dropna()
             word = column[to_numbers(column, chunk.file.form).isna()]
+            what = (
+                f"name columns of words ({listed(bad)}) in ignore, or those of a table in "
+                "categories, each with its values"
+            )
+            if chunk.file.where == DATA_FRAME:
+                what = (
+                    'the model was trained on numbers there: read the file with decimal="," if '
+                    "it has decimal commas, and with na_values=[...] for its marks of a gap"
+                )
             raise UserError(
                 f"{chunk.at(int(word.index[0]), bad[0])}: {shown(str(word.iloc[0]))} is not a "
-                f"number: name columns of words ({listed(bad)}) in ignore, or those of a table in "
-                "categories, each with its values"
+                f"number: {what}"
             )
         found = np.empty((len(chunk), len(self.inputs.columns)), dtype=np.float32)
         with np.errstate(over="ignore"):

@@ -83,7 +83,15 @@ class Console:
 def find_preset(name: str) -> Path:
     """Return a YAML file by its path, or by its name in ``configs``; UserError if there is none."""
     path = Path(name).expanduser()
-    if path.suffix in {".yaml", ".yml"} or (path.exists() and not path.is_dir()):
+    if path.suffix in {".yaml", ".yml"}:
+        return path
+    if path.exists() and not path.is_dir():
+        # A preset's process loads pandas only if it reads rows.
+        from fedhet.data.rows import NPZ_SUFFIXES, ROW_SUFFIXES, holds  # noqa: PLC0415
+
+        if holds(path, (*ROW_SUFFIXES, *NPZ_SUFFIXES, ".zip")):
+            text = f"config '{name}' is a data file: `fedhet init {name}` writes a preset for it"
+            raise UserError(text)
         return path
     folder = TOP / "configs"
     shipped = {

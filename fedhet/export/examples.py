@@ -33,6 +33,7 @@ from fedhet.data.rows import ROW_SUFFIXES, CsvFile, NoHeader, RowFile, holds, op
 from fedhet.data.signals import AXES, TARGETS, Npz, finite, small_numbers
 from fedhet.data.table import TableRows, token_ids
 from fedhet.errors import UserError
+from fedhet.files import near
 from fedhet.training.loop import EVALUATION_BATCH
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def _files(place: Path) -> list[str]:
     Raise UserError for a path that does not exist or cannot be listed.
     """
     if not place.exists():
-        raise UserError(f"images: '{place}' does not exist")
+        raise UserError(f"images: '{place}' does not exist{near(place)}")
     if not place.is_dir():
         return [str(place)]
     return [str(place / name) for name in sorted(files_below(place, "images")) if is_image(name)]
@@ -140,7 +141,7 @@ def batches(places: Sequence[Path], inputs: Inputs, form: Form, truth: Truth) ->
             )
             raise UserError(f"'{place}' is a folder: give the {files} files themselves")
         if not path.is_file():
-            raise UserError(f"'{place}' does not exist")
+            raise UserError(f"'{place}' does not exist{near(place)}")
         if inputs.kind == TABLE or holds(path, ROW_SUFFIXES):
             found = _rows(_opened(path, inputs, form), inputs, truth.target)
         else:

@@ -395,7 +395,7 @@ def _states_of(run: Path, *, trust: bool) -> list[Path]:
     """Return the state folders of a run's clients here, in client order."""
     folder = RunFolder(plain_path(run))
     if not folder.identity.exists():
-        raise UserError(f"'{run}' is not a run folder: --all exports the clients of one")
+        raise UserError(f"'{run}' is not a run folder: --all and --predictions are for a whole run")
     there = folder.states(build_config(folder.opened(trust=trust)))
     found = [path.parent for path in there.glob(f"*/{DESCRIPTION}")]
     if not found:

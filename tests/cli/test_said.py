@@ -135,6 +135,22 @@ def test_a_key_or_a_value_is_told_whose_it_is(capsys, here):
     assert notes("models=cnn-1,cnn-5", "classes=1,2,3,4") == []  # these take several
 
 
+def test_a_file_that_is_missing_or_is_no_preset_is_told_what_to_do(capsys, here):
+    (here / "patients.csv").write_text("age,ill\n1,0\n")
+    (here / "patients.yaml").write_text("rounds: 3\n")
+    table = ["run", "quickstart", "dataset=table", "target=ill"]
+    for words, says in (
+        (["run", "patients.csv"], "`fedhet init patients.csv` writes a preset"),
+        (["run", "patient.yaml"], "(did you mean 'patients.yaml'?)"),
+        ([*table, "data-path=patents.csv"], "(did you mean 'patients.csv'?)"),
+        (["init", "patients.cvs"], "(did you mean 'patients.csv'?)"),
+        (["init", "patients.csv"], "delete it, or give another name with --out"),
+        (["export", "runs/a", "North", "--predictions"], "RUN --predictions --out FILE.csv"),
+        (["export", "runs/a", "North", "--out", "m"], "RUN/state/*/CLIENT --out DIR"),
+    ):
+        assert says in refused(capsys, *words)
+
+
 def test_keys_are_searched_by_a_word_in_names_and_meanings(capsys):
     assert execute(["keys", "Dirichlet"]) == 0
     found = [line.partition("=")[0] for line in capsys.readouterr().out.splitlines()]
@@ -174,7 +190,7 @@ def test_every_clients_model_is_exported_and_who_has_none_is_named(capsys, here)
     assert (here / "models" / first / "card.yaml").is_file()
     for words, says in (
         ([folder.path, "--out", "models"], "already exists"),
-        ([state, "--out", "m"], "not a run folder"),
+        ([state, "--out", "m"], "--all and --predictions are for a whole run"),
         ([folder.path, "--generation", "1", "--out", "m"], "cannot be used with --all"),
     ):
         assert says in refused(capsys, "export", "--all", *map(str, words))

@@ -153,7 +153,9 @@ MISTAKES = {
     "method=fedmrl matryoshka=false inference=mix-small": "inference: ",
     "method=fd dp-clip=1 dp-epsilon=8 dp-delta=1e-5": "dp-clip: 1 is not allowed with method=fd",
     "method=standalone mu0=0.5": "mu0: only method fedssa has this key",
-    "rounds": "'rounds' is not a setting: write KEY=VALUE, such as rounds=20",
+    "rounds = 3": "'rounds' is not a setting: write KEY=VALUE without spaces around '=', such as",
+    "labels={krank: [ja]}": "'[ja]}' is not a setting: write KEY=VALUE without spaces around '=', "
+    'such as rounds=20; put a value that has spaces in quotes, such as "labels={ill: [yes]}"',
 }
 
 

@@ -1,5 +1,7 @@
 """``fedhet init``: what is understood of a file, and a preset that runs it; the bubble plot."""
 
+import shutil
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -55,6 +57,23 @@ def test_a_file_without_header_and_a_file_of_texts(tmp_path, capsys):
     assert (config.dataset, config.text, config.target) == ("texts", "review", "sentiment")
 
 
+def test_the_classes_of_a_folder_of_images_are_told_and_written(tmp_path, capsys):
+    for number in range(30):
+        folder = tmp_path / "eyes" / ("ill" if number < 10 else "well")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
+    (tmp_path / "eyes" / "empty").mkdir()
+    (tmp_path / "eyes" / "empty" / "no.png").write_text("no image")
+    for classes in ((), ("ill", "well")):
+        assert execute(["init", "eyes"]) == 0
+        assert "30 images; 2 classes: ill (10), well (20)" in capsys.readouterr().out
+        config = load_config(tmp_path / "eyes.yaml")
+        assert config.classes == classes
+        assert load_partition(config, config.clients)[0].classes == ("ill", "well")
+        (tmp_path / "eyes.yaml").unlink()
+        shutil.rmtree(tmp_path / "eyes" / "empty", ignore_errors=True)
+
+
 @pytest.mark.parametrize(
     ("ill", "metric"), [("k%2", "accuracy"), ("k%3 if k > 9 else 3", "balanced_accuracy")]
 )
@@ -64,10 +83,12 @@ def test_the_headline_sees_rare_classes(tmp_path, ill, metric):
     assert execute(["init", "p.csv"]) == 0
     config = load_config(tmp_path / "p.yaml")
     assert config.metric == metric
-    warnings = str(load_partition(config, config.clients)[1].warnings)
-    assert ("few test examples of a class: client 0 has 1 of" in warnings) == ("else 3" in ill), (
-        warnings
-    )
+    preset, rare = (tmp_path / "p.yaml").read_text(), "else 3" in ill
+    assert ("\n# class-weights: balanced  # " in preset) == rare
+    for split, advice in ((8, 1, 1), 'split="6:1:3"'), ((6, 1, 3), "several partition seeds"):
+        found = load_partition(config.model_copy(update={"split": split}), config.clients)[1]
+        few = [one for one in found.warnings if "few test examples of a class: client 0 has" in one]
+        assert [advice in one for one in few] == [True] * rare, few
 
 
 FILES = {  # columns by a formula of the row's number, and the target that is guessed; none: asked

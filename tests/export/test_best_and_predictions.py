@@ -59,6 +59,10 @@ def test_a_model_predicts_a_frame_a_path_and_an_array_alike(run, tmp_path):
     unlike = frame.assign(sex="w")
     with pytest.raises(UserError, match=r"^the DataFrame row 0 column 'sex': 'w'"):
         model.predict(unlike)
+    with pytest.raises(
+        UserError, match=r"'age': '40,4' is not a number: .* decimal=\",\".*na_values"
+    ):
+        model.predict(frame.assign(age="40,4"))
     joined = pd.DataFrame({"age;sex": ["40;f"]})  # what pandas makes of a file with semicolons
     with pytest.raises(UserError, match="the DataFrame has no column .* it has age;sex"):
         model.predict(joined)

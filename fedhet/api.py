@@ -4,11 +4,10 @@ Every mistake is a :class:`~fedhet.errors.UserError`, a run that did not complet
 :class:`~fedhet.errors.RunFailed`; the message is the one line that the command line shows.
 """
 
-import json
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -113,8 +112,7 @@ def run(config: str | os.PathLike[str] | None = None, *, progress: bool = True, 
     """
     look_here()
     path = None if config is None else session.find_preset(os.fspath(config))
-    changes = {kebab(key): _plain(value) for key, value in keys.items()}
-    loaded, notes = load_noted(path, changes=changes)
+    loaded, notes = load_noted(path, changes=_keys(keys))
     name = folder_name(loaded.method) if path is None else path.stem
     begin = partial(session.start, loaded, name, _console(progress=progress), notes=notes)
     return Run(_done(begin).path)
@@ -132,8 +130,7 @@ def resume(
     """
     look_here()
     path = run.path if isinstance(run, Run) else Path(run)
-    words = [f"{kebab(key)}={_text(value)}" for key, value in keys.items()]
-    work = partial(session.resume, path, words, _console(progress=progress), trust=trust)
+    work = partial(session.resume, path, _keys(keys), _console(progress=progress), trust=trust)
     return Run(_done(work).path)
 
 
@@ -160,12 +157,12 @@ def _console(*, progress: bool) -> session.Console:
     return session.Console(say, partial(RunProgress, silent=not progress))
 
 
-def _plain(value: Any) -> Any:
-    """Return Python's collections and paths as YAML gives them."""
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    return list(value) if isinstance(value, tuple | set | range) else value
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, bool) else str(value)
+def _keys(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keys as YAML has them, with Python's collections and paths as YAML gives them."""
+    made = {kebab(key): value for key, value in keys.items()}
+    for key, value in made.items():
+        if isinstance(value, os.PathLike):
+            made[key] = os.fspath(value)
+        elif isinstance(value, tuple | set | range):
+            made[key] = list(value)
+    return made

@@ -131,13 +131,14 @@ def resume(  # noqa: PLR0913, PLR0917
 ) -> None:
     """Continue a run after its last finished round; rounds=N extends a finished one."""
     loading(as_json=as_json)
+    from fedhet.config.load import read_overrides
     from fedhet.engines import session
     from fedhet.engines.fork_server import start_early
 
     if superlink is None:
         start_early()
     folder = session.resume(
-        run_folder, overrides or [], _console(quiet=as_json), superlink,
+        run_folder, read_overrides(overrides or []), _console(quiet=as_json), superlink,
         accept_lost=accept_lost, trust=trust,
     )  # fmt: skip
     _print_result(folder, as_json=as_json)

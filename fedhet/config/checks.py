@@ -84,14 +84,9 @@ def check_idle(config: RunConfig, given: Mapping[str, Any], *, deployed: bool = 
 
 def check_cells(configs: Iterable[RunConfig], given: Mapping[str, Any]) -> list[str]:
     """Return a line for each of the ``given`` keys that changes nothing in any cell of a sweep."""
-    everywhere: dict[str, str] | None = None
-    for config in configs:
-        found = idle(config)
-        everywhere = found if everywhere is None else {
-            key: reason for key, reason in everywhere.items() if key in found
-        }  # fmt: skip
-    reasons = everywhere or {}
-    return [f"{k}={v} has no effect: {reasons[k]}" for k, v in given.items() if k in reasons]
+    cells = [idle(config) for config in configs]
+    everywhere = [key for key in given if cells and all(key in reasons for reasons in cells)]
+    return [f"{key}={given[key]} has no effect: {cells[0][key]}" for key in everywhere]
 
 
 def small_cohort(config: RunConfig) -> list[str]:

@@ -113,9 +113,8 @@ def load_noted(
     return config, checks.check_idle(config, {**written, **new}, deployed=deployed)
 
 
-def resumed_config(started: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:
+def resumed_config(started: Mapping[str, Any], changes: Mapping[str, Any]) -> RunConfig:
     """Return a run's first configuration, changed where resuming may change it."""
-    changes = read_overrides(overrides)
     method = str(started.get("method", "fedssa"))
     own = method_keys(find_method(method))
     for key in changes:

@@ -22,7 +22,6 @@ from fedhet.config.load import (
     check_replies,
     find_method,
     method_name,
-    read_overrides,
     resumed_config,
 )
 from fedhet.config.schema import PATHS, RunConfig
@@ -155,7 +154,7 @@ def start(
 
 def resume(
     path: Path,
-    overrides: Sequence[str],
+    changes: Mapping[str, Any],
     console: Console,
     connection: str | None = None,
     *,
@@ -168,10 +167,9 @@ def resume(
     clients whose states are. ``trust``: its code and its services are the user's own.
     """
     folder = _existing(path)
-    config = resumed_config(folder.opened(trust=trust), overrides)
+    config = resumed_config(folder.opened(trust=trust), changes)
     if not trust:
         folder.check_reach(config)
-    changes = read_overrides(overrides)
     if "state-dir" in changes:
         config = absolute_paths(config)
         folder.states_named = True

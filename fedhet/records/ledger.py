@@ -279,22 +279,16 @@ def _digest(text: str, arrays: Mapping[str, Array]) -> str:
     return found.hexdigest()
 
 
-class AttemptCounter:
-    """Counts attempts at sums in a file. Each number is written to disk before it is returned."""
+def next_attempt(path: Path) -> int:
+    """Return the number of the next attempt at a sum, once it is in the file, on the disk.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def next(self) -> int:
-        """One more than ever before; Damaged if the file is damaged."""
-        last = 0
-        if self.path.exists():
-            text = read_bytes(self.path).decode(errors="replace").strip()
-            if not re.fullmatch(r"[0-9]{1,10}", text):
-                raise Damaged(f"'{self.path}' is damaged: it holds no number")
-            last = int(text)
-        write_text(self.path, f"{last + 1}\n", synced=True, private=True)
-        return last + 1
+    Raise Damaged if the file holds no number.
+    """
+    text = read_bytes(path).decode(errors="replace").strip() if path.exists() else "0"
+    if not re.fullmatch(r"[0-9]{1,10}", text):
+        raise Damaged(f"'{path}' is damaged: it holds no number")
+    write_text(path, f"{int(text) + 1}\n", synced=True, private=True)
+    return int(text) + 1
 
 
 DURATIONS = {"seconds"}

@@ -62,6 +62,7 @@ class RunFolder:
         self.partition = path / "partition.csv"
         self.confusion = path / "confusion.csv"
         self.log = path / "log.txt"
+        self._waiting = path / "waiting.txt"
         self.checkpoint = path / "checkpoint" / "server.safetensors"
         self.attempts = path / "checkpoint" / "attempts"  # of sums: a record of each attempt
         self.identity = path / "checkpoint" / "run.json"
@@ -215,7 +216,8 @@ class RunFolder:
         named the place: then a stranger's configuration does.
         """
         path = self.state_dir(config) / self.experiment
-        if not (self._holds(path) or self.states_named or self.made_here()):
+        inside = path.resolve() == self.path.resolve() / "state" / self.experiment
+        if not (inside or self.states_named or self.made_here()):
             raise Damaged(
                 f"state-dir: '{path.parent}' lies outside '{self.path}', and you did not make the "
                 f"run; if the states are yours, give `fedhet resume {self.path} "
@@ -227,10 +229,6 @@ class RunFolder:
         """Delete the states of a completed run; what is not this run folder's stays."""
         with contextlib.suppress(Damaged):
             shutil.rmtree(self.states(config), ignore_errors=True)  # follows no link
-
-    def _holds(self, path: Path) -> bool:
-        """Return whether ``path`` is the place of the states inside the run folder."""
-        return path.resolve() == self.path.resolve() / "state" / self.experiment
 
     # --- notes while the run goes on -------------------------------------------------------
 
@@ -248,10 +246,6 @@ class RunFolder:
             return one_line(decoded(read_bytes(self._waiting), "what is waited for"))
         except (OSError, Damaged):
             return ""
-
-    @property
-    def _waiting(self) -> Path:
-        return self.path / "waiting.txt"
 
     def append_round(self, record: Mapping[str, Any]) -> None:
         """Add one line to ``rounds.jsonl``; not-a-number becomes null."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.filesize import decimal
 
 from fedhet.config.schema import BESIDE_ACCURACY, METRICS, RunConfig
 from fedhet.files import client_order
@@ -90,18 +89,13 @@ def gain(config: RunConfig, value: float) -> float:
     return -value if METRICS[config.metric].less_is_better else value
 
 
-def mean_text(metric: str, figures: Mapping[str, Any], part: str = "test") -> str:
-    """Return the mean of ``metric`` in a line of ``rounds.jsonl`` or in ``summary.json``, as text.
-
-    A dash where there is none.
-    """
-    value = figures.get(f"{part}_{metric}_mean")
-    return METRICS[metric].text(value) if isinstance(value, int | float) else "-"
-
-
 def headline(metric: str, figures: Mapping[str, Any], part: str = "test") -> str:
-    """Return name and mean of ``metric``, as :func:`mean_text`."""
-    return f"{METRICS[metric].title} {mean_text(metric, figures, part)}"
+    """Return name and mean of ``metric`` in a line of ``rounds.jsonl`` or in ``summary.json``.
+
+    A dash stands for a mean that is not there.
+    """
+    value, about = figures.get(f"{part}_{metric}_mean"), METRICS[metric]
+    return f"{about.title} {about.text(value) if isinstance(value, int | float) else '-'}"
 
 
 def imbalance(config: RunConfig, counts: Mapping[str, int]) -> str:
@@ -230,11 +224,6 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def size(count: int) -> str:
-    """Return bytes in thousands, such as ``4.6 kB``."""
-    return decimal(count)
 
 
 NOT_COVERED = (

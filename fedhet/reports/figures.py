@@ -194,18 +194,10 @@ def _draw_differences(ax: Axes, one: Comparison, rows: Sequence[str]) -> None:
         mean = pair["mean"]
         colour = {1: BLUE, -1: ORANGE}.get(pair["sign"], INK)
         style: dict[str, Any] = {"color": colour, "alpha": 1.0 if pair["sign"] else 0.55}
-        if mean < low:
-            ax.text(low, y, f"◂ {mean:+.{places}f}", va="center", color=colour, fontsize=8.5)
-        elif mean > high:
-            ax.text(
-                high,
-                y,
-                f"{mean:+.{places}f} ▸",
-                ha="right",
-                va="center",
-                color=colour,
-                fontsize=8.5,
-            )
+        if off := "left" if mean < low else "right" if mean > high else "":
+            edge, text = {"left": (low, "◂ {}"), "right": (high, "{} ▸")}[off]
+            shown = text.format(f"{mean:+.{places}f}")
+            ax.text(edge, y, shown, ha=off, va="center", color=colour, fontsize=8.5)
         elif pd.notna(mean):
             known = pd.notna(pair["low"])
             ax.plot(pair["values"], [y] * len(pair["values"]), ".", ms=4, mew=0, alpha=0.35,

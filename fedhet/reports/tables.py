@@ -275,11 +275,6 @@ def said(metric: str) -> str:
     return f"{about.title} (less is better)" if about.less_is_better else about.title
 
 
-def signed(value: float) -> str:
-    """Return a difference."""
-    return f"{value:+,.2f}"
-
-
 def p_value(p: float) -> str:
     """Return a p value as text."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"

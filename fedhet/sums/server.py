@@ -29,7 +29,7 @@ from fedhet.protocol.messages import (
     replies,
 )
 from fedhet.protocol.payload import Array, Payload
-from fedhet.records.ledger import AttemptCounter, Ledger
+from fedhet.records.ledger import Ledger, next_attempt
 from fedhet.records.summary import EVERYBODY, UNSUMMED
 from fedhet.sums.attempt import PATIENCE, Attempt, Introductions
 from fedhet.sums.contribution import (
@@ -130,7 +130,7 @@ class SumAggregator(Aggregator):
         self.shared: tuple[int, ...] | None = None  # classes whose rows may be summed
         self._counted: list[str] | None = None  # of whom: a resumed run counts again
         self.few = int(marks.get("few", 0))  # classes whose rows may not
-        self._numbers = AttemptCounter(strategy.folder.attempts)
+        self._attempts = strategy.folder.attempts
         self._attempt: Attempt | None = None
         self._length = 0  # of the method's part of the vector
 
@@ -179,7 +179,8 @@ class SumAggregator(Aggregator):
 
     def _new(self, round_: int, members: list[str], length: int) -> Attempt:
         size = max(self.config.cohort(len(self.roster.ids)), len(members))
-        about = (tuple(sorted(members)), self._numbers.next(), size, self.shared, max(1, self.unit))
+        number = next_attempt(self._attempts)
+        about = (tuple(sorted(members)), number, size, self.shared, max(1, self.unit))
         return Attempt(self.handshake, self.config, round_, Cohort(*about), length)
 
     def _introduced(self, clients: list[str]) -> list[str]:

@@ -13,12 +13,14 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from rich.filesize import decimal
+
 from fedhet.config.schema import METRICS
 from fedhet.errors import Damaged, RunFailed, UserError, one_line
 from fedhet.files import NOBODY, client_order, read_json, read_yaml, shaped
 from fedhet.records.formats import Started, read_evaluations, read_partition
 from fedhet.records.run_folder import LOCK, RunFolder, held
-from fedhet.records.summary import duration, percent, seconds_left, size
+from fedhet.records.summary import duration, percent, seconds_left
 
 WAITING, RUNNING, IDLE, GONE = "waiting", "running", "not running", "gone"
 PENDING, FINISHED, DIVERGED = "pending", "finished", "diverged"
@@ -89,7 +91,9 @@ class _Recent:
 
     def __call__(self) -> Any:
         if time.monotonic() - self.at >= ASK:
-            self.at, self.answer = time.monotonic(), self.ask()
+            self.at = time.monotonic()
+            with contextlib.suppress(Damaged):  # a lock that no run makes, such as a link
+                self.answer = self.ask()
         return self.answer
 
 
@@ -107,12 +111,7 @@ class RunView:
         self.folder, self.sites = RunFolder(path), sites
         self.files = _Files(path)
         self.runs: Mapping[str, RunView] = {}  # inside this one there is none
-        self._written = _Recent(self._being_written)
-
-    def _being_written(self) -> bool:
-        with contextlib.suppress(Damaged):  # a lock that no run makes, such as a link
-            return self.folder.being_written()
-        return False
+        self._written = _Recent(self.folder.being_written)
 
     def read(self) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
         """Return summary, lines of the rounds and configuration, each empty while there is none."""
@@ -330,12 +329,8 @@ class SweepView:
     def __init__(self, path: Path) -> None:
         self.path, self.files = path, _Files(path)
         self.runs: dict[str, RunView] = {}
-        self._busy = _Recent(self._is_run)
-
-    def _is_run(self) -> bool:
-        with contextlib.suppress(Damaged):
-            return any(held(one.parent / LOCK) for one in self.path.glob("sweeps/*/sweep.json"))
-        return False
+        indexes = "sweeps/*/sweep.json"
+        self._busy = _Recent(lambda: any(held(one.parent / LOCK) for one in path.glob(indexes)))
 
     def look(self) -> Look:
         """Read what is new; never raises for what the files say."""
@@ -443,4 +438,4 @@ def word(value: Any, kind: str) -> str:
         return "-"
     if kind == "number":
         return f"{value:.4g}"
-    return {"percent": percent, "bytes": size}.get(kind, str)(value)
+    return {"percent": percent, "bytes": decimal}.get(kind, str)(value)

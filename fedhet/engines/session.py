@@ -42,6 +42,7 @@ from fedhet.models.zoo import small_name
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.payload import Array
 from fedhet.records import verification
+from fedhet.records.ledger import load_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import DIVERGENCE, imbalance, nobody_replied
 from fedhet.records.tracker import tracker_package
@@ -177,6 +178,12 @@ def resume(
     _check_resumable(folder, config)
     check(config, console, connection)
     if connection is None:
+        kept = load_checkpoint(folder.checkpoint)
+        if kept is not None and not kept.meta["simulated"]:
+            raise UserError(
+                f"run '{folder.path}' was made on nodes, which have its clients' states: give "
+                "--superlink NAME, as when it was started"
+            )
         config = resolve_clients(config)
         check_simulation(config)
     for line in checks.check_idle(config, changes, deployed=connection is not None):
@@ -297,19 +304,20 @@ def _run(
     except BaseException as error:
         if isinstance(error, Interrupted | KeyboardInterrupt) or launch.folder.rounds.exists():
             with contextlib.suppress(OSError):
-                console.say(_how_to_go_on(launch))
+                console.say(_how_to_go_on(launch, connection))
         raise
     finally:
         lock.release()
 
 
-def _how_to_go_on(launch: Launch) -> str:
+def _how_to_go_on(launch: Launch, connection: str | None) -> str:
     """Return what to do about a run that ended early: a diverged one would diverge again."""
     status, reason = launch.status()
     if status == "failed" and DIVERGENCE.search(reason):
         lr = f"{launch.config.lr:g}"
         return f"it diverged, and would again: start another run with a smaller lr (it was {lr})"
-    return f"continue it with: fedhet resume {launch.folder.path}"
+    where = "" if connection is None else f" --superlink {connection}"
+    return f"continue it with: fedhet resume {launch.folder.path}{where}"
 
 
 def _beginning(launch: Launch, connection: str | None) -> str:

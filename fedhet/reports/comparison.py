@@ -219,7 +219,7 @@ class Comparison:
         base = self.runs[self.runs["variant"] == self.baseline].set_index("block")["gflops"]
         times = self.runs["gflops"] / self.runs["block"].map(base.replace(0, np.nan))
         made["relative"] = times.groupby(self.runs["variant"]).mean()
-        total = self.rounds.groupby(["number", "block"])["train_flops"].sum()
+        total = self.rounds.groupby(["number", "block"])["train_flops"].sum(min_count=1)
         budget = total.groupby("block").min()
         course = self.course
         cheap = course[course["flops"] <= course["block"].map(budget) * (1 + 1e-9)]

@@ -141,7 +141,7 @@ def _row(number: int, one: Placed) -> dict[str, Any]:
         "never_sampled": np.nan if run.means_alone else never, "federation": known,
         "floats_up": rounds["uplink_floats"].sum() / replies,
         "floats_down": rounds["downlink_floats"].sum() / replies,
-        "gflops": rounds["train_flops"].sum() / replies / 1e9,
+        "gflops": rounds["train_flops"].sum(min_count=1) / replies / 1e9,
         "epsilon": privacy.get("epsilon_spent_max") or np.nan, "noise_of": privacy.get("noise_of"),
         "wall_seconds": run.summary.get("wall_seconds"),
         "difference": np.nan, "failures": len(run.summary.get("failures") or []),

@@ -420,6 +420,12 @@ class MethodStrategy(Strategy, Generic[P]):
     def _close(self, round_: int, clock: float) -> dict[str, Any]:
         """Write the round's lines, then the checkpoint that makes them final."""
         arrays = self.arrays()
+        for name, array in arrays.items():
+            if not np.isfinite(array).all():
+                raise RunFailed(
+                    f"round {round_}: array '{name}' of the server holds NaN or infinity, though "
+                    f"all uploads were finite: see `aggregate` of {type(self).__name__}"
+                )
         self.folder.append_clients(self.ledger.client_rows())
         record = self.ledger.record(arrays)
         record["seconds"] = time.perf_counter() - clock

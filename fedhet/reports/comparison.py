@@ -266,7 +266,7 @@ def compare(
     for slug, own in runs.groupby("setting_id", sort=False):
         ours = [placed[number] for number in own["number"]]
         counts = next((one.run.counts for one in ours if one.run.counts is not None), None)
-        frames = own, rounds_of[slug], clients_of[slug]
+        frames = own, rounds_of[slug], clients_of.get(slug, clients[:0])  # none of sums
         made.append(Comparison(ours[0].setting, *frames, baseline or BASELINE, counts))
     together = pd.concat({i: one.paired["p"] for i, one in enumerate(made)})
     adjusted = holm(together.astype(float))

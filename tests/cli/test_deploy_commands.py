@@ -323,8 +323,8 @@ def test_what_the_server_waits_for_is_shown_where_the_run_was_asked_for(folder):
 @pytest.mark.parametrize(
     ("ending", "seen", "says"),
     [
-        (UserError("connection refused"), UserError, ""),
-        (Interrupted(2), Interrupted, ""),
+        (UserError("connection refused"), UserError, "connection refused"),
+        (Interrupted(2), Interrupted, "SIGINT"),
         (OSError(errno.ENOSPC, "No space left on device"), UserError, "ended' cannot be written"),
     ],
 )

@@ -7,7 +7,9 @@ from cli.refusals import SMALL, refused
 from filelock import FileLock
 
 from fedhet.cli.app import execute
+from fedhet.records.ledger import load_checkpoint, save_checkpoint
 from fedhet.records.run_folder import RunFolder
+from fedhet.testing import simulate, small
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -38,6 +40,15 @@ def test_resume_changes_only_what_leaves_the_rounds_alone(capsys, stopped, words
     for part in parts:
         assert part in line
     assert RunFolder(stopped).started_config()["lr"] == 0.01
+
+
+def test_a_run_on_nodes_is_not_simulated_to_its_end(capsys, here, tmp_path):
+    folder, _ = simulate(small(tmp_path))
+    kept = load_checkpoint(folder.checkpoint)
+    kept.meta["simulated"] = False
+    save_checkpoint(folder.checkpoint, kept)
+    said = refused(capsys, "resume", str(folder.path), "rounds=3")
+    assert "was made on nodes, which have its clients' states: give --superlink NAME" in said
 
 
 @pytest.mark.parametrize("lock", [".owner", ".lock"])

@@ -12,7 +12,7 @@ from fedhet.clients.standalone import StandaloneClient
 from fedhet.config.load import build_config
 from fedhet.config.registry import METHODS, Method
 from fedhet.config.schema import Params
-from fedhet.errors import Refused, UserError
+from fedhet.errors import Refused, RunFailed, UserError
 from fedhet.strategies.averaging import AveragingStrategy
 from fedhet.strategies.base import MethodStrategy
 from fedhet.strategies.lg_fedavg import LGFedAvgStrategy
@@ -44,6 +44,23 @@ class HeaderOnly(StandaloneClient):
 
     def extra_metrics(self):
         return {"images": float(len(self.examples("train")))}
+
+
+class Spoiled(LGFedAvgStrategy):
+    def combine(self, total, round_):
+        self.tensors = tuple(tensor * float("nan") for tensor in self.tensors)
+        return {}
+
+
+def test_an_aggregate_that_is_not_finite_ends_the_run_at_the_server(tmp_path, own):
+    method = own(Spoiled, METHODS["lg_fedavg"].client)
+    with pytest.raises(RunFailed, match="round 1: array '.*' of the server holds NaN"):
+        simulate(small(tmp_path, method=method))
+
+
+def test_a_hook_of_an_older_version_is_named():
+    with pytest.raises(UserError, match="Old: `metrics` is not a hook: call it `extra_metrics`"):
+        type("Old", (StandaloneClient,), {"metrics": lambda self: {}})
 
 
 def test_a_part_of_a_model_is_trained_alone_and_numbers_are_recorded(tmp_path, own):

@@ -6,6 +6,7 @@ import pytest
 from flwr.app import Error, Message
 from helpers.products import short
 
+from fedhet import load_sweep
 from fedhet.config.registry import METHODS
 from fedhet.deploy.certs import make
 from fedhet.engines import session
@@ -101,6 +102,7 @@ def test_a_masked_run_differs_from_a_plain_one_by_rounding_alone(whole):
         for key in ("test_accuracy_mean", "train_loss"):
             assert one[key] == pytest.approx(other[key], rel=1e-3)
         assert one["train_flops"] > 0 and other["train_flops"] is None
+    assert load_sweep(whole().path).frame()["gflops"].isna().all()  # and yet it can be reported
 
 
 def test_whoever_drops_out_costs_its_part_or_the_round_and_nothing_later(tmp_path, whole):

@@ -57,6 +57,7 @@ from fedhet.sums.server import SumAggregator
 
 __all__ = ["MethodStrategy", "Upload"]
 log = logging.getLogger("fedhet")
+COMES_BACK = 60.0  # seconds within which a node that starts again is online
 
 
 class MethodStrategy(Strategy, Generic[P]):
@@ -315,10 +316,19 @@ class MethodStrategy(Strategy, Generic[P]):
                     f"{skipped} rounds in a row had fewer than min-replies="
                     f"{self.config.min_replies} valid replies: {reasons}"
                 )
+            if skipped and not self.simulated:
+                self._wait_for_offline()
         self.deadline = time.monotonic() + self.config.round_timeout
         matrices = self.aggregator.confusions()
         self.folder.write_confusion(confusion_rows(self.roster.classes, matrices))
         return Result()
+
+    def _wait_for_offline(self) -> None:
+        """Give nodes that are offline some time, after a round that had too few."""
+        until = time.monotonic() + min(COMES_BACK, self.config.round_timeout)
+        while set(self.roster.ids) - set(self.roster.nodes) and time.monotonic() < until:
+            time.sleep(1.0)
+            self.handshake.query(patience=0.0)
 
     def summary(self) -> None:
         """Log the run's method, data and clients."""

@@ -27,6 +27,9 @@ from fedhet.protocol.handshake import ClientInfo, Roster
 from fedhet.testing import make_client, simulate, small
 from fedhet.training import loop, optimisers
 
+if torch.cuda.is_available():
+    pytest.skip("test_cuda.py trains on the CUDA device", allow_module_level=True)
+
 NUMPY = torch.Tensor.numpy
 LAZY = torch.device("lazy")
 KINDS = {

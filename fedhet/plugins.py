@@ -196,8 +196,8 @@ def load(kind: str, name: str) -> Any:
     except (Exception, SystemExit) as error:
         raise UserError(
             f"{kind} {name!r}: cannot import {module!r} ({brief(error)}{_instead(module, error)}); "
-            "it must be in the folder where you give the command, or installed (in a deployment "
-            "on every node)"
+            "it must be in the folder where you give the command, or installed (on a network "
+            "at the server and on every node)"
         ) from error
     if not hasattr(found, attribute):
         raise UserError(f"{kind} {name!r}: {attribute!r} does not exist in module {module!r}")

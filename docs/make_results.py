@@ -27,7 +27,6 @@ from fedhet.reports.tables import (
     escaped,
     of_setting,
     overview,
-    signed,
     to_markdown,
 )
 
@@ -43,6 +42,11 @@ TITLES = {  # of the settings in docs/data/NAME
     "n100-t100-fp32": "{data}, 100 clients", "office-caltech": "Office-Caltech, 6 sites",
 }  # fmt: skip
 CELL, ROW, LEFT, TOP, RIGHT = 40, 18.0, 100, 88, 46  # pixels of the panel
+
+
+def signed(value: float) -> str:
+    """Return a difference."""
+    return f"{value:+,.2f}"
 
 
 def main() -> None:

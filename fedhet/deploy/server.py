@@ -72,6 +72,9 @@ http {{
       proxy_set_header Connection "";
       proxy_read_timeout {patience}s;
       client_max_body_size {largest};
+      # In memory: started by root, nginx works as another user, who may write no file here.
+      client_body_buffer_size 8m;
+      proxy_max_temp_file_size 0;
     }}
     location / {{ return 403; }}
   }}

@@ -61,7 +61,7 @@ def nearest(word: str, allowed: Iterable[str], cutoff: float = 0.5) -> str:
 
 def one_line(text: object, limit: int | None = 500) -> str:
     """Text from elsewhere, printable, on one line of at most ``limit`` characters."""
-    whole = str(text)  # of a stranger's megabytes no more is taken apart than may be shown
+    whole = str(text)  # a foreign text may be long: only what can be shown is looked at
     words = " ".join((whole if limit is None else whole[: 20 * limit]).split())[:limit]
     return "".join(c if c.isprintable() else "?" for c in words)
 

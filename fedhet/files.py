@@ -90,7 +90,7 @@ def tried_folder(path: Path) -> Iterator[None]:
         with tempfile.TemporaryFile(dir=path):
             yield
     finally:
-        with contextlib.suppress(OSError):  # somebody has put something there
+        with contextlib.suppress(OSError):  # not empty any more
             for folder in missing:
                 folder.rmdir()
 
@@ -130,7 +130,7 @@ def replacing(
             sync(temporary)
         temporary.replace(path)
     except BaseException:
-        with contextlib.suppress(OSError):  # clearing up may fail too; the first reason counts
+        with contextlib.suppress(OSError):  # the first error is reported
             temporary.unlink(missing_ok=True)
         raise
     if synced:  # a file whose name is not on the disk is lost as well
@@ -230,7 +230,7 @@ def check_id(name: str, what: str = "id") -> str:
 
 def client_order(client: str) -> tuple[int, int, str]:
     """Return the sort key of a client id: numbers by value, then texts; "7" and "07" differ."""
-    number = client.isascii() and client.isdigit()  # digits of other scripts are no numbers
+    number = client.isascii() and client.isdigit()  # int() also takes digits of other scripts
     return (0, int(client), client) if number else (1, 0, client)
 
 
@@ -252,7 +252,7 @@ Shape = TypeVar("Shape", bound=BaseModel)
 def read_bytes(path: Path) -> bytes:
     """Return a whole file; raise FileNotFoundError, or Damaged if it cannot be read."""
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
+        if path.exists() and not path.is_file():  # reading a pipe would block
             raise Damaged.at(f"'{path}'", "", "no regular file")
         return path.read_bytes()
     except FileNotFoundError:

@@ -226,7 +226,7 @@ def _check(plan: Any) -> None:
 
     bad = []
     for finding in findings(plan):
-        text = one_line(finding.text, 4000)  # names of columns and folders may be a stranger's
+        text = one_line(finding.text, 4000)  # names of columns and folders may come from others
         print(f"{'ok   ' if finding.good else 'WRONG'} {finding.what}: {text}", flush=True)
         if not finding.good:
             bad.append(finding.what)

@@ -18,7 +18,7 @@ from fedhet.files import near, parse_object, read_yaml
 from fedhet.models.names import DEFAULT_GROUP, expand, validate_model_name
 from fedhet.models.zoo import small_name
 
-# What `fedhet resume` may change: who computes, how long, and when to give up; never what.
+# Keys that `fedhet resume` may change: where a run computes, how long, and when it gives up.
 RESUMABLE = (
     "engine", "rounds", "actors", "min-replies", "max-skipped-rounds", "round-timeout",
     "start-timeout", "keep-state", "state-dir", "tracker",
@@ -368,7 +368,7 @@ def from_run_config(run_config: Mapping[str, Any]) -> tuple[RunConfig, dict[str,
         return _handed.get(text) or build_config(loaded["config"]), dict(loaded["run"])
     values = {k: v for k, v in run_config.items() if k in COMMON or v != ""}
     shipped = RunConfig()
-    if values.get("models") == ",".join(shipped.models):  # nobody's choice: the kind's own group
+    if values.get("models") == ",".join(shipped.models):  # not chosen by the user
         del values["models"]
     config, defaults = build_config(values), shipped.flat()
     checks.check_idle(config, {k: v for k, v in values.items() if v != defaults.get(k)})

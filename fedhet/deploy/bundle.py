@@ -103,7 +103,7 @@ def difference(sent: bytes, own: Mapping[str, tuple[int, bytes]]) -> str:
                 size, digest = own[name]
                 if _digest(archive, name, size) != digest:
                     odd.add(name)
-    except Exception as error:  # a stranger's bytes
+    except Exception as error:  # bytes of the other side may be anything
         return f"this run's application cannot be read ({type(error).__name__})"
     if component != COMPONENTS["clientapp"]:
         return f"this run's application is not fedhet: it runs {component!r:.80}"

@@ -314,7 +314,7 @@ class Node:
             self.online.unlink(missing_ok=True)
         if tasks.is_alive():
             tasks.join(TASK_POLL * 2)
-        if tasks.is_alive() and self._worker is not None:  # it trains for nobody
+        if tasks.is_alive() and self._worker is not None:  # no server waits for its training
             self._worker.stop()
 
     def _look(self, line: str, away: Waiting | None) -> Waiting | None:

@@ -144,7 +144,7 @@ def rebuild(description: Mapping[str, Any], folder: Path, generation: int = 0) -
         _ = description["image-size"]
         inputs = Inputs.image(config.image_size, grey=config.grey)
     architecture = str(description["architecture"])
-    if with_weights(architecture)[1]:  # whoever wrote it would choose which file is opened here
+    if with_weights(architecture)[1]:  # the folder's author would choose which file is opened here
         raise UserError(f"'{folder}': architecture: '{architecture}' is not allowed: omit weights=")
     client = method.client(
         Setup(

@@ -98,7 +98,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # there is no compiler to hide from
+        return False  # no compiler runs here
 
     def __enter__(self) -> Any:
         """Start counting, without the fast path."""

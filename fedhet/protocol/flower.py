@@ -129,7 +129,7 @@ def _damaged(whole: bytes, error: Exception) -> Message:
     )
 
     answered = ""
-    with contextlib.suppress(Exception):  # a stranger's bytes
+    with contextlib.suppress(Exception):  # bytes of the other side may be anything
         answered = Sent.FromString(get_object_body(whole, Message)).metadata.reply_to_message_id
     about = Metadata(
         run_id=0, message_id="", src_node_id=0, dst_node_id=0, reply_to_message_id=answered,

@@ -422,9 +422,9 @@ class Roster:
 QUERY_PATIENCE = 30.0  # seconds that a round waits for a node that has just been asked
 QUERY_TTL = 600.0  # seconds in which an answer still counts: a large private folder takes long
 QUERY_TRIES = 3
-PATIENT = 5.0  # seconds of waiting that nobody needs to be told of
+PATIENT = 5.0  # seconds of waiting without a message
 HEARD = 10.0  # seconds for nodes to fetch why they are refused, before a run without any ends
-SETTLE_SECONDS = 10.0  # with clients=0 on a network: no new node for this long means "all here"
+SETTLE_SECONDS = 10.0  # with clients=0 on a network: without a new node for this long all are there
 
 
 class Handshake:

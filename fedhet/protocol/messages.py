@@ -296,7 +296,7 @@ def read_reply(message: Message, limit: int = QUERY_BYTES) -> Reply:
             for key, value in record.items()
         }
         return Reply(info, metrics, arrays_of(message), size)
-    except Exception as error:  # what a stranger sends may fail in any way
+    except Exception as error:  # bytes of the other side can raise any error
         reason = f"reply cannot be read: {brief(error)}"
         return Reply({"error": reason}, message_bytes=size)
 

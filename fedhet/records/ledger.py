@@ -193,7 +193,7 @@ class Ledger:
         for way, traffic in (("uplink", now.uplink), ("downlink", now.downlink)):
             record |= {f"{way}_{kind}": value for kind, value in vars(traffic).items()}
         record |= {"train_flops": now.flops, **now.numbers}
-        for name in sorted(set(now.own) - set(record)):  # no client renames what is ours
+        for name in sorted(set(now.own) - set(record)):  # a client's metrics replace none of these
             values, images = zip(*now.own[name], strict=True)
             record[name] = float(np.average(values, weights=images))
         if now.epsilon_spent:

@@ -412,7 +412,7 @@ def held(path: Path) -> bool:
 
 _PACKAGES = ("flwr", "ray", "torch", "torchvision", "numpy", "safetensors")
 _CPUINFO = Path("/proc/cpuinfo")
-# Rooms of fedhet that no result depends on.
+# Packages of fedhet that no result depends on.
 _ROOMS_WITHOUT_RESULTS = ("cli", "sweeps", "reports", "watch", "export")
 
 

@@ -381,7 +381,7 @@ class SumNotes:
                     private.exchange(X25519PublicKey.from_public_bytes(key.public))
                 except (Refused, ValueError):  # also for a key that gives no secret
                     strange.append(client)
-                else:  # what nobody has checked is no proof
+                else:  # an unchecked certificate proves nothing
                     proved = key if ca is not None else SumKey(key.public)
                     known[client] = before if client in known and before.certificate else proved
             self.store.write_note(KEYS, {client: key.dump() for client, key in known.items()})

@@ -286,7 +286,7 @@ def check_proof(own: SumKey, ca: x509.Certificate, run: str, name: str) -> None:
         names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         key = certificate.public_key()
         until, since = certificate.not_valid_after_utc, certificate.not_valid_before_utc
-    except Exception as error:  # a stranger's bytes: the parser has a dozen kinds, and new ones
+    except Exception as error:  # the parser raises a dozen kinds of errors for foreign bytes
         raise Refused(f"the certificate of '{name}' is not from our CA", Code.PROOF) from error
     if [one.value for one in names] != [name]:
         raise Refused(f"the certificate for '{name}' has another name", Code.PROOF)

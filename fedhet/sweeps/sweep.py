@@ -194,7 +194,7 @@ class Local:
         look_away()
         try:
             process.start()
-        except EOFError as error:  # for click it would be the end of somebody's input
+        except EOFError as error:  # click would take it for the end of the input
             raise RunFailed(
                 f"sweep '{order.preset.parent}' cannot go on: the process that starts its cells "
                 "was killed; the same command continues it"
@@ -464,7 +464,7 @@ class Sweep:
             self.folder.mkdir(parents=True, exist_ok=True)
             if self.folder.resolve() != self.out.resolve() / "sweeps" / self.name:
                 raise Damaged(f"'{self.folder}' is a link that leads elsewhere: remove it")
-            check_entries(self.folder)  # somebody else may have sent it
+            check_entries(self.folder)  # another program may have sent it
             self._lock = FileLock(self.folder / LOCK, blocking=False)
             self._lock.acquire()
         except Timeout as error:

@@ -92,7 +92,7 @@ class _Recent:
     def __call__(self) -> Any:
         if time.monotonic() - self.at >= ASK:
             self.at = time.monotonic()
-            with contextlib.suppress(Damaged):  # a lock that no run makes, such as a link
+            with contextlib.suppress(Damaged):  # not a lock of a run, such as a link
                 self.answer = self.ask()
         return self.answer
 

@@ -438,4 +438,5 @@ def word(value: Any, kind: str) -> str:
         return "-"
     if kind == "number":
         return f"{value:.4g}"
-    return {"percent": percent, "bytes": decimal}.get(kind, str)(value)
+    texts: dict[str, Callable[[Any], str]] = {"percent": percent, "bytes": decimal}
+    return texts.get(kind, str)(value)

@@ -138,11 +138,10 @@ def main() -> None:
                     seconds = [engine.round(r) for r in range(1, chosen.repeats + 2)][1:]
                 cohort = engine.roster.sample(config.seed, 1, config.cohort(clients))
                 data = [engine.data[client] for client in cohort]
-                with without_denormals():
-                    bare = (
-                        bare
-                        or [bare_round(config, device, data) for _ in range(chosen.repeats + 1)][1:]
-                    )
+                if not bare:
+                    with without_denormals():
+                        bare = [bare_round(config, device, data) for _ in range(chosen.repeats + 1)]
+                    del bare[0]
             table += median(seconds) * rounds
             emit(
                 "gpu_table", device=name, setting=setting, method=method,

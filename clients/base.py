@@ -97,12 +97,6 @@ class MethodClient(NumPyClient, Generic[P]):
     download_type: type[Payload] = Empty
     shares_model = True  # whether it sends a whole model, however small; a site may refuse that
 
-    def __init_subclass__(cls) -> None:
-        """Raise UserError for a hook of fedhet 0.1 that has another name now."""
-        super().__init_subclass__()
-        if "metrics" in vars(cls):
-            raise UserError(f"{cls.__name__}: `metrics` is not a hook: call it `extra_metrics`")
-
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.config = setup.config

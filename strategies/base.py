@@ -316,7 +316,7 @@ class MethodStrategy(Strategy, Generic[P]):
                     f"{skipped} rounds in a row had fewer than min-replies="
                     f"{self.config.min_replies} valid replies: {reasons}"
                 )
-            if skipped and not self.simulated:
+            if skipped and not self.simulated and round_ < self.config.rounds:
                 self._wait_for_offline()
         self.deadline = time.monotonic() + self.config.round_timeout
         matrices = self.aggregator.confusions()

@@ -60,13 +60,17 @@ def _found(what: type[T] | str) -> type[T]:
     return found
 
 
+RENAMED = {"metrics": "extra_metrics", "audience": "broadcast_group"}  # hooks of fedhet 0.1
+
+
 def _spelt(kind: type[T]) -> type[T]:
-    """Return the class; raise UserError if it defines a name that is nearly a hook's."""
+    """Return the class; raise UserError for a name that is nearly a hook's, or was a hook's."""
     hooks = sorted({n for base in kind.__mro__[1:] for n in vars(base) if not n.startswith("_")})
     for name in vars(kind):
         if name in hooks or name.startswith("_"):
             continue
-        if close := difflib.get_close_matches(name, hooks, n=1, cutoff=0.85):
+        close = difflib.get_close_matches(RENAMED.get(name, name), hooks, n=1, cutoff=0.85)
+        if close:
             raise UserError(
                 f"{kind.__name__}: '{name}' is not a hook: did you mean '{close[0]}'? If it is "
                 f"your own, call it '_{name}'",

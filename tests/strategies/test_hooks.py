@@ -58,11 +58,6 @@ def test_an_aggregate_that_is_not_finite_ends_the_run_at_the_server(tmp_path, ow
         simulate(small(tmp_path, method=method))
 
 
-def test_a_hook_of_an_older_version_is_named():
-    with pytest.raises(UserError, match="Old: `metrics` is not a hook: call it `extra_metrics`"):
-        type("Old", (StandaloneClient,), {"metrics": lambda self: {}})
-
-
 def test_a_part_of_a_model_is_trained_alone_and_numbers_are_recorded(tmp_path, own):
     method = own(Counting, HeaderOnly)
     client = make_client(small(tmp_path, method=method), 0, tmp_path / "state")
@@ -208,6 +203,9 @@ class Fine(MethodClient):
 def test_what_is_nearly_a_hook_is_refused():
     with pytest.raises(UserError, match=r"Misspelt: 'phase' is not a hook: did you mean 'phases'"):
         _ = Method(MethodStrategy, Misspelt, "misspelt").client
+    old = type("Old", (MethodClient,), {"metrics": lambda self: {}})
+    with pytest.raises(UserError, match=r"Old: 'metrics' is not a hook: .* 'extra_metrics'"):
+        _ = Method(MethodStrategy, old, "renamed").client
     assert Method(MethodStrategy, Fine, "fine").client is Fine
 
 

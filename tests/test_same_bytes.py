@@ -17,25 +17,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.products import FIVE, SHORT
 from safetensors.numpy import load_file
 
+from fedhet.config.registry import METHODS
 from fedhet.records.run_folder import processor
 from fedhet.testing import cut_and_resume, simulate, small
 
 KNOWN = Path(__file__).with_suffix(".json")
-METHODS = (
-    "standalone", "fedavg", "lg_fedavg", "fml", "fedkd", "fedapen", "fd", "fedproto", "fedgh",
-    "fedssa", "fedmrl", "pfedes", "fedclassavg", "fedtgp", "fedgen", "pfedafm", "fedl2g",
-)  # fmt: skip
-# One for each mechanism: rows, an averaged module, vectors, a server that trains, an SVD.
-FIVE = ("fedssa", "fedmrl", "fedproto", "fedgh", "fedkd")
-SHORT = {
-    "fedapen": {"ensemble_epochs": 2, "holdout": 0.2},
-    "fedtgp": {"server_epochs": 3},
-    "fedgen": {"server_epochs": 3},
-    "fedl2g": {"warm_up": 1, "study_batches": 1, "quiz_batches": 1},
-    "fedmrl": {"d1": 8},
-}
 IMAGES = {"models": ["cnn-4", "cnn-5"], "image_size": 16, "representation": 32}
 ROWS = {"batch_size": 8, "representation": 16, "partition": "iid"}
 

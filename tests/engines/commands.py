@@ -16,7 +16,10 @@ BARE = {
     "PATH": "", "SHELL": "/bin/none", "HOME": "/proc/none", "LC_ALL": "C", "PYTHONUTF8": "0",
     "NO_COLOR": "1", "TERM": "dumb", "no_proxy": "localhost,.hospital.org",
 }  # fmt: skip
-WORK = ("dataset=synthetic:80x4", "models=cnn-5", "clients=2", "local-epochs=1", "batch-size=16")
+WORK = (
+    "dataset=synthetic:80x4", "image-size=16", "representation=64", "models=cnn-5", "clients=2",
+    "local-epochs=1", "batch-size=16",
+)  # fmt: skip
 
 
 class Command:

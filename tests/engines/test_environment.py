@@ -3,13 +3,12 @@
 Commands with a notebook's variables, bare ones and proxies: test_inline.py and test_processes.py.
 """
 
-import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
 from engines.commands import NOTEBOOK, PROXIES, WORK, Command, summary
+from helpers.pace import PATIENCE
 
 from fedhet.cli.app import execute
 from fedhet.engines.system import direct, free_ports
@@ -51,17 +50,11 @@ def test_this_machine_takes_no_proxy(monkeypatch, said, hosts):
     assert direct() == {"no_proxy": hosts, "NO_PROXY": hosts}
 
 
+@pytest.mark.network
 def test_a_notebook_runs_twice_and_shows_lines(tmp_path, monkeypatch):
     nbformat = pytest.importorskip("nbformat", reason="needs nbclient and ipykernel")
     nbclient = pytest.importorskip("nbclient", reason="needs nbclient and ipykernel")
     pytest.importorskip("ipykernel", reason="needs nbclient and ipykernel")
-    kernel = tmp_path / "jupyter" / "kernels" / "own"
-    kernel.mkdir(parents=True)
-    start = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    (kernel / "kernel.json").write_text(
-        json.dumps({"argv": start, "display_name": "own", "language": "python"})
-    )
-    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     for name, value in (NOTEBOOK | PROXIES).items():
@@ -72,7 +65,7 @@ def test_a_notebook_runs_twice_and_shows_lines(tmp_path, monkeypatch):
     )
     cells = ["import fedhet", call.format("a"), call.format("b")]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    nbclient.NotebookClient(book, timeout=240, kernel_name="own").execute()
+    nbclient.NotebookClient(book, timeout=PATIENCE, kernel_name="python3").execute()
     for cell in book.cells[1:]:
         text = "".join(one.get("text", "") for one in cell.outputs)
         assert "fedssa: round 1/1" in text and "ipywidgets" not in text, text

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from engines.commands import NOTEBOOK, PROXIES
+from engines.commands import NOTEBOOK, PROXIES, WORK
 from filelock import FileLock
 from flwr.app import Context, RecordDict
 from helpers.tiny import tiny
@@ -138,8 +138,8 @@ HEAVY = ("ray", "torch._dynamo", "torch._inductor", "torchvision", "sklearn")
 
 def test_the_command_line_runs_and_extends_it_and_loads_nothing_heavy(tmp_path, capsys):
     """Its JSON is JSON in a notebook's environment, too, and no proxy is asked."""
-    words = ["engine=inline", "dataset=synthetic:240x4", "models=cnn-5", "clients=2"]
-    words += ["optimizer=adam", "lr=0.001", "augment=crop-flip", "--out", str(tmp_path), "--json"]
+    words = [*WORK, "engine=inline", "optimizer=adam", "lr=0.001", "augment=crop-flip"]
+    words += ["--out", str(tmp_path), "--json"]
     first, two = tmp_path / "first", tmp_path / "two"
     program = (
         "import sys; from fedhet.cli.app import execute\n"

@@ -61,14 +61,9 @@ def test_sizes_of_models() -> None:
     rows = model_sizes(["cnn-1", "resnet18"], 10, 500, Inputs.image(32))
     assert torch.equal(torch.get_rng_state(), rng)
     assert rows[0] == {
-        "name": "cnn-1",
-        "kind": "image",
-        "parameters": 2_621_558,
-        "mib": 2_621_558 * 4 / 2**20,
-        "buffers": 0,
-        "buffers_mib": 0.0,
-        "forward_flops": 2 * MULTIPLY_ADDS,
-    }
+        "name": "cnn-1", "kind": "image", "parameters": 2_621_558, "mib": 2_621_558 * 4 / 2**20,
+        "buffers": 0, "buffers_mib": 0.0, "forward_flops": 2 * MULTIPLY_ADDS,
+    }  # fmt: skip
     assert 2 * MULTIPLY_ADDS == 9_651_600
     channels = 2 * (4800 + 3)  # mean and deviation, of BatchNorms and of the images
     assert rows[1]["buffers"] == channels + 20, "and 20 counters"

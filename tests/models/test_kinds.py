@@ -21,7 +21,11 @@ INPUTS = {
     TOKENS: Inputs(TOKENS, (9,), 30),
 }  # fmt: skip
 ALL = [(kind, name) for kind in (SIGNAL, TABLE, TOKENS) for name in (*MODELS[kind], *MORE[kind])]
-ALL += [(IMAGE, name) for name in MODELS[IMAGE]]
+LARGE = {"resnet18", "mobilenet_v2", "googlenet"}  # ShuffleNet stands for them by default
+ALL += [
+    pytest.param(IMAGE, name, marks=pytest.mark.matrix if name in LARGE else ())
+    for name in MODELS[IMAGE]
+]
 
 
 def seeded(kind: str, name: str) -> nn.Module:

@@ -17,6 +17,7 @@ from fedhet.site.local_data import assigned_model, check_no_weights
 from fedhet.testing import make_client, simulate, small
 
 ROWS = Inputs.table(("a", "b"))
+NETWORK = "shufflenet_v2_x0_5"
 
 
 def built(name, **changes):
@@ -54,11 +55,11 @@ def test_what_was_exported_starts_another_run(tmp_path):
 
 
 def network_file(tmp_path):
-    """A file of torchvision's resnet18 as its own state dictionary has it."""
+    """A file of a network of torchvision's as its own state dictionary has it."""
     from torchvision.models import get_model  # noqa: PLC0415  (late, as the zoo does)
 
     with torch_seeded(4, "test"):
-        network = get_model("resnet18", weights=None).eval()
+        network = get_model(NETWORK, weights=None).eval()
     return network, written(tmp_path, network.state_dict())
 
 
@@ -68,7 +69,7 @@ def test_a_librarys_network_sees_images_as_it_was_trained(tmp_path):
     network.fc = torch.nn.Identity()
     mean, std = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]).view(2, 3, 1, 1)
     for inputs in (Inputs.image(32), Inputs.image(32, grey=True)):
-        model = built(f"resnet18 weights={file}", inputs=inputs).eval()
+        model = built(f"{NETWORK} weights={file}", inputs=inputs).eval()
         x = torch.rand(2, *inputs.shape) * 2 - 1
         pixels = ((x + 1) / 2).expand(-1, 3, -1, -1)
         expected = torch.relu(model.projection(network((pixels - mean) / std)))
@@ -79,7 +80,7 @@ def test_a_frozen_network_stays_and_what_follows_it_is_trained_sent_and_exported
     network, file = network_file(tmp_path)
     config = small(
         tmp_path, dataset="synthetic:20x2", image_size=16, grey=True, representation=16, rounds=1,
-        models=[f"resnet18 frozen weights={file}"], method="fedssa", clients=1,
+        models=[f"{NETWORK} frozen weights={file}"], method="fedssa", clients=1,
     )  # fmt: skip
     folder, _ = simulate(config)
     assert folder.read_rounds()[0]["replied"] == 1

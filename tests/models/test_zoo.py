@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from fedhet.data.inputs import Inputs
@@ -14,10 +14,8 @@ from fedhet.errors import UserError
 from fedhet.export.model import export
 from fedhet.models import build_model, model_sizes
 from fedhet.models.base import exchanged
-from fedhet.site.state import fill, to_bundle
 from fedhet.testing import cut_and_resume, simulate, small
 
-CLASSES, D, SIZE = 7, 40, 32
 TORCHVISION = ["resnet18", "mobilenet_v2", "googlenet", "shufflenet_v2_x1_0"]
 
 
@@ -141,17 +139,6 @@ def test_a_users_mistakes(mine: str, factory: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_tied_weights_stay_tied_in_a_state(mine: str, tmp_path) -> None:
-    model = build_model(f"{mine}:tied", classes=4, d=6, inputs=Inputs.image(20))
-    save_file(to_bundle({"model": model}, {}, ()), tmp_path / "state.safetensors")
-    other = build_model(f"{mine}:tied", classes=4, d=6, inputs=Inputs.image(20))
-    fill({"model": other}, load_file(tmp_path / "state.safetensors"))
-    assert torch.equal(other.twin.weight, model.body[4].weight)
-    assert other.twin.weight is other.body[4].weight and other.again is other.body[0].weight
-    names = exchanged(other)
-    assert "body.4.weight" in names and "twin.weight" not in names, "sent once"
-
-
 def test_tied_weights_stay_tied_in_sums_a_resumed_run_and_an_export(mine: str, tmp_path) -> None:
     keys = {
         "method": "fedavg", "small_model": f"{mine}:tied", "secure_sum": "unmasked",
@@ -164,6 +151,8 @@ def test_tied_weights_stay_tied_in_sums_a_resumed_run_and_an_export(mine: str, t
     kept = load_file(tmp_path / "model" / "model.safetensors")
     weights = [kept[f"parts.model.{name}.weight"] for name in ("body.4", "twin")]
     assert torch.equal(*weights)
+    names = exchanged(build_model(f"{mine}:tied", classes=4, d=6, inputs=Inputs.image(20)))
+    assert "body.4.weight" in names and "twin.weight" not in names, "sent once"
 
 
 BROKEN = {"fedhet_test_broken": "import does_not_exist_anywhere",

@@ -42,8 +42,9 @@ class Commands:
     """``fedhet`` in one folder, with HOME in it."""
 
     def __init__(self, folder: Path, **env: str) -> None:
-        self.folder = folder
-        modules = [str(EXAMPLES), os.environ.get("PYTHONPATH", "")]
+        self.folder, self.modules = folder, folder / "modules"  # a module there is "installed"
+        self.modules.mkdir()
+        modules = [str(EXAMPLES), str(self.modules), os.environ.get("PYTHONPATH", "")]
         self.env = environment(
             {"HOME": str(folder), "FLWR_HOME": str(folder / "flwr"),
              "FEDHET_CACHE": os.environ.get("FEDHET_CACHE", ""),

@@ -30,3 +30,9 @@ def reported(tmp_path_factory) -> tuple[Path, Report]:
     folder = tmp_path_factory.mktemp("reported")
     runs = _sweep(folder / "sweep")
     return folder, report([runs], folder / "out", models=False, records=folder / "records")
+
+
+@pytest.fixture
+def undrawn(monkeypatch) -> None:
+    """Reports have no figures of a setting, which take most of their time."""
+    monkeypatch.setattr("fedhet.reports.figures.of_setting", lambda one: [])

@@ -149,6 +149,7 @@ def test_figures_are_svg_that_follows_the_page(reported):
     assert len(ids) == len(set(ids))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_second_report_removes_what_the_first_made_and_nothing_else(tmp_path):
     out, runs = tmp_path / "out", tmp_path / "runs"
     make_run(runs, "standalone", 0, [[1.0] * 4])
@@ -164,6 +165,7 @@ def test_a_second_report_removes_what_the_first_made_and_nothing_else(tmp_path):
     assert not (out / "tables.md").exists() and (out / "runs.csv").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_that_cannot_be_written_changes_nothing(tmp_path, monkeypatch):
     def full(*_args, **_more):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -183,6 +185,7 @@ def test_a_report_that_cannot_be_written_changes_nothing(tmp_path, monkeypatch):
         report([runs], runs, models=False)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_command(reported, tmp_path, capsys):
     out, sweep = tmp_path / "out", reported[0] / "sweep"
     assert execute(["report", str(sweep), "--out", str(out), "--no-models", "--json"]) == 0
@@ -199,10 +202,13 @@ def test_the_command(reported, tmp_path, capsys):
         assert complaint in error and error.count("\n") == 1 and not (tmp_path / "no").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_t_sne_is_drawn_from_states_and_says_why_not(tmp_path):
-    from fedhet.testing import simulate, small  # noqa: PLC0415  (torch)
+    from helpers.tiny import tiny  # noqa: PLC0415  (torch)
 
-    simulate(small(tmp_path, method="standalone", name="standalone"))
+    from fedhet.testing import simulate  # noqa: PLC0415
+
+    simulate(tiny(tmp_path, method="standalone", name="standalone"))
     made = report([tmp_path / "runs"], tmp_path / "out")
     (figure,) = [one for one in made.figures if one.name == "t-sne"]
     assert "3 clients" in figure.caption and figure.panels[0][1].count("silhouette") == 2

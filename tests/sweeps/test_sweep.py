@@ -12,7 +12,6 @@ from sweeps.cell_work import leave
 
 from fedhet.cli.app import execute
 from fedhet.errors import Damaged
-from fedhet.sweeps.grid import read_cells
 from fedhet.sweeps.sweep import Job, Order, Sweep, gpu_share
 
 
@@ -66,14 +65,11 @@ def test_results_of_another_torch_are_noticed(cells, tmp_path) -> None:
     assert "environment.json' is damaged" in found.mixed()
 
 
-def _cut_rounds(folder):
-    rounds = folder / "rounds.jsonl"
-    rounds.write_text(rounds.read_text()[:-9])
-
-
-def _cut_clients(folder):
-    clients = folder / "clients.csv"
-    clients.write_text("\n".join(clients.read_text().splitlines()[:-1]) + "\n")
+def cut(name):
+    """Damage: the last line of a file is gone."""
+    return lambda folder: (folder / name).write_text(
+        "".join((folder / name).read_text().splitlines(keepends=True)[:-1])
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,8 +81,8 @@ def _cut_clients(folder):
         (lambda folder: (folder / "rounds.jsonl").write_text(
             round_line(1, "much") + round_line(2, "much")),
          "test_accuracy_mean is not a number in every line"),
-        (_cut_rounds, "rounds.jsonl has 1 of 2 rounds; remove '"),
-        (_cut_clients, "clients.csv ends with 2.50 %, and summary.json with 3.50 %"),
+        (cut("rounds.jsonl"), "rounds.jsonl has 1 of 2 rounds; remove '"),
+        (cut("clients.csv"), "clients.csv ends with 2.50 %, and summary.json with 3.50 %"),
     ],
 )  # fmt: skip
 def test_a_completed_cell_that_no_report_could_read_is_a_failure(
@@ -121,7 +117,8 @@ def test_a_folder_that_is_another_cells_is_a_failure_and_is_left_alone(cells, tm
         leave(tmp_path, cell)
     renamed, resumed = (tmp_path / cell.name for cell in cells[:2])
     shutil.copy(tmp_path / cells[2].name / "config.yaml", renamed)
-    options = {**cells[1].config.flat(), "round-timeout": 99.0, "out": "/elsewhere"}
+    # The data said how many clients there are.
+    options = {**cells[1].config.flat(), "round-timeout": 99.0, "out": "/elsewhere", "clients": 3}
     (resumed / "config.yaml").write_text(yaml.safe_dump(options))
     found = Sweep.open("s", tmp_path, cells[:3], work.pretend)
     states = [(job.state, job.due) for job in found.jobs]
@@ -129,17 +126,6 @@ def test_a_folder_that_is_another_cells_is_a_failure_and_is_left_alone(cells, tm
     assert "another cell: method is lg_fedavg, not standalone; remove '" in found.jobs[0].reason
     found.run(1, lambda now: None)
     assert found.jobs[0].state == "failed" and (renamed / "summary.json").exists()
-
-
-def test_a_number_of_clients_that_the_data_says_is_no_other_cell(tmp_path) -> None:
-    path = tmp_path / "p.yaml"
-    path.write_text(yaml.safe_dump({"clients": 0, "grid": {"seed": [0]}}))
-    (cell,) = read_cells(path, [])
-    leave(tmp_path, cell)
-    (tmp_path / cell.name / "config.yaml").write_text(
-        yaml.safe_dump(cell.config.flat() | {"clients": 3})
-    )
-    assert concluded(tmp_path, [cell])[0].state == "finished"
 
 
 def test_reasons_and_logs_of_others_are_shown_as_text_and_in_part(cells, tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+from unittest.mock import Mock
 
 import pytest
 from sweeps import cell_work as work
@@ -65,21 +66,6 @@ def test_a_cell_that_ends_early_says_why_and_not_what_an_earlier_attempt_said(
         assert found.jobs[0].reason == says
 
 
-def test_a_cell_that_ends_gets_its_line(cells, tmp_path, capsys) -> None:
-    """One that failed says why, not only when the last of its neighbours has ended."""
-    leave(tmp_path, cells[0], status="failed", reason="?", silent=[1, 2])
-    found = Sweep.open("s", tmp_path, [cells[0], cells[2]], work.pretend)
-    with SweepProgress(found, quiet=False) as progress:
-        progress.update(found)
-        assert capsys.readouterr().err == ""
-        found.run(1, progress.update)
-    well, badly = capsys.readouterr().err.splitlines()
-    assert well.startswith(f"fedhet: {cells[0].name} finished, accuracy 1.00 %, {cells[0].label}")
-    assert badly.startswith(
-        f"fedhet: {cells[2].name} failed, accuracy -, {cells[2].label}: no such thing"
-    )
-
-
 def test_a_terminal_has_a_bar_of_all_rounds(cells, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("COLUMNS", "200")
@@ -90,43 +76,46 @@ def test_a_terminal_has_a_bar_of_all_rounds(cells, tmp_path, capsys, monkeypatch
     assert f"1/{cells[0].config.rounds}" in capsys.readouterr().err
 
 
-def test_a_full_disk_ends_a_sweep_in_one_line(cells, tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("where", "name", "error", "says"),
+    [
+        (sweep, "write_json", OSError(errno.ENOSPC, "No space left on device"),
+         "cannot continue: No space left on device; when"),
+        (sweep._FORKS.Process, "start", EOFError("unexpected EOF"),
+         "the process that starts its cells was killed; the"),
+    ],
+    ids=["a full disk", "a killed fork server"],
+)  # fmt: skip
+def test_it_ends_in_one_line(cells, tmp_path, monkeypatch, where, name, error, says) -> None:
     found = Sweep.open("s", tmp_path, cells[:1], work.pretend)
     found._prepare()
     monkeypatch.setattr(found, "_prepare", lambda: None)
-
-    def full(*_args):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(sweep, "write_json", full)
-    with pytest.raises(RunFailed, match=r"cannot continue: No space left on device; when"):
-        found.run(1, nothing)
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, Mock(side_effect=error))
+        with pytest.raises(RunFailed, match=says):
+            found.run(1, nothing)
     assert not found.running()
-    monkeypatch.undo()
     again = Sweep.open("s", tmp_path, cells[:1], work.pretend)
     again.run(1, nothing)  # the lock is free
     assert again.jobs[0].state == "finished"
 
 
-def test_a_killed_fork_server_ends_a_sweep_in_one_line(cells, tmp_path, monkeypatch) -> None:
-    def gone(_process):
-        raise EOFError("unexpected EOF")
-
-    found = Sweep.open("s", tmp_path, cells[:1], execute)
-    monkeypatch.setattr(sweep._FORKS.Process, "start", gone)
-    with pytest.raises(RunFailed, match="the process that starts its cells was killed; the"):
-        found.run(1, nothing)
-    assert Sweep.open("s", tmp_path, cells[:1], execute).jobs[0].state == "pending"
-
-
-def test_cells_run_side_by_side_and_one_that_breaks_stops_no_other(cells, tmp_path) -> None:
-    """The cells' work is a small function here; tests/network runs real ones."""
+def test_cells_run_side_by_side_and_one_that_breaks_stops_no_other(cells, tmp_path, capsys) -> None:
+    """The cells' work is a small function; tests/network runs real ones. Each gets its line."""
     out, running = tmp_path / "out", []
     found = Sweep.open("s", out, cells, work.pretend)
-    found.run(3, lambda now: running.append(len(now.running())))
+
+    def show(now: Sweep) -> None:
+        running.append(len(now.running()))
+        progress.update(now)
+
+    with SweepProgress(found, quiet=False) as progress:
+        found.run(3, show)
     assert max(running) == 3
     assert [job.state for job in found.jobs] == ["finished", "finished", "failed", "failed"]
-    assert found.jobs[2].reason == "no such thing"
+    said = capsys.readouterr().err
+    assert f"fedhet: {cells[0].name} finished, accuracy 1.00 %, {cells[0].label}" in said
+    assert f"fedhet: {cells[2].name} failed, accuracy -, {cells[2].label}: no such thing" in said
     kept = json.loads((out / "sweeps" / "s" / "sweep.json").read_text())
     assert [cell["state"] for cell in kept["cells"]] == [job.state for job in found.jobs]
     again = Sweep.open("s", out, cells, execute)

@@ -1,6 +1,5 @@
 """Worker processes: the same bytes, whatever dies; nothing outlives the command."""
 
-import contextlib
 import os
 import signal
 import sys
@@ -8,9 +7,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from engines.commands import BARE, PROXIES, WORK, Command, run, summary
+from engines.commands import BARE, PROXIES, WORK, run, summary
+from flwr.app import Error, Message
 from helpers.tiny import tiny
 
+from fedhet.cli.app import execute
 from fedhet.config.load import build_config, load_config
 from fedhet.engines import grid
 from fedhet.engines.launch import Launch
@@ -58,73 +59,68 @@ def workers() -> list[psutil.Process]:
     return [process for child in own for process in (child, *child.children(recursive=True))]
 
 
-def test_workers_that_die_cost_nothing_but_time(tmp_path):
-    twin, _ = simulate(tiny(tmp_path, clients=2, rounds=3))
-    seen = []
-
-    def kill(records):  # one worker after the first round, all of them after the second
-        if len(records) in (1, 2) and len(seen) == 2 * (len(records) - 1):
-            server, *others = workers()
-            seen.extend(others)
-            (others[0] if len(records) == 1 else server).kill()
-
-    folder = launched(tiny(tmp_path, clients=2, rounds=3, actors=2), kill)
-    assert len(seen) == 4
-    assert summary(folder.path)["run_sha256"] == summary(twin.path)["run_sha256"]
-    assert summary(folder.path)["failures"] == []
-    assert not workers()
-
-
-@pytest.mark.parametrize(
-    ("what", "keys", "reason"),
-    [("os._exit(9)", {}, "ended twice without an answer"),
-     ("time.sleep(600)", {"round_timeout": 10.0}, "no reply within 10 s")],
-    ids=["dies", "hangs"],
-)  # fmt: skip
-def test_a_client_that_dies_or_hangs_is_left_out_and_named(
-    tmp_path, monkeypatch, what, keys, reason
-):
+@pytest.fixture
+def bad_net(tmp_path, monkeypatch):
+    """Write ``bad_net:make``, which does this when it trains in a worker."""
     monkeypatch.chdir(tmp_path)
-    Path("bad_net.py").write_text(NET.replace("{what}", what))
     monkeypatch.setenv("COMMAND", str(os.getpid()))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "bad_net", raising=False)
-    config = tiny(tmp_path, clients=2, models=["cnn-5", "bad_net:make"], rounds=1, actors=2, **keys)
-    folder = RunFolder.create(config, "run")
-    with contextlib.suppress(RunFailed):  # on a very busy machine both are late
-        grid.run(Launch(config, folder), lambda _: None)
-    failures = {one["client"]: one["reason"] for one in summary(folder.path)["failures"]}
-    assert reason in failures["1"]
-    assert "the net is called" in folder.log.read_text() or keys
+    yield lambda what: Path("bad_net.py").write_text(NET.replace("{what}", what))
+    sys.modules.pop("bad_net", None)
+
+
+def test_workers_that_die_cost_nothing_but_time_and_who_kills_them_is_left_out(tmp_path, bad_net):
+    """One is killed after the first round, all of them after the second; client 2's always die."""
+    bad_net("os._exit(9)")
+    keys = {"models": ["cnn-5", "cnn-5", "bad_net:make"], "rounds": 3}
+
+    def lose(node, message, reply):
+        lost = node == 2 and message.metadata.message_type == "train"
+        return Message(Error(code=1, reason="lost"), reply_to=message) if lost else reply
+
+    twin, _ = simulate(tiny(tmp_path, **keys), tamper=lose)
+    killed = set()
+
+    def kill(records):
+        if len(records) in {1, 2} - killed:
+            killed.add(len(records))
+            server, *others = workers()
+            (others[0] if len(records) == 1 else server).kill()
+
+    folder = launched(tiny(tmp_path, actors=3, **keys), kill)
+    assert killed == {1, 2}
+    assert summary(folder.path)["run_sha256"] == summary(twin.path)["run_sha256"]
+    failures = summary(folder.path)["failures"]
+    assert [one["client"] for one in failures] == ["2"] * 3
+    assert all("ended twice without an answer" in one["reason"] for one in failures)
+    assert "the net is called" in folder.log.read_text()
     assert not workers()
 
 
-def test_a_command_leaves_nothing_and_its_run_goes_on(tmp_path):
-    """Ctrl-C in a bare environment, then kill -9 on one CPU, as `taskset -c`, with one worker."""
-    env = {k: v for k, v in os.environ.items() if k.lower() != "no_proxy"} | PROXIES | BARE
-    command = run(tmp_path, "cut", "rounds=4000", "actors=2", env=env)
-    command.wait_rounds(1)
-    assert len(command.children) == 3
-    command.process.send_signal(signal.SIGINT)
-    code, _, error = command.end()
-    assert code == 130 and "fedhet resume" in error and "Traceback" not in error
-    assert summary(command.folder)["status"] == "stopped"
-    finished = len(command.rounds())
+def test_a_client_that_hangs_is_left_out_and_named(tmp_path, bad_net):
+    bad_net("time.sleep(600)")
+    keys = {"clients": 1, "models": ["bad_net:make"], "rounds": 1, "round_timeout": 10.0}
+    with pytest.raises(RunFailed):
+        launched(tiny(tmp_path, name="run", actors=1, **keys))
+    (failure,) = summary(tmp_path / "runs" / "run")["failures"]
+    assert "no reply within 10 s" in failure["reason"] and not workers()
 
+
+def test_a_killed_command_leaves_nothing_and_its_run_goes_on(tmp_path):
+    """In a bare environment and on one CPU, as `taskset -c`: with one worker."""
+    env = {k: v for k, v in os.environ.items() if k.lower() != "no_proxy"} | PROXIES | BARE
     cpu = min(os.sched_getaffinity(0))
-    alone = {"preexec_fn": lambda: os.sched_setaffinity(0, {cpu})}
-    command = Command(command.folder, "resume", str(command.folder), "actors=0", **alone)
-    command.wait_rounds(finished + 1)
+    alone = {"env": env, "preexec_fn": lambda: os.sched_setaffinity(0, {cpu})}
+    command = run(tmp_path, "cut", "rounds=4000", "actors=0", **alone)
+    command.wait_rounds(1)
+    assert len(command.children) == 2
     command.process.kill()
     code, _, said = command.end()
     assert code == -signal.SIGKILL and "2 clients, 1 training process(es)" in said
-    done = len(command.rounds())
-    assert finished < done < 4000
-
-    # The same bytes: of the chain what both have.
-    config = load_config(find_preset("quickstart"), [*WORK, f"rounds={done}", f"out={tmp_path}"])
-    twin, _ = simulate(config)
-    assert command.rounds()[-1]["sha256"] == twin.read_rounds()[-1]["sha256"]
+    rounds = f"rounds={len(command.rounds()) + 1}"
+    assert execute(["resume", str(command.folder), rounds, "engine=inline"]) == 0
+    twin, _ = simulate(load_config(find_preset("quickstart"), [*WORK, rounds, f"out={tmp_path}"]))
+    assert summary(command.folder)["run_sha256"] == summary(twin.path)["run_sha256"]
 
 
 # --- how many, and where -------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from fedhet.engines.session import find_preset
 from fedhet.testing import simulate
 
 
-def test_a_run_on_ray_is_private_and_leaves_nothing(tmp_path, monkeypatch):
+def test_a_run_on_ray_is_private_and_an_interrupt_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     command = run(tmp_path, "run", "engine=ray", "rounds=4000", "actors=1")
     command.wait_rounds(1)
@@ -23,10 +23,11 @@ def test_a_run_on_ray_is_private_and_leaves_nothing(tmp_path, monkeypatch):
     }
     command.process.send_signal(signal.SIGINT)
     code, _, err = command.end()
-    assert code == 130, err
+    assert code == 130 and "fedhet resume" in err and "Traceback" not in err, err
     assert {"gcs_server", "raylet"} <= {name for name, *_ in listening}
     assert {ip for _, ip, _ in listening} == {"127.0.0.1"}
-    assert summary(command.folder)["failures"] == []
+    ended = summary(command.folder)
+    assert ended["status"] == "stopped" and ended["failures"] == []
     rounds = command.rounds()
     keys = [*WORK, f"rounds={len(rounds)}", f"out={tmp_path}"]
     twin, _ = simulate(load_config(find_preset("quickstart"), keys))

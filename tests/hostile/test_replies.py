@@ -139,7 +139,7 @@ LIES = {
 }
 HONEST = 7
 # FedSSA's are above.
-SENDING = product("lg_fedavg", "fedproto", "fedkd", without=("standalone",))
+SENDING = product("fedproto", "fedkd", without=("standalone",))
 
 
 @pytest.mark.parametrize("method", SENDING)

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Generic, Literal, cast
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -30,7 +30,6 @@ from fedhet.config.schema import P, RunConfig
 from fedhet.data.inputs import Inputs
 from fedhet.errors import Rejected, RunFailed, UserError
 from fedhet.files import client_order
-from fedhet.protocol.aggregator import Aggregator
 from fedhet.protocol.checks import check_evaluation, form, size
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import ClientInfo, Handshake, Roster
@@ -114,7 +113,7 @@ class MethodStrategy(Strategy, Generic[P]):
         return {}
 
     def initialise(self) -> None:
-        """Create the global arrays of before round 1; a resumed run calls ``load`` instead."""
+        """Create the global arrays of before round 1; a resumed run calls ``load`` after it."""
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """Return the payload for client ``info`` at the start of round ``round_`` (1 to T).
@@ -211,7 +210,7 @@ class MethodStrategy(Strategy, Generic[P]):
             raise Rejected(f"the arrays {', '.join(self.growing)} differ in length")
 
     def load(self, arrays: Mapping[str, Array]) -> None:
-        """Take ``arrays`` (n, ...), of :meth:`arrays`' dtypes, instead of :meth:`initialise`."""
+        """Take ``arrays`` (n, ...), of :meth:`arrays`' dtypes, instead of the own ones."""
 
     @property
     def growing(self) -> Collection[str]:
@@ -257,38 +256,34 @@ class MethodStrategy(Strategy, Generic[P]):
         """
         self._check_hooks()
         self.handshake, self.folder = handshake, folder
-        aggregator: type[Aggregator] = SumAggregator if self.config.summed else PlainAggregator
+        aggregator = SumAggregator if self.config.summed else PlainAggregator
         self.ledger: Ledger = aggregator.ledger_type(self.roster)
         self.deadline = 0.0  # of the round
         self.simulated = True  # whether the clients' states are where the server is
         self._clients: dict[str, str] = {}  # who was sent the message of an id
+        self.initialise()
         if kept is None:
             folder.check_unbegun()
-            self.initialise()
         else:
             folder.take_up(kept.meta)
             self.load(kept.arrays)
             self.ledger.load(kept.meta)
             self.finished = int(kept.meta["round"])
         marks = {} if kept is None else kept.meta
-        self.aggregator: Aggregator = aggregator(self, marks)
+        self.aggregator = aggregator(self, marks)
 
-    def start(  # noqa: PLR0913  (Flower's signature)
+    def start(
         self,
         grid: Grid,
-        initial_arrays: ArrayRecord | None = None,
-        num_rounds: int = 0,
-        timeout: float = 0.0,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        *_: object,
         on_round: Callable[[Mapping[str, Any]], None] | None = None,
+        **__: object,
     ) -> Result:
         """Run the remaining rounds, after :meth:`prepare`; return an empty result.
 
-        Only ``grid`` and ``on_round`` are used. The configuration replaces Flower's other
-        parameters. The global arrays are in the run folder. Raises RunFailed if too many rounds in
-        a row had too few valid replies.
+        The configuration replaces Flower's other parameters, here and in the steps of a round. The
+        global arrays are in the run folder. Raises RunFailed if too many rounds in a row had too
+        few valid replies.
         """
         self.summary()
         self.simulated = is_simulated(grid)
@@ -345,25 +340,22 @@ class MethodStrategy(Strategy, Generic[P]):
 
     def _round(self, grid: Grid, round_: int) -> bool:
         """Run one round; return False if it was skipped for lack of valid replies."""
-        nothing = (ArrayRecord(), ConfigRecord())
         self.ledger.begin(round_)
         self.handshake.query()
         self.ledger.keep_out(self.roster.refusals())
         timeout = self.config.round_timeout
         self.deadline = time.monotonic() + timeout
-        messages = self.configure_train(round_, *nothing, grid)
+        messages = self.configure_train(round_)
         share = self.aggregator.train_share
         arrived = self._exchange(grid, messages, share * timeout)
         _, numbers = self.aggregate_train(round_, arrived)
         left = self.deadline - time.monotonic()
         if self._evaluates(round_) and left > 0:
-            messages = self.configure_evaluate(round_, *nothing, grid)
+            messages = self.configure_evaluate(round_)
             self.aggregate_evaluate(round_, self._exchange(grid, messages, left))
         return numbers is not None
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, *_: object, **__: object) -> Iterable[Message]:
         """Return one train message per sampled client that is online, the longest job first.
 
         So the processes of a simulation end the round together.
@@ -402,9 +394,7 @@ class MethodStrategy(Strategy, Generic[P]):
         self.ledger.round.numbers |= numbers
         return None, MetricRecord(dict(numbers))
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_evaluate(self, server_round: int, *_: object, **__: object) -> Iterable[Message]:
         """Return one evaluate message per online client whose state has no accuracy yet.
 
         A client that has just failed is not asked again: a round has one time limit.

@@ -121,7 +121,9 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
     def initialise(self) -> None:
         """Draw the header and G."""
         super().initialise()
-        self._begin()
+        with torch_seeded(self.config.seed, "generator"):
+            self.generator = Generator(self.params, self.classes, self.d).eval()
+        self._forget_moments()
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """Return images per class, header and G."""
@@ -153,15 +155,9 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""
         super().load({n: a for n, a in arrays.items() if not n.startswith((PREFIX, MOMENTS))})
-        self._begin()
         load_state(self.generator, arrays, PREFIX)
         for name, tensor in self._moments():
             tensor.copy_(torch.tensor(arrays[name]))
-
-    def _begin(self) -> None:
-        with torch_seeded(self.config.seed, "generator"):
-            self.generator = Generator(self.params, self.classes, self.d).eval()
-        self._forget_moments()
 
     def _forget_moments(self) -> None:
         self.optimiser = Adam([(list(self.generator.parameters()), self.params.server_lr)])

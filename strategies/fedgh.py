@@ -59,7 +59,8 @@ class FedGHStrategy(ClassVectorStrategy[FedGHParams]):
 
     def initialise(self) -> None:
         """Draw the header from the run's "global" generator."""
-        self.header = self._fresh()
+        with torch_seeded(self.config.seed, "global"):
+            self.header = nn.Linear(self.d, self.classes)
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """Return the header."""
@@ -83,9 +84,4 @@ class FedGHStrategy(ClassVectorStrategy[FedGHParams]):
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""
-        self.header = self._fresh()
         load_state(self.header, arrays)
-
-    def _fresh(self) -> nn.Linear:
-        with torch_seeded(self.config.seed, "global"):
-            return nn.Linear(self.d, self.classes)

@@ -116,7 +116,8 @@ class FedTGPStrategy(PrototypeStrategy[FedTGPParams]):
     def initialise(self) -> None:
         """Draw embedding and layers from the run's "global" generator; no class is known."""
         super().initialise()
-        self.trainable = self._fresh()
+        with torch_seeded(self.config.seed, "global"):
+            self.trainable = TrainablePrototypes(self.classes, self.d)
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Train the prototypes on those of this round, with this round's margin."""
@@ -145,9 +146,4 @@ class FedTGPStrategy(PrototypeStrategy[FedTGPParams]):
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""
         super().load(arrays)
-        self.trainable = self._fresh()
         load_state(self.trainable, arrays, "trainable.")
-
-    def _fresh(self) -> TrainablePrototypes:
-        with torch_seeded(self.config.seed, "global"):
-            return TrainablePrototypes(self.classes, self.d)

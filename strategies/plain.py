@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhet.errors import Rejected, one_line
-from fedhet.protocol.aggregator import Aggregator
 from fedhet.protocol.checks import (
     StepLimits,
     check_arrays,
@@ -59,14 +58,21 @@ class Valid:
     step: float | None
 
 
-class PlainAggregator(Aggregator):
-    """Aggregates the rounds of a run whose server sees every upload."""
+class PlainAggregator:
+    """Aggregates the rounds of a run whose server sees every upload.
 
-    strategy: "MethodStrategy[Any]"
-    ledger: Ledger
+    :class:`fedhet.sums.server.SumAggregator` takes its place in a run with ``secure-sum``.
+    """
+
+    ledger_type = Ledger
+    train_share = 1.0  # of a round's time that waiting for training may take
+    evaluates = True  # whether a client alone may be asked for its accuracy
+    about = None  # what a train message says of a sum
 
     def __init__(self, strategy: "MethodStrategy[Any]", marks: Mapping[str, Any]) -> None:
-        super().__init__(strategy, marks)
+        """Load :meth:`marks` from a checkpoint's ``marks``."""
+        self.strategy, self.config, self.roster = strategy, strategy.config, strategy.roster
+        self.ledger, self.handshake = strategy.ledger, strategy.handshake
         self.steps = StepLimits(self.config.max_update_ratio, sigma(self.config))
         self.steps.load(marks.get("steps", {}))
         self._pace: dict[str, float] = {}  # seconds per training image, by model
@@ -74,6 +80,11 @@ class PlainAggregator(Aggregator):
     def marks(self) -> dict[str, Any]:
         """Return the values for a checkpoint."""
         return {"steps": self.steps.dump()}
+
+    def members(self, round_: int, clients: list[str]) -> list[str]:
+        """Return those of a round's ``clients`` that are asked to train: all."""
+        del round_
+        return clients
 
     def seconds(self, client: str) -> float:
         """Return a client's expected training time, by the last reply of its model; 0: unknown."""

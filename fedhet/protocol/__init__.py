@@ -1,1 +1,1 @@
-"""What crosses the wire: payloads, messages, mail, handshake, roster, checks."""
+"""What crosses the wire: payloads, messages, handshake, checks; Flower's private names."""

@@ -30,6 +30,7 @@ from fedhet.protocol.messages import (
     request,
 )
 from fedhet.protocol.payload import Array, Payload, blank
+from fedhet.records.ledger import Ledger
 from fedhet.sums.contribution import Vector
 from fedhet.sums.masks import (
     BOX_BYTES,
@@ -180,15 +181,17 @@ class SumUpload(Payload):
 
 @dataclass
 class Attempt:
-    """Attempt ``cohort.attempt`` at a sum of ``length`` words, in a round."""
+    """Attempt ``cohort.attempt`` at a sum of ``length`` words, in a round.
+
+    Messages that unmask count in ``ledger``.
+    """
 
     handshake: Handshake
+    ledger: Ledger
     config: RunConfig
     round: int
     cohort: Cohort
     length: int
-    bytes_down: int = 0  # of messages that unmask
-    bytes_up: int = 0
     _refused: dict[str, str] = field(default_factory=dict)  # who does not help to unmask, and why
     _signatures: dict[str, bytes] = field(default_factory=dict)  # of who is left
 
@@ -282,9 +285,9 @@ class Attempt:
                 self.handshake.query(patience=0.0)
             tries += 1
             messages = {c: self._message(kind, c, left) for c in silent if c in roster.nodes}
-            self.bytes_down += sum(map(message_bytes, messages.values()))
+            self.ledger.round.downlink.message_bytes += sum(map(message_bytes, messages.values()))
             for client, reply in replies(grid, messages, left, limit):
-                self.bytes_up += reply.message_bytes
+                self.ledger.round.uplink.message_bytes += reply.message_bytes
                 if reply.undelivered:
                     log.info("client %s does not answer: %s", client, reply.error)
                     continue

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhet.config.schema import BESIDE_ACCURACY
+from fedhet.config.schema import BESIDE_ACCURACY, RunConfig
 from fedhet.errors import Rejected
 from fedhet.files import client_order
-from fedhet.protocol.aggregator import Aggregator
 from fedhet.protocol.checks import check_trained
-from fedhet.protocol.handshake import Roster
+from fedhet.protocol.handshake import Handshake, Roster
 from fedhet.protocol.messages import (
     CONFUSION,
     OWNERS,
@@ -108,16 +107,23 @@ class SumLedger(Ledger):
         self.means = dict(kept.get("means", {}))
 
 
-class SumAggregator(Aggregator):
-    """Aggregates the rounds of a run with ``secure-sum``, whose server sees sums alone."""
+class SumAggregator:
+    """Aggregates the rounds of a run with ``secure-sum``, whose server sees sums alone.
 
-    ledger: SumLedger
+    The loop over rounds uses it as it does :class:`fedhet.strategies.plain.PlainAggregator`.
+    """
+
     ledger_type = SumLedger
-    train_share = 0.75
+    train_share = 0.75  # of a round's time that waiting for training may take
 
     def __init__(self, strategy: Any, marks: Mapping[str, Any]) -> None:
-        super().__init__(strategy, marks)
+        """Load :meth:`marks` from a checkpoint's ``marks``; ``strategy`` is a MethodStrategy."""
+        self.strategy, self.roster = strategy, strategy.roster
+        self.ledger: SumLedger = strategy.ledger
+        self.handshake: Handshake = strategy.handshake
+        self.config: RunConfig = strategy.config
         config = self.config
+        self.about: Cohort | None = None  # what a train message says of the sum
         self.evaluates = not config.sum_metrics  # an accuracy of one client alone is not told
         self.metrics = SumMetrics(config.sum_range, strategy.metric_ranges)
         self.introductions = Introductions(self.handshake, self.ledger.fail)
@@ -137,6 +143,11 @@ class SumAggregator(Aggregator):
     def marks(self) -> dict[str, Any]:
         """Return what a checkpoint keeps: the unit, and what the user has been told of."""
         return {"unit": self.unit} | ({"few": self.few} if self.counts_owners else {})
+
+    def seconds(self, client: str) -> float:
+        """Return 0: how long a client trains is not told."""
+        del client
+        return 0.0
 
     def limit(self, client: str) -> int:
         """Return the bytes above which a reply is refused unread."""
@@ -181,7 +192,8 @@ class SumAggregator(Aggregator):
         size = max(self.config.cohort(len(self.roster.ids)), len(members))
         number = next_attempt(self._attempts)
         about = (tuple(sorted(members)), number, size, self.shared, max(1, self.unit))
-        return Attempt(self.handshake, self.config, round_, Cohort(*about), length)
+        cohort = Cohort(*about)
+        return Attempt(self.handshake, self.ledger, self.config, round_, cohort, length)
 
     def _introduced(self, clients: list[str]) -> list[str]:
         """Return those of ``clients`` that know each other's keys; all, where nothing is masked."""
@@ -287,14 +299,7 @@ class SumAggregator(Aggregator):
                 attempt.take(client, reply)
             except Rejected as reason:
                 self.ledger.fail(client, f"{kind.rpartition('.')[2]}: {reason}")
-        try:
-            return learn(self.strategy.deadline)
-        finally:
-            self._count_bytes(attempt)
-
-    def _count_bytes(self, attempt: Attempt) -> None:
-        self.ledger.round.downlink.message_bytes += attempt.bytes_down
-        self.ledger.round.uplink.message_bytes += attempt.bytes_up
+        return learn(self.strategy.deadline)
 
     # --- the replies -------------------------------------------------------------------------
 
@@ -319,7 +324,6 @@ class SumAggregator(Aggregator):
             return None
         finally:
             self._attempt = None
-            self._count_bytes(attempt)
         numbers = dict(self.strategy.combine(total[: self._length], round_))
         if self.strategy.short_classes is not None:
             numbers["short_classes"] = float(self.strategy.short_classes)

@@ -6,9 +6,7 @@ A client that takes no part says why by an error :class:`Code`.
 """
 
 import contextlib
-import io
 import logging
-import math
 import re
 import secrets
 import sys
@@ -36,8 +34,10 @@ from pydantic import (
     ValidationError,
 )
 from pydantic.dataclasses import dataclass as wired
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
-from fedhet.errors import Refused, UserError, brief, one_line
+from fedhet.errors import Refused, Rejected, UserError, brief, one_line
 from fedhet.files import is_id
 from fedhet.protocol.flower import (
     NO_REPLY,
@@ -59,8 +59,7 @@ INTRODUCE, UNIT, OWNERS = "query.introduce", "train.unit", "train.owners"
 AGREE, UNMASK = "train.agree", "train.unmask"
 QUERY_BYTES = 1 << 20  # largest reply that carries no arrays
 LONGEST_TEXT = 4096  # characters of a text in an instruction; a path is the longest
-NUMBERS = {np.dtype(code) for code in "?bhilBHILefd"}
-MAX_ARRAYS = 10_000  # of one payload: each costs its reader some 20 microseconds
+MAX_HEADER = 1 << 20  # bytes of a payload's header, enough for 10,000 arrays
 WIRE = ConfigDict(extra="forbid")  # of a class that is read from the other side
 Wired = TypeVar("Wired")
 
@@ -210,47 +209,27 @@ def instruction(message: Message) -> Instruction:
 def arrays_of(message: Message) -> list[Array]:
     """Return the payload arrays of a request or reply, in order; none if it carries none.
 
-    Raises ValueError for anything but plain numbers in NumPy's own format.
+    Raises ValueError for anything but plain numbers in safetensors' format.
     """
     record = message.content.array_records.get("arrays")
     if not record:
         return []
     if set(record) != {PACKED}:
         raise ValueError(f"payload has other records than '{PACKED}'")
-    outer = io.BytesIO(record[PACKED].data)
-    content = _read(outer)
-    if content.dtype != np.uint8 or content.ndim != 1 or outer.read(1):
-        raise ValueError("payload is not one array of bytes")
-    return unpack(content.data)
+    return unpack(record[PACKED].data)
 
 
-def unpack(data: bytes | memoryview) -> list[Array]:
+def unpack(data: bytes) -> list[Array]:
     """Return the arrays that :func:`pack` wrote; raise ValueError for anything else."""
-    stream, arrays = io.BytesIO(data), []
-    while stream.tell() < len(data):
-        arrays.append(_read(stream))
-        if len(arrays) > MAX_ARRAYS:
-            raise ValueError(f"payload has more than {MAX_ARRAYS} arrays")
-    return arrays
-
-
-def _read(stream: io.BytesIO) -> Array:
-    """Return the next array, without what numpy.load would do for a stranger.
-
-    That function opens zips, too, and allocates whatever size the header claims.
-    """
-    start = stream.tell()
-    if np.lib.format.read_magic(stream) != (1, 0):
-        raise ValueError("array is not in NumPy's format 1.0")
-    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-    if dtype not in NUMBERS or any(size < 0 for size in shape):
-        raise ValueError(f"array holds {dtype} of shape {shape}, not numbers")
-    left = len(stream.getbuffer()) - stream.tell()
-    if math.prod(shape) * dtype.itemsize > left:
-        raise ValueError(f"array claims shape {shape} of {dtype}, but has {left} bytes")
-    stream.seek(start)
-    array: Array = np.lib.format.read_array(stream, allow_pickle=False)
-    return array
+    if int.from_bytes(data[:8], "little") > MAX_HEADER:
+        raise ValueError(f"payload has a header of more than {MAX_HEADER} bytes")
+    try:
+        found = load(data)
+    except (SafetensorError, KeyError) as error:
+        raise ValueError(f"payload is not in safetensors' format: {error}") from error
+    if any(array.dtype.kind not in "biuf" for array in found.values()):
+        raise ValueError("payload has arrays that are not numbers")
+    return [found[name] for name in sorted(found)]
 
 
 def answer(to: Message, reply: Reply) -> Message:
@@ -269,7 +248,7 @@ def read_reply(message: Message, limit: int = QUERY_BYTES) -> Reply:
     One of more than ``limit`` bytes is refused before anything in it is decoded. What could be
     measured of a refused reply (its bytes) is told as well: it has crossed the wire.
     """
-    size = 0
+    size, lost = 0, False
     if message.has_error():
         reason = one_line(message.error.reason)
         own = message.error.code >= NO_REPLY  # words of fedhet's, not Flower's
@@ -277,19 +256,18 @@ def read_reply(message: Message, limit: int = QUERY_BYTES) -> Reply:
         return Reply({"error": text, "undelivered": True})
     try:
         size = message_bytes(message)
-        if size > limit:
-            reason = f"reply of {size} bytes, more than the {limit} allowed"
-            return Reply({"error": reason}, message_bytes=size)
         content = message.content
         said = size - sum(record.count_bytes() for record in content.array_records.values())
+        if size > limit:
+            raise Rejected(f"reply of {size} bytes, more than the {limit} allowed")
         if said > QUERY_BYTES:
-            reason = f"{said} bytes of texts and numbers, more than the {QUERY_BYTES} allowed"
-            return Reply({"error": reason}, message_bytes=size)
+            raise Rejected(
+                f"{said} bytes of texts and numbers, more than the {QUERY_BYTES} allowed"
+            )
         info = dict(content.config_records["info"].items())
         if "error" in info:
-            reason = failure_text(info["error"], info.get("log"))
             lost = info.get("state-lost") is True
-            return Reply({"error": reason, "state-lost": lost}, message_bytes=size)
+            raise Rejected(failure_text(info["error"], info.get("log")))
         metrics = {
             key: float(value)  # type: ignore[arg-type]
             for record in content.metric_records.values()
@@ -297,8 +275,9 @@ def read_reply(message: Message, limit: int = QUERY_BYTES) -> Reply:
         }
         return Reply(info, metrics, arrays_of(message), size)
     except Exception as error:  # bytes of the other side can raise any error
-        reason = f"reply cannot be read: {brief(error)}"
-        return Reply({"error": reason}, message_bytes=size)
+        ours = isinstance(error, Rejected)
+        reason = str(error) if ours else f"reply cannot be read: {brief(error)}"
+        return Reply({"error": reason, "state-lost": lost}, message_bytes=size)
 
 
 def message_bytes(message: Message) -> int:
@@ -310,24 +289,20 @@ def message_bytes(message: Message) -> int:
     )
 
 
-def pack(arrays: Sequence[Array]) -> memoryview:
-    """Return arrays in NumPy's format, one by one."""
-    stream = io.BytesIO()
-    for array in arrays:
-        plain = np.asarray(array, order="C")
-        np.lib.format.write_array(stream, plain, version=(1, 0), allow_pickle=False)
-    return stream.getbuffer()
+def pack(arrays: Sequence[Array]) -> bytes:
+    """Return arrays in safetensors' format, named by their places."""
+    return save({f"{i:05d}": np.asarray(array, order="C") for i, array in enumerate(arrays)})
 
 
 def to_record(arrays: Sequence[Array]) -> ArrayRecord:
-    """Return arrays as a Flower record of one array, which holds them in NumPy's format.
+    """Return arrays as a Flower record of one array, whose bytes are those of :func:`pack`.
 
     Flower sends each array of a record as two objects, each in requests of its own, which cost the
     SuperLink more than the arrays do.
     """
-    return ArrayRecord(
-        {PACKED: FlowerArray(np.frombuffer(pack(arrays), np.uint8))} if arrays else {}
-    )
+    data = pack(arrays)
+    packed = FlowerArray("uint8", (len(data),), "safetensors", data)
+    return ArrayRecord({PACKED: packed} if arrays else {})
 
 
 # --- why a client takes no part ----------------------------------------------------------------
@@ -614,36 +589,26 @@ class Mail:
         """
         if cancel := getattr(self.grid, "cancel", None):
             cancel(list(self.pending))
-        late = [
-            (sent.message, _error(sent.message, NO_REPLY, f"no reply within {timeout:g} s"))
-            for sent in self._waited_for()
-        ]
-        unsent = [
-            (message, _error(message, NOT_SENT, f"not sent within {timeout:g} s"))
-            for message in self.waiting
-        ]
+        late = [(sent.message, NO_REPLY, "no reply") for sent in self._waited_for()]
+        unsent = [(message, NOT_SENT, "not sent") for message in self.waiting]
         self.pending.clear()
         self.waiting.clear()
-        return late + unsent
+        return [(m, _error(m, code, f"{w} within {timeout:g} s")) for m, code, w in late + unsent]
 
     def _send(self) -> list[tuple[Message, Message]]:
         """Fill the window; returns the messages that could not be sent, with an error reply."""
         failed: list[tuple[Message, Message]] = []
         while self.waiting and len(self.pending) < self.window:
             count = min(len(self.waiting), self.window - len(self.pending), BATCH)
-            failed += self._push([self.waiting.popleft() for _ in range(count)])
-        return failed
-
-    def _push(self, batch: list[Message]) -> list[tuple[Message, Message]]:
-        pushed: list[Any] = list(self.grid.push_messages(batch))
-        if len(pushed) != len(batch):  # Flower answers [] if the request was too large
-            pushed = [None] * len(batch)
-        failed = []
-        for identity, message in zip(pushed, batch, strict=True):
-            if identity:
-                self.pending[identity] = _Sent(message, time.monotonic())
-            else:
-                failed.append((message, _error(message, NOT_SENT, "the message could not be sent")))
+            batch = [self.waiting.popleft() for _ in range(count)]
+            # Flower answers [] if the request was too large
+            pushed: list[Any] = list(self.grid.push_messages(batch)) or [None] * count
+            for identity, message in zip(pushed, batch, strict=True):
+                if identity:
+                    self.pending[identity] = _Sent(message, time.monotonic())
+                else:
+                    error = _error(message, NOT_SENT, "the message could not be sent")
+                    failed.append((message, error))
         return failed
 
 

@@ -27,20 +27,6 @@ def blank(shape: Sequence[int], dtype: Any = np.float32) -> Array:
     return np.broadcast_to(np.zeros((), dtype=dtype), tuple(shape))
 
 
-def _declared(kind: type["Payload"]) -> list[np.dtype[Any] | None]:
-    """Return the dtype of every field; None where its annotation names none."""
-    try:
-        hints = get_type_hints(kind, include_extras=True)
-    except NameError:  # of a class inside a function, say
-        hints = {}
-    found = []
-    for one in fields(kind):
-        hint = hints.get(one.name)
-        marks = get_args(get_args(hint)[0] if hint and "rest" in one.metadata else hint)
-        found.append(next((mark for mark in marks if isinstance(mark, np.dtype)), None))
-    return found
-
-
 @dataclass(frozen=True)
 class Payload:
     """Base of all payloads; fields are arrays, the last one may be :func:`rest`."""
@@ -61,24 +47,26 @@ class Payload:
     @classmethod
     def from_ndarrays(cls, arrays: Sequence[Array]) -> Self:
         """Return the payload of these arrays; raise ValueError if their number does not fit."""
-        own = fields(cls)
-        single = [one for one in own if "rest" not in one.metadata]
-        if len(arrays) < len(single) or (len(arrays) > len(single) and len(single) == len(own)):
-            raise ValueError(f"{cls.__name__} holds {len(single)} arrays, got {len(arrays)}")
-        if len(single) == len(own):
-            return cls(*arrays)
-        values: list[Any] = [*arrays[: len(single)], tuple(arrays[len(single) :])]
+        single = sum("rest" not in one.metadata for one in fields(cls))
+        varies = single < len(fields(cls))
+        if len(arrays) < single or (len(arrays) > single and not varies):
+            raise ValueError(f"{cls.__name__} holds {single} arrays, got {len(arrays)}")
+        values: list[Any] = [*arrays[:single], *[tuple(arrays[single:])] * varies]
         return cls(*values)
 
     def dtypes(self) -> list[np.dtype[Any] | None]:
         """Return what its class declares of each of its arrays, in order; None: any dtype."""
-        declared = _declared(type(self))
-        several = len(self.flat) - len(declared) + 1 if self._has_rest() else 1
-        return [*declared[:-1], *declared[-1:] * several]
-
-    @classmethod
-    def _has_rest(cls) -> bool:
-        return any("rest" in one.metadata for one in fields(cls))
+        try:
+            hints = get_type_hints(type(self), include_extras=True)
+        except NameError:  # of a class inside a function, say
+            hints = {}
+        found: list[np.dtype[Any] | None] = []
+        for one in fields(self):
+            hint, rest = hints.get(one.name), "rest" in one.metadata
+            marks = get_args(get_args(hint)[0] if hint and rest else hint)
+            dtype = next((mark for mark in marks if isinstance(mark, np.dtype)), None)
+            found += [dtype] * (len(getattr(self, one.name)) if rest else 1)
+        return found
 
     def since(self, sent: "Payload") -> Self:
         """Return the step from what was sent, which has the same arrays: floats subtracted."""

@@ -1,5 +1,7 @@
 """Replies that no honest client sends: refused, named, and without effect on the round."""
 
+import json
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
@@ -22,32 +24,23 @@ from fedhet.protocol.messages import PACKED, instruction
 from fedhet.testing import cut_and_resume, simulate, small
 
 
-def npy(header, rest=b""):
-    """Bytes in NumPy's format 1.0 with any header."""
-    text = repr(header).encode() if isinstance(header, dict) else header.encode()
-    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + rest
+def packed(dtype, *shape, data=b""):
+    """Bytes in safetensors' format that claim an array of any dtype and shape."""
+    one = {"dtype": dtype, "shape": shape, "data_offsets": [0, len(data)]}
+    return with_header(json.dumps({"00000": one}).encode()) + data
 
 
-def head(descr, *shape):
-    return {"descr": descr, "fortran_order": False, "shape": shape}
+def with_header(text):
+    return len(text).to_bytes(8, "little") + text
 
 
-def inner(data):
-    """Bytes where an array should be."""
-
-    def change(content, _):
-        content["arrays"][PACKED] = Array(np.frombuffer(data, np.uint8))
-
-    return change
+def record(data, key=PACKED):
+    return ArrayRecord({key: Array("uint8", (len(data),), "safetensors", data)})
 
 
-def outer(data, key=PACKED):
-    """Bytes where the packed arrays should be."""
-
-    def change(content, _):
-        content["arrays"] = ArrayRecord({key: Array("uint8", (1,), "numpy.ndarray", data)})
-
-    return change
+def inner(data, key=PACKED):
+    """Bytes where the arrays should be."""
+    return lambda content, _: content.update({"arrays": record(data, key)})
 
 
 def without(name):
@@ -89,14 +82,13 @@ MALFORMED = {
     "a digest that is none": says(digest="F" * 64),
     "an empty error": says(error=""),
     "an error as long as a book": says(error="x\n\x1b[31m" * 9999),
-    "a pickle": inner(npy(head("|O", 1), b"cos\n")),
+    "a pickle": inner(b"cos\n" * 9),
     "a zip": inner(b"PK\x03\x04" + b"\0" * 100),
-    "claims 4 EB": inner(npy(head("<f4", 10**18))),
-    "nested header": inner(npy("(" * 4000)),
-    "packed claims 4 EB": outer(npy(head("|u1", 10**18))),
-    "packed floats": outer(npy(head("<f4", 1), b"\0" * 4)),
-    "packed and more": outer(npy(head("|u1", 0), b"\0")),
-    "another record": outer(npy(head("|u1", 0)), "00000"),
+    "objects": inner(packed("O", 1, data=b"cos\n")),
+    "claims 4 EB": inner(packed("F32", 10**18)),
+    "a nested header": inner(with_header(b"[" * 4000)),
+    "more than its header says": inner(packed("F32", 1, data=b"\0" * 4) + b"\0"),
+    "another record": inner(packed("F32", 0), "00000"),
 }
 
 

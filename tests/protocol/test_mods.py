@@ -38,18 +38,10 @@ def test_a_payload_is_one_array_of_bytes(asked):
     assert [a.tolist() for a in arrays_of(through)] == [a.tolist() for a in arrays_of(plain)]
 
 
-def test_clipping_mods_answer_with_an_error(asked):
+def test_other_mods_fail(asked):
     for mod in (fixedclipping_mod, adaptiveclipping_mod):
         assert "requires the key 'clipping_norm'" in answer(asked, mod).error.reason
-
-
-@pytest.mark.parametrize(
-    ("mod", "error", "reason"),
-    [
-        (LocalDpMod(1.0, 1e-3, 1.0, 1e-5), TypeError, "uint8"),  # noise does not fit into bytes
-        (message_size_mod, ValueError, "Config values"),  # an empty text: the digest in round 1
-    ],
-)
-def test_other_mods_fail(asked, mod, error, reason):
-    with pytest.raises(error, match=reason):
-        answer(asked, mod)
+    with pytest.raises(TypeError, match="serialization"):  # the payload is bytes
+        answer(asked, LocalDpMod(1.0, 1e-3, 1.0, 1e-5))
+    with pytest.raises(ValueError, match="Config values"):  # an empty text: the digest in round 1
+        answer(asked, message_size_mod)

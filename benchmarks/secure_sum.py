@@ -20,7 +20,8 @@ from benchmarks.common import COMMON, emit, median, run_fedhet
 from benchmarks.nodes import federation, run
 from fedhet.sums.attempt import Collector
 from fedhet.sums.client import Member
-from fedhet.sums.masks import SumTerms, public_bytes
+from fedhet.sums.masks import SumTerms
+from fedhet.sums.messages import Survivors
 
 MODES = ("off", "unmasked", "masked")
 WARM_UP = 1
@@ -30,7 +31,7 @@ def masks(clients: int, words: int) -> None:
     """Time the arithmetic of one attempt, without messages; print its line."""
     names = [f"{k:05d}" for k in range(clients)]
     private = {name: X25519PrivateKey.generate() for name in names}
-    keys = {name: public_bytes(key) for name, key in private.items()}
+    keys = {name: key.public_key().public_bytes_raw() for name, key in private.items()}
     members = {name: Member(name, "run", key, keys) for name, key in private.items()}
     vector = np.arange(words, dtype=np.uint32)
     figures: dict[str, float] = {}
@@ -47,9 +48,9 @@ def masks(clients: int, words: int) -> None:
         collector.close()
         spent.clear()
         for name in alive:
-            boxes = collector.boxes_for(name)
+            survivors = Survivors(tuple(alive), attempt, collector.boxes_for(name).tobytes())
             started = time.perf_counter()
-            answer = members[name].open_shares(1, attempt, alive, boxes)
+            answer = members[name].open_shares(1, survivors)
             spent.append(time.perf_counter() - started)
             collector.answer(name, answer)
         figures[f"answer_milliseconds_{gone}_gone"] = median([1e3 * seconds for seconds in spent])

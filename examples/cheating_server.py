@@ -49,7 +49,8 @@ def main(folder: Path) -> None:
     def ask(server: Collector, attempt: int, survivors: tuple[str, ...]) -> None:
         for name in survivors:
             boxes = server.boxes_for(name)[: len(survivors)]
-            opened = site[name].open_shares(1, Survivors(survivors, attempt, boxes.tobytes()))
+            with site[name].changing() as member:
+                opened = member.open_shares(1, Survivors(survivors, attempt, boxes.tobytes()))
             server.answer(name, opened)
 
     def ask_all(attempt: int, elms: bytes) -> Collector:

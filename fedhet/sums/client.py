@@ -20,7 +20,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -38,6 +37,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import (
 from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from numpy.typing import NDArray
+from pydantic.dataclasses import dataclass as wired
 
 from fedhet.config.schema import RunConfig
 from fedhet.errors import Refused, UserError
@@ -50,6 +50,7 @@ from fedhet.protocol.messages import (
     Instruction,
     Reply,
     coded,
+    from_wire,
     pack,
     refusal,
     refusing,
@@ -88,7 +89,6 @@ from fedhet.sums.masks import (
     fraction_bits,
     grid,
     prove,
-    public_bytes,
     split,
     stream,
     to_words,
@@ -106,7 +106,7 @@ KEY, KEYS, LAST = SUM_KEY, "sum-keys", "sum-last"  # notes
 ALIVE = "alive"  # purpose of a signature of survivors
 
 
-@dataclass(frozen=True)
+@wired(frozen=True)
 class Commitment:
     """What a client has uploaded last, and what it has answered since."""
 
@@ -117,13 +117,7 @@ class Commitment:
     answered: tuple[str, ...] = ()  # the survivors for whom it opened shares
     signed: tuple[str, ...] = ()  # the survivors that it signed
     fewest_alive: int = 0  # survivors that it masked under, m; 0: nobody of the cohort may be gone
-    reply: Mapping[str, Any] = field(default_factory=dict)  # as :func:`_note` gave it
-
-    @classmethod
-    def of(cls, note: Mapping[str, Any]) -> "Commitment":
-        """Return what was kept as JSON."""
-        values: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in note.items()}
-        return cls(**values)
+    reply: dict[str, Any] = field(default_factory=dict)  # as :func:`_note` gave it
 
 
 @dataclass
@@ -201,32 +195,25 @@ class Member:
         self.kept = Commitment(round_, attempt, digest.hex(), tuple(members), fewest_alive=alive)
         return masked, np.frombuffer(b"".join(boxes), np.uint8).reshape(-1, BOX_BYTES)
 
-    def open_shares(
-        self,
-        round_: int,
-        attempt: int,
-        survivors: Sequence[str],
-        boxes: Bytes,
-        signatures: Mapping[str, bytes] = MappingProxyType({}),
-    ) -> Opened:
-        """Return the shares and seeds that unmask the sum.
+    def open_shares(self, round_: int, survivors: Survivors) -> Opened:
+        """Return the shares and seeds that unmask the sum of ``survivors``, the list V.
 
-        ``survivors`` is the list V. ``boxes`` (|V|, 82) uint8 has a sealed share from each of them.
-        A box that cannot be opened gives zeros and its sender's name. Store the commitment in
-        ``kept`` before you send the answer, since a client answers for one V only. Raises
-        Refused.
+        Its boxes (|V|, 82) uint8 have a sealed share from each of them. A box that cannot be opened
+        gives zeros and its sender's name. Store the commitment in ``kept`` before you send the
+        answer, since a client answers for one V only. Raises Refused.
         """
-        kept, alive = self._may_speak(round_, attempt, survivors)
+        kept, alive = self._may_speak(round_, survivors)
         gone = [client for client in kept.cohort if client not in alive]
         if gone and self.terms_for(kept.cohort).agreed:
-            self._check_agreed(kept, alive, signatures)
-        if boxes.size != len(alive) * BOX_BYTES:
+            self._check_agreed(kept, alive, survivors)
+        boxes = survivors.boxes or b""
+        if len(boxes) != len(alive) * BOX_BYTES:
             raise refusal(Code.BOXES)
-        found = self._secrets(round_, attempt, bytes.fromhex(kept.digest), kept.cohort)
+        found = self._secrets(round_, kept.attempt, bytes.fromhex(kept.digest), kept.cohort)
         shares, closed = [], []
-        for other, box in zip(alive, boxes.reshape(-1, BOX_BYTES), strict=True):
+        for place, other in enumerate(alive):
             try:
-                share = found.open(other, box.tobytes())
+                share = found.open(other, boxes[place * BOX_BYTES : (place + 1) * BOX_BYTES])
             except InvalidTag:  # damaged, or for another attempt
                 share = b""
             if len(share) != SHARE_BYTES:
@@ -237,24 +224,20 @@ class Member:
         seeds = b"".join(found.pair_seed(client) for client in gone)
         return Opened(self.client, round_, b"".join(shares), seeds, tuple(closed))
 
-    def sign(
-        self, round_: int, attempt: int, survivors: Sequence[str], key: EllipticCurvePrivateKey
-    ) -> bytes:
+    def sign(self, round_: int, survivors: Survivors, key: EllipticCurvePrivateKey) -> bytes:
         """Return this client's signature of V, the survivors that it was told.
 
         The commitment in ``kept`` is to be written down before the signature is sent: a client
         signs one V only, and opens no share for another. Raises Refused.
         """
-        kept, alive = self._may_speak(round_, attempt, survivors)
+        kept, alive = self._may_speak(round_, survivors)
         self.kept = replace(kept, signed=alive)
         return key.sign(self._list(kept, alive), ECDSA(SHA384()))
 
-    def _may_speak(
-        self, round_: int, attempt: int, survivors: Sequence[str]
-    ) -> tuple[Commitment, tuple[str, ...]]:
+    def _may_speak(self, round_: int, survivors: Survivors) -> tuple[Commitment, tuple[str, ...]]:
         """Return the commitment and V in order, if this client may answer for V at all."""
-        kept, alive = self.kept, tuple(sorted(survivors))
-        if kept is None or (kept.round, kept.attempt) != (round_, attempt):
+        kept, alive = self.kept, tuple(sorted(survivors.members))
+        if kept is None or (kept.round, kept.attempt) != (round_, survivors.attempt):
             raise refusal(Code.UNASKED)
         if len(set(alive)) != len(alive):
             raise refusal(Code.TWICE)
@@ -270,10 +253,9 @@ class Member:
             raise refusal(Code.OTHER)
         return kept, alive
 
-    def _check_agreed(
-        self, kept: Commitment, alive: tuple[str, ...], signatures: Mapping[str, bytes]
-    ) -> None:
+    def _check_agreed(self, kept: Commitment, alive: tuple[str, ...], survivors: Survivors) -> None:
         """Raise Refused unless this client signed V, and enough others signed the same."""
+        signatures = dict(zip(survivors.members, survivors.signatures, strict=False))
         if not kept.signed:
             raise refusal(Code.UNSIGNED)
         text, valid = self._list(kept, alive), 0
@@ -349,7 +331,7 @@ class SumNotes:
             note = self.store.read_note(KEY)
             if note is None:
                 private = X25519PrivateKey.generate()
-                own = SumKey(public_bytes(private))
+                own = SumKey(private.public_key().public_bytes_raw())
                 if node is not None:
                     own = prove(node.key, node.certificate, self.run, self.client, own.public)
                 note = {"private": private.private_bytes_raw().hex(), "key": own.dump()}
@@ -370,7 +352,7 @@ class SumNotes:
         """
         with self.store.alone():
             private, known, strange = self._private(), self._known(), []
-            known.setdefault(self.client, SumKey(public_bytes(private)))
+            known.setdefault(self.client, SumKey(private.public_key().public_bytes_raw()))
             for client, key in keys.items():
                 try:
                     before = known.get(client, key)
@@ -392,7 +374,7 @@ class SumNotes:
 
         Raises Refused for a request that the client's rules forbid.
         """
-        member = self._member()
+        member = self.member()
         if member.kept is not None and member.commits(round_, cohort, sent):
             return _reply(member.kept.reply)
         member.join(cohort.attempt, cohort.members)
@@ -400,7 +382,7 @@ class SumNotes:
 
     def mask(self, round_: int, cohort: Cohort, sent: bytes, words: Words, reply: Reply) -> Reply:
         """Return ``reply`` with the masked words and the boxes, once it is written down."""
-        with self._changing() as member:
+        with self.changing() as member:
             if (before := self.repeated(round_, cohort, sent)) is not None:
                 return before
             arrays = member.mask(round_, cohort.attempt, cohort.members, sent, words)
@@ -409,37 +391,23 @@ class SumNotes:
             member.kept = replace(member.kept, reply=_note(full))
         return full
 
-    def open_shares(self, round_: int, survivors: Survivors) -> Opened:
-        """Return what makes the sum readable; raise Refused for what the rules forbid."""
-        boxes = np.frombuffer(survivors.boxes or b"", np.uint8)
-        signed = dict(zip(survivors.members, survivors.signatures, strict=False))
-        with self._changing() as member:
-            return member.open_shares(round_, survivors.attempt, survivors.members, boxes, signed)
-
-    def sign(self, round_: int, survivors: Survivors, node: NodeCertificate | None) -> bytes:
-        """Return the signature of who is left; raise Refused for what the rules forbid."""
-        if node is None:
-            raise refusal(Code.PROOF)
-        with self._changing() as member:
-            return member.sign(round_, survivors.attempt, survivors.members, node.key)
-
-    def fewest(self, cohort: Sequence[str]) -> int:
-        """Return the least number of members in a sum, even if the server lies."""
-        return self._member().terms_for(cohort).fewest(len(cohort))
-
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[Member]:
-        """Lock the notes within this block, then write what the member is committed to."""
+    def changing(self) -> Iterator[Member]:
+        """Lock the notes within this block, then write what the member is committed to.
+
+        Send no answer of the member before that.
+        """
         with self.store.alone():
-            member = self._member()
+            member = self.member()
             yield member
             assert member.kept is not None
             self.store.write_note(LAST, asdict(member.kept))
 
-    def _member(self) -> Member:
+    def member(self) -> Member:
+        """Return the client as its notes say; raise Refused for notes that are damaged."""
         private, keys, last = self._private(), self._known(), self.store.read_note(LAST)
         with self._sound():
-            kept = Commitment.of(last) if last is not None else None
+            kept = from_wire(Commitment, last) if last is not None else None
             certified = {c: certified_key(k.certificate) for c, k in keys.items() if k.certificate}
         public = {client: key.public for client, key in keys.items()}
         return Member(self.client, self.run, private, public, self.terms, kept, certified)
@@ -601,7 +569,7 @@ class SumProtection(UploadProtection):
             fewest = (
                 SumTerms(config.sum_min, config.sum_threshold).fewest(len(members))
                 if self.notes is None
-                else self.notes.fewest(members)
+                else self.notes.member().terms_for(members).fewest(len(members))
             )
             sigma = share_steps(config, len(vector), bits, fewest)
             steps = steps + budget.share(vector, sigma, round_, attempt=self.cohort.attempt)
@@ -639,8 +607,8 @@ def introduce(asked: Any) -> Reply:
 def answer(asked: Any) -> Answer:
     """Answer a message that asks for words: train, or count owners or images."""
     kind, config, strategy = asked.kind, asked.config, asked.method.strategy
+    cohort = read_sum(Cohort, asked.message)
     with refusing(Code.INSTRUCTION):
-        cohort = read_sum(Cohort, asked.message)
         fraction_bits(cohort.size, config.sum_range)  # raises for a size that fits no word
     client = asked.client()
     summed = SumMetrics(config.sum_range, strategy.metric_ranges) if config.sum_metrics else None
@@ -679,16 +647,19 @@ def _check_unit(unit: int, config: RunConfig, images: int, *, weighs: bool) -> N
 
 def sign(asked: Any) -> Reply:
     """Sign the list of survivors. Needs no examples."""
-    with refusing(Code.INSTRUCTION):
-        survivors = read_sum(Survivors, asked.message)
-    notes, what = asked.sum_notes(), asked.what
-    signature = notes.sign(what.round, survivors, NodeCertificate.of(asked.node))
+    survivors = read_sum(Survivors, asked.message)
+    notes, what, node = asked.sum_notes(), asked.what, NodeCertificate.of(asked.node)
+    if node is None:
+        raise refusal(Code.PROOF)
+    with notes.changing() as member:
+        signature = member.sign(what.round, survivors, node.key)
     reply: Reply = what.reply(notes.client, signature=signature)
     return reply
 
 
 def open_shares(asked: Any) -> Reply:
     """Open the boxes for this client, which unmask the round's sum. Needs no examples."""
-    with refusing(Code.INSTRUCTION):
-        survivors = read_sum(Survivors, asked.message)
-    return Reply(to_wire(asked.sum_notes().open_shares(asked.what.round, survivors)))
+    survivors = read_sum(Survivors, asked.message)
+    with asked.sum_notes().changing() as member:
+        opened = member.open_shares(asked.what.round, survivors)
+    return Reply(to_wire(opened))

@@ -114,11 +114,6 @@ KEY_BYTES = 32
 TAG_BYTES = 16  # of a sealed box
 
 
-def public_bytes(private: X25519PrivateKey) -> bytes:
-    """Return the 32 bytes of its public key."""
-    return private.public_key().public_bytes_raw()
-
-
 def cohort_digest(keys: Mapping[str, bytes], payload: bytes | None = None) -> bytes:
     """Return H = SHA-256(enc(id, key, id, key, ...)), ids in order of their code points.
 

@@ -1,7 +1,7 @@
 """What crosses the wire for a sum beside payloads: keys, cohorts, survivors, opened shares.
 
 The fields of each class are the keys of the record ``sum`` of a request, or of texts in a reply.
-Every reader raises ValueError, in one line, for a value of another type or size.
+A value of another type or size is refused in one line.
 """
 
 import hashlib
@@ -18,10 +18,12 @@ from fedhet.protocol.messages import (
     SUM,
     UNMASK,
     WIRE,
+    Code,
     Id,
     Instruction,
     Wired,
     from_wire,
+    refusing,
 )
 from fedhet.sums.masks import Blob, Part, SumKey, encode
 
@@ -31,25 +33,22 @@ Number = Annotated[StrictInt, Field(ge=1, lt=2**32)]  # what is encoded in 4 byt
 
 @dataclass(frozen=True, config=WIRE)
 class Introduction:
-    """Clients with their keys and proofs, for one that is to know them."""
+    """Clients, and key, certificate and signature of each, for one that is to know them."""
 
     members: Ids
     keys: tuple[StrictBytes, ...]
-    certificates: tuple[StrictBytes, ...]
-    signatures: tuple[StrictBytes, ...]
 
     @classmethod
     def of(cls, keys: Mapping[str, SumKey]) -> "Introduction":
         """Return the introduction of clients with these keys."""
-        return cls(tuple(keys), *zip(*map(astuple, keys.values()), strict=True))
+        return cls(tuple(keys), tuple(part for key in keys.values() for part in astuple(key)))
 
     def by_client(self) -> dict[str, SumKey]:
         """Return the keys; raise ValueError if they are none, or if a client has two."""
-        columns = (self.keys, self.certificates, self.signatures)
-        if any(len(column) != len(set(self.members)) for column in (self.members, *columns)):
+        if not len(self.keys) == 3 * len(self.members) == 3 * len(set(self.members)):
             raise ValueError("members: one is named twice, or keys and proofs are not as many")
-        rows = zip(self.members, *columns, strict=True)
-        return {member: SumKey.of_fields(key) for member, *key in rows}
+        parts = [self.keys[place : place + 3] for place in range(0, len(self.keys), 3)]
+        return dict(zip(self.members, map(SumKey.of_fields, parts), strict=True))
 
 
 @dataclass(frozen=True, config=WIRE)
@@ -115,9 +114,10 @@ def digest_of_sent(message: Message, what: Instruction, cohort: Cohort, config: 
 
 
 def read_sum(kind: type[Wired], message: Message) -> Wired:
-    """Return what the record ``sum`` of a request says; raise ValueError if it is no ``kind``."""
-    found = from_wire(kind, message.content.config_records.get(SUM) or {})
-    opens = message.metadata.message_type == UNMASK
-    if isinstance(found, Survivors) and (found.boxes is not None) != opens:
-        raise ValueError("boxes: only messages that unmask have them")
+    """Return what the record ``sum`` of a request says; raise Refused if it is no ``kind``."""
+    with refusing(Code.INSTRUCTION):
+        found = from_wire(kind, message.content.config_records.get(SUM) or {})
+        opens = message.metadata.message_type == UNMASK
+        if isinstance(found, Survivors) and (found.boxes is not None) != opens:
+            raise ValueError("boxes: only messages that unmask have them")
     return found

@@ -25,7 +25,7 @@ from fedhet.protocol.messages import Instruction, Reply, request
 from fedhet.site.state import FileStore
 from fedhet.sums.attempt import Collector
 from fedhet.sums.client import NodeCertificate, SumNotes
-from fedhet.sums.masks import SumKey, SumTerms, check_proof, prove, public_bytes
+from fedhet.sums.masks import SumKey, SumTerms, check_proof, prove
 from fedhet.sums.messages import Cohort, Survivors
 from fedhet.testing import small
 
@@ -33,6 +33,11 @@ NAMES = ("a", "b", "c", "d")
 WORDS = np.arange(6, dtype=np.uint32)
 SENT = bytes(32)
 REPLY = Reply({"client": "?"}, {}, [WORDS])
+
+
+def opened(notes: SumNotes, survivors: Survivors):
+    with notes.changing() as member:
+        return member.open_shares(1, survivors)
 
 
 class Site:
@@ -65,7 +70,7 @@ class Site:
 
     def open_shares(self, name: str, collector: Collector):
         survivors = Survivors(collector.survivors, 1, collector.boxes_for(name).tobytes())
-        return self.notes(name).open_shares(1, survivors)
+        return opened(self.notes(name), survivors)
 
 
 @pytest.fixture
@@ -78,7 +83,7 @@ def test_the_same_question_gets_the_same_answer_and_another_none(site) -> None:
     collector = site.upload(terms=SumTerms(2))
     assert site.open_shares("a", collector) == site.open_shares("a", collector)
     fewer = Survivors(("a", "b", "c"), 1, collector.boxes_for("a")[:3].tobytes())
-    refused("other-survivors-than-answered", site.notes("a", SumTerms(2)).open_shares, 1, fewer)
+    refused("other-survivors-than-answered", opened, site.notes("a", SumTerms(2)), fewer)
 
 
 def test_no_mask_meets_two_vectors(site) -> None:
@@ -119,11 +124,11 @@ def test_terms_that_come_after_the_upload_loosen_nothing(tmp_path, later) -> Non
     collector = whole.upload(names)
     assert (SumTerms().survivors(9), later.survivors(9)) == (7, 6)
     six = Survivors(names[:6], 1, collector.boxes_for("a")[:6].tobytes())
-    refused("too-few-survivors", whole.notes("a", later).open_shares, 1, six)
+    refused("too-few-survivors", opened, whole.notes("a", later), six)
 
 
 def public() -> SumKey:
-    return SumKey(public_bytes(X25519PrivateKey.generate()))
+    return SumKey(X25519PrivateKey.generate().public_key().public_bytes_raw())
 
 
 def test_a_kept_key_stays_and_one_that_gives_no_secret_is_not_accepted(site) -> None:

@@ -8,6 +8,7 @@ held against what the method says must come.
 import math
 import re
 from collections.abc import Mapping, Sequence
+from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -40,23 +41,18 @@ MAX_METRICS = 100
 BLOCK = 1 << 16  # floats that are float64 at a time: they stay in the cache
 DIGEST = r"[0-9a-f]{64}"
 FLOAT32 = float(np.finfo(np.float32).max)
-# Ranges of metrics by the beginning of their names; the last holds for all others. Nothing in them
-# can make a sum over any number of rounds and clients infinite.
+_MORE = "(_[A-Za-z0-9_.-]+)?"
+# Ranges of the metrics that the base itself sends, by name; a method's own are its `metric_ranges`.
+# Nothing in them can make a sum over any number of rounds and clients infinite.
 RANGES = {
     "num-examples": (0.0, 2.0**53),
     "train_flops": (0.0, 1e24),
     "seconds": (0.0, 1e7),
-    "train_loss": (-FLOAT32, FLOAT32),  # a term over a vanishing loss grows as far as that
+    "epsilon_spent": (-1e12, 1e12),
+    f"train_loss{_MORE}": (-FLOAT32, FLOAT32),  # a term over a vanishing loss grows as far as that
+    f"(test|val)_accuracy{_MORE}": (0.0, 100.0),
     **{name: (metric.low, min(metric.high, FLOAT32)) for name, metric in BESIDE_ACCURACY.items()},
-    "": (-1e12, 1e12),
 }
-
-
-# Names of metrics that the base itself sends; a method's own are those of its `metric_ranges`.
-OURS = re.compile(
-    r"num-examples|seconds|train_flops|epsilon_spent|train_loss(_[A-Za-z0-9_.-]+)?"
-    r"|(test|val)_accuracy(_[A-Za-z0-9_.-]+)?"
-)
 
 
 def check_trained(
@@ -103,15 +99,14 @@ def check_metrics(reply: Reply, own: Mapping[str, tuple[float, float]] | None = 
     for name, value in reply.metrics.items():
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,80}", name):
             raise Rejected("a metric has a name that is not allowed")
-        if not OURS.fullmatch(name) and name not in BESIDE_ACCURACY and name not in (own or {}):
-            raise Rejected(f"metric '{name}' is not declared in the strategy's `metric_ranges`")
-        if "accuracy" in name and not 0 <= value <= 100:
-            raise Rejected(f"metric '{name}' is {value}, not a percentage")
         # A method's range replaces no range of a metric that every method has.
         mine = None if name in BESIDE_ACCURACY else (own or {}).get(name)
-        low, high = mine or next(
-            bounds for start, bounds in RANGES.items() if name.startswith(start)
-        )
+        ours = (bounds for known, bounds in RANGES.items() if re.fullmatch(known, name))
+        if (bounds := mine or next(ours, None)) is None:
+            raise Rejected(f"metric '{name}' is not declared in the strategy's `metric_ranges`")
+        low, high = bounds
+        if "accuracy" in name:
+            low, high = max(low, 0.0), min(high, 100.0)
         if not low <= value <= high:
             raise Rejected(f"metric '{name}' is {value:g}, not within {low:g} and {high:g}")
 
@@ -318,8 +313,8 @@ class StepLimits:
 
     def usual(self, lengths: Sequence[float] = ()) -> float:
         """Return the lower median of these lengths, earlier rounds' medians and the start; or 0."""
-        known = sorted(x for x in (*lengths, *self.medians, self.start or 0.0) if x > 0)
-        return known[(len(known) - 1) // 2] if known else 0.0
+        known = [x for x in (*lengths, *self.medians, self.start or 0.0) if x > 0]
+        return median_low(known) if known else 0.0
 
     def limit(self, lengths: Sequence[float]) -> float:
         """Return the longest step that counts in a round of these; 0 where nothing is known."""
@@ -341,9 +336,9 @@ class StepLimits:
 
     def accept(self, lengths: Sequence[float]) -> None:
         """Remember a round by the lower median of its accepted steps."""
-        moved = sorted(x for x in lengths if x > 0)
+        moved = [x for x in lengths if x > 0]
         if moved and len(self.medians) < REMEMBERED:
-            self.medians.append(moved[(len(moved) - 1) // 2])
+            self.medians.append(median_low(moved))
 
     def dump(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""

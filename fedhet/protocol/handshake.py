@@ -23,12 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_pem_public_key,
-    load_ssh_public_key,
-)
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.app import Message
 from flwr.serverapp import Grid
 from pydantic import Field, StrictBytes, StrictInt, StrictStr
@@ -38,6 +33,7 @@ from fedhet.config.schema import KEY_POLICIES, OFF, REGISTERED, RunConfig
 from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.errors import RunFailed, UserError, one_line
 from fedhet.files import client_order, is_id
+from fedhet.protocol.flower import NodeInfo, key_as_sent
 from fedhet.protocol.messages import (
     LONGEST_TEXT,
     QUERY,
@@ -74,7 +70,7 @@ class Declaration:
     """
 
     client: Id
-    classes: tuple[Name, ...]
+    classes: Annotated[tuple[Name, ...], Field(min_length=1)]
     model: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,200}$")]  # or module:factory
     device: Annotated[StrictStr, Field(pattern=r"^[a-z]{1,16}(:\d{1,4})?$")]
     inputs: StrictStr
@@ -118,8 +114,6 @@ def read_declaration(
     if config.summed and {declared.seen, declared.images, declared.train_images} != {None}:
         raise ValueError(f"{who} sends its classes or counts, which this run hides")
     seen, images, total = declared.seen or (), declared.images or (), declared.train_images or 0
-    if not declared.classes:
-        raise ValueError(f"{who} declares no classes")
     for key, names in {"classes": declared.classes, "seen": seen}.items():
         if len(names) > config.max_classes:
             raise ValueError(f"{key}: {len(names)} names, max-classes is {config.max_classes}")
@@ -148,23 +142,6 @@ def read_declaration(
 # --- keys of nodes ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class NodeIdentity:
-    """What the SuperLink knows of a node: the name that its key was registered under, and the key.
-
-    ``name`` is empty where it was registered without one; ``key`` is the public key as PEM.
-    """
-
-    name: str = ""
-    key: bytes = b""
-
-
-def identities(grid: Grid) -> dict[int, NodeIdentity]:
-    """Return the nodes that are online on a network: Flower's grid there asks the SuperLink."""
-    nodes = grid.get_nodes()  # of HttpGrid, not of its base class
-    return {n.node_id: NodeIdentity(str(n.name or ""), bytes(n.public_key)) for n in nodes}
-
-
 class Names:
     """Checks whether a node may use a client id."""
 
@@ -173,15 +150,19 @@ class Names:
         self.policy = policy
         self._keys = {} if policy in KEY_POLICIES else _read_keys(Path(policy))
 
-    def check(self, client: str, node: int, online: Mapping[int, NodeIdentity]) -> None:
-        """Raise ValueError, with the reason, unless ``node`` may be ``client``."""
-        own = online.get(node, NodeIdentity())
+    def check(self, client: str, node: int, online: Mapping[int, NodeInfo]) -> None:
+        """Raise ValueError, with the reason, unless ``node`` may be ``client``.
+
+        The SuperLink knows of a node its public key (PEM) and the name that this was registered
+        under, empty where there is none.
+        """
+        own = online.get(node, NodeInfo())
         if self.policy == OFF:
             return
         if self._keys:
             if client not in self._keys:
                 raise ValueError(f"client-keys: there is no {client}.pub in '{self.policy}'")
-            if not hmac.compare_digest(self._keys[client], _canonical(own.key)):
+            if not hmac.compare_digest(self._keys[client], own.public_key):
                 raise ValueError(f"client id '{client}' belongs to another key than this node's")
         elif own.name:
             if own.name != client:
@@ -199,7 +180,7 @@ class Names:
 
 
 def _read_keys(folder: Path) -> dict[str, bytes]:
-    """Return public keys by client, out of ``<client>.pub`` in OpenSSH's format."""
+    """Return public keys as Flower has them, by client, out of ``<client>.pub`` of OpenSSH."""
     files = sorted(folder.glob("*.pub"))
     if not files:
         raise UserError(
@@ -211,20 +192,11 @@ def _read_keys(folder: Path) -> dict[str, bytes]:
         if not is_id(path.stem):
             raise UserError(f"client-keys: '{path}': '{path.stem}' cannot be a client's id")
         try:
-            key = load_ssh_public_key(path.read_bytes())
+            key: Any = load_ssh_public_key(path.read_bytes())
         except (OSError, ValueError, UnsupportedAlgorithm) as error:
             raise UserError(f"client-keys: '{path}' is not a public key: {error}") from error
-        keys[path.stem] = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        keys[path.stem] = key_as_sent(key)
     return keys
-
-
-def _canonical(pem: bytes) -> bytes:
-    """Return a public key of Flower's as :func:`_read_keys` does; empty if it is none."""
-    try:
-        key = load_pem_public_key(pem)
-    except (ValueError, UnsupportedAlgorithm):
-        return b""
-    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 # --- who takes part ---------------------------------------------------------------------------
@@ -448,7 +420,7 @@ class Handshake:
         self._mail = Mail(grid)
         self._names = Names(self.config.client_keys)
         self._expected = 0
-        self._online: dict[int, NodeIdentity] = {}
+        self._online: dict[int, NodeInfo] = {}
         self._asked: dict[int, float] = {}  # nodes that have not answered yet, and since when
         self._tries: Counter[int] = Counter()
         self._informed: set[int] = set()  # nodes that know why they are refused
@@ -523,8 +495,10 @@ class Handshake:
         """
         mail, roster = self._mail, self.roster
         # Nodes of a simulation are the user's own processes and have no keys.
-        ids = self.grid.get_node_ids() if mail.simulated else []
-        now = dict.fromkeys(ids, NodeIdentity()) if mail.simulated else identities(self.grid)
+        if mail.simulated:
+            now = dict.fromkeys(self.grid.get_node_ids(), NodeInfo())
+        else:
+            now = {info.node_id: info for info in self.grid.get_nodes()}
         online = set(now)
         if self._online.keys() - online:
             roster.refused.clear()  # what a vanished node held may be free now: ask again
@@ -552,9 +526,8 @@ class Handshake:
         new = [node for node in refused if node in self._online and node not in self._informed]
         self._informed.update(new)
         if new and not self._mail.simulated:
-            for node in new:
-                why = self.instruction(refused=refused[node][:LONGEST_TEXT])
-                self._notices.add([request(QUERY, node, why, QUERY_TTL)])
+            whys = {node: self.instruction(refused=refused[node][:LONGEST_TEXT]) for node in new}
+            self._notices.add(request(QUERY, node, why, QUERY_TTL) for node, why in whys.items())
             self._notices.poll()
 
     def _until_heard(self) -> None:

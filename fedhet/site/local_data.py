@@ -235,15 +235,12 @@ def choose_device(config: RunConfig, node: Mapping[str, Any]) -> torch.device:
     name = str(node.get("device") or config.device)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(
-            f"device: '{name}' is not available: torch finds no CUDA device; use auto or cpu"
-        )
     device = torch.device(name)
-    if device.index is not None and device.index >= torch.cuda.device_count():
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= found:
         raise UserError(
-            f"device: '{name}' is not available: torch finds "
-            f"{torch.cuda.device_count()} CUDA device(s)"
+            f"device: '{name}' is not available: torch finds {found} CUDA device(s); use auto or "
+            "cpu"
         )
     return device
 

@@ -76,11 +76,6 @@ class FileStore:
         """Return the file of one generation."""
         return self.folder / f"{generation:08d}.safetensors"
 
-    @property
-    def owner(self) -> str:
-        """The folder's name."""
-        return self.folder.name
-
     def load(self, generation: int, digest: str = "") -> Bundle:
         """Return the tensors (CPU, memory-mapped) of that generation.
 
@@ -156,7 +151,7 @@ class FileStore:
         """
         if self._source_aside == source:
             self._move(source, aside=False)
-        digest = digest_of(self.owner, generation, bundle)
+        digest = digest_of(self.folder.name, generation, bundle)
         before, aside = self.generations(), self._numbers(".aside")
         accepted = [g for g in aside if g < source]
         undone = [g for g in before if g > source]
@@ -164,20 +159,17 @@ class FileStore:
             undone.remove(generation)
         for old in undone if accepted == aside else []:
             self._move(old, aside=True)
-        said = {"client": self.owner, "generation": str(generation), "digest": digest}
+        said = {"client": self.folder.name, "generation": str(generation), "digest": digest}
         self._write(
             self.path(generation),
             lambda file: save_file(dict(bundle), file, metadata=said),
             f"generation {generation}",
         )
-        self._prune(set(before) - {generation, source}, accepted)
-        return digest
-
-    def _prune(self, generations: Iterable[int], aside: Iterable[int]) -> None:
-        """Delete generations, those aside, and temporary files that crashes have left."""
-        files = [self.path(old) for old in generations] + [self._aside(old) for old in aside]
-        for file in (*files, *self.folder.glob("*.tmp")):
+        unneeded = [self.path(old) for old in set(before) - {generation, source}]
+        unneeded += [*map(self._aside, accepted), *self.folder.glob("*.tmp")]  # of crashes
+        for file in unneeded:
             file.unlink(missing_ok=True)
+        return digest
 
     def _aside(self, generation: int) -> Path:
         return self.path(generation).with_suffix(".aside")
@@ -202,7 +194,7 @@ class FileStore:
     def describe(self, description: Mapping[str, Any]) -> None:
         """Write ``client.json``, with the run's experiment id."""
         about = {"run": self.folder.parent.name, **description}
-        self._note(DESCRIPTION, about | {MAC: sign(about)})
+        self.write_note(Path(DESCRIPTION).stem, about | {MAC: sign(about)})
 
     def read_note(self, name: str) -> dict[str, Any] | None:
         """Return what was last written under ``name``; None: nothing. Refused: damaged."""
@@ -221,7 +213,14 @@ class FileStore:
 
     def write_note(self, name: str, note: Mapping[str, Any]) -> None:
         """Keep ``note`` (JSON) beside the generations, whichever of them are kept."""
-        self._note(f"{name}.json", note)
+        path = self.folder / f"{name}.json"
+        data = (json.dumps(note, indent=2) + "\n").encode()
+        try:
+            if path.read_bytes() == data:
+                return
+        except OSError:
+            pass  # there is none yet
+        self._write(path, lambda file: file.write_bytes(data), path.name)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -238,17 +237,6 @@ class FileStore:
             yield
         finally:
             lock.release()
-
-    def _note(self, name: str, note: Mapping[str, Any]) -> None:
-        """Write a note, if it changes."""
-        path = self.folder / name
-        data = (json.dumps(note, indent=2) + "\n").encode()
-        try:
-            if path.read_bytes() == data:
-                return
-        except OSError:
-            pass  # there is none yet
-        self._write(path, lambda file: file.write_bytes(data), name)
 
     def _write(self, path: Path, write: Callable[[Path], object], what: str) -> None:
         try:

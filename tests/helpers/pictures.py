@@ -25,11 +25,13 @@ def write_images(folder: Path, images: torch.Tensor) -> None:
         Image.fromarray(image).save(folder / f"{number:03d}.png")
 
 
-def image_folder(folder: Path, classes: Iterable[str], count: int, seed: int = 0) -> Path:
-    """A folder of each class with images of 20 x 20 and noise on them."""
+def image_folder(
+    folder: Path, classes: Iterable[str], count: int, seed: int = 0, size: int = 20
+) -> Path:
+    """A folder of each class with square images and noise on them."""
     draws = np.random.default_rng(seed)
     for name in classes:
         (folder / name).mkdir(parents=True)
-        pixels = draws.integers(0, 256, (count, 20, 20, 3), dtype=np.uint8)
+        pixels = draws.integers(0, 256, (count, size, size, 3), dtype=np.uint8)
         write_images(folder / name, torch.from_numpy(pixels))
     return folder

@@ -2,13 +2,12 @@
 
 import csv
 
-import numpy as np
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from helpers.pace import PATIENCE, Clock
+from helpers.pictures import image_folder
 from helpers.tiny import tiny
-from PIL import Image
 
 from fedhet.config.load import envelope
 from fedhet.config.schema import RunConfig
@@ -313,16 +312,6 @@ def test_the_content_of_a_message_cannot_be_guessed():
 # --- sites with data of their own -----------------------------------------------------------------
 
 
-def folder(path, classes, size=40):
-    rng = np.random.default_rng(0)
-    for name in classes:
-        (path / name).mkdir(parents=True)
-        for i in range(10):
-            pixels = rng.integers(0, 256, (size, size + 3, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(path / name / f"{i}.png")
-    return str(path)
-
-
 def test_private_folders_unite_their_classes_and_a_choice_that_cannot_work_is_refused(
     tmp_path, caplog, capfd
 ):
@@ -331,8 +320,8 @@ def test_private_folders_unite_their_classes_and_a_choice_that_cannot_work_is_re
 
     def give(grid):
         for k, classes in enumerate(folders):
-            images = folder(tmp_path / f"images-{k}", classes, 24 + 16 * k)
-            node = {"data-dir": images, "name": f"hospital-{k}"}
+            images = image_folder(tmp_path / f"images-{k}", classes, 10, size=24 + 16 * k)
+            node = {"data-dir": str(images), "name": f"hospital-{k}"}
             grid.contexts[100 + k].node_config.clear()
             grid.contexts[100 + k].node_config.update(
                 node | own[k], **{"state-dir": str(tmp_path / f"state-{k}")}
@@ -352,7 +341,8 @@ def test_private_folders_unite_their_classes_and_a_choice_that_cannot_work_is_re
 
 def test_a_deployed_client_ignores_paths_of_the_run(tmp_path, capfd):
     """A server does not choose paths on a hospital's disk."""
-    config = tiny(tmp_path, dataset="image-folder", data_path=folder(tmp_path / "server", "ab"))
+    images = image_folder(tmp_path / "server", "ab", 10)
+    config = tiny(tmp_path, dataset="image-folder", data_path=str(images))
 
     def keep(grid):
         for k, context in grid.contexts.items():

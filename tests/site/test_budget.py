@@ -1,7 +1,5 @@
 """A client's own account of its noised uploads."""
 
-import json
-
 import numpy as np
 import pytest
 from helpers.tiny import tiny
@@ -15,6 +13,7 @@ from fedhet.site.state import FileStore
 from fedhet.testing import simulate
 
 DP = {"dp_clip": 2.0, "dp_epsilon": 4.0, "dp_delta": 1e-5, "rounds": 3}
+SUMS = {"secure_sum": "masked", "sum_owners": 1}
 ZEROS = [np.array([1, 2]), np.zeros(50_000, np.float32)]
 
 
@@ -77,11 +76,19 @@ def test_the_noise_is_secret_in_a_deployment_and_repeats_in_a_simulation(tmp_pat
 
 
 def test_what_the_run_began_with_is_what_counts(tmp_path, store):
-    upload(opened(store, tiny(tmp_path, **DP)), 1)
-    for key, value in {"dp_epsilon": 40.0, "rounds": 300, "dp_clip": 20.0, "dp_delta": 0.1}.items():
-        now = tiny(tmp_path, **DP | {key: value})
-        with pytest.raises(Refused, match=f"^{kebab(key)} is .* now, but this run began with"):
-            opened(store, now).check(2, 1)
+    plain, summed = tiny(tmp_path, **DP), tiny(tmp_path, **DP | SUMS)
+    upload(opened(store, plain), 1)
+    other = FileStore(tmp_path / "sums", sync=False)
+    opened(other, summed).share(np.ones(5), 100, 1, attempt=1)
+    opened(other, summed).check(2, 1)
+    sums = ({"secure_sum": "unmasked"}, {"sum_min": 2}, {"secure_sum": "off"})
+    own = ({"dp_epsilon": 40.0}, {"rounds": 300}, {"dp_clip": 20.0}, {"dp_delta": 0.1})
+    for where, began, changes in ((store, {}, own), (other, SUMS, sums)):
+        for change in changes:
+            (key,) = change
+            now = tiny(tmp_path, **DP | began | change)
+            with pytest.raises(Refused, match=f"{kebab(key)} is .* now, but this run began with"):
+                opened(where, now).check(2, 1)
 
 
 def test_an_account_that_is_gone_or_damaged_stops_the_client(tmp_path, store):
@@ -107,7 +114,7 @@ def test_a_server_that_asks_twice_uses_the_budget_up(tmp_path):
         return reply
 
     folder, _ = simulate(config, tamper=twice, before=grid.append)
-    summary = json.loads(folder.summary.read_text())
+    summary = folder.read_summary()
     [failure] = summary["failures"]
     assert (failure["round"], failure["client"]) == (2, "0")
     assert "privacy budget spent: 2 uploads" in failure["reason"]

@@ -51,6 +51,9 @@ BROKEN = (
     ("secure-sum: required", SUMS | {"sum_metrics": False}, "secure-sum: .* sum-metrics is false"),
     ("secure-sum: required", SUMS | {"sum_owners": 1}, "secure-sum: .* sum-owners is 1"),
     ("min-sum: 4", SUMS, "min-sum: .* a round has 3 clients"),
+    ("min-sum-noise: 5", SUMS | NOISE, "min-sum-noise: .* at least 5, and the run has 0.1"),
+    ("min-sum-noise: 0.05", SUMS | NOISE | {"secure_sum": "unmasked"}, "min-sum-noise: .* masked"),
+    ("min-noise: 0.05", SUMS | NOISE, "min-noise: .* for which min-sum-noise is"),
 )
 
 
@@ -71,10 +74,11 @@ def test_a_run_that_breaks_a_limit_is_refused_in_the_handshake(tmp_path):
     [
         ("max-epochs: 1", {"method": "fedtgp", "server_epochs": 2}),  # of the server's
         ("max-epochs: 1\nmax-rounds: 1\nmethods: [fedssa]\nshared-models: false\n"
-         "min-noise: 0.05\nmax-upload-bytes: 100000",
+         "min-noise: 0.05\nmin-sum-noise: 5\nmax-upload-bytes: 100000",
          NOISE),
-        ("max-epochs: 1\nclass-counts: false\nmin-sum: 3\nsecure-sum: required",
-         {"secure_sum": "masked"}),
+        ("max-epochs: 1\nclass-counts: false\nmin-sum: 3\nsecure-sum: required\n"
+         "min-sum-noise: 0.05",
+         {"secure_sum": "masked"} | NOISE),
     ],
 )  # fmt: skip
 def test_a_run_within_the_limits_goes_on(tmp_path, text, changes):

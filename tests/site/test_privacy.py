@@ -1,14 +1,11 @@
-"""Clipping against Flower's own local DP mod; what it costs against an independent accountant."""
+"""Clipping by hand; what noise costs against an independent accountant."""
 
 import importlib
 import math
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, Message, RecordDict
-from flwr.clientapp.mod import LocalDpMod
 
-from fedhet.protocol.flower import be_one_process, posted
 from fedhet.site.privacy import (
     epsilon_of,
     epsilon_spent,
@@ -29,11 +26,6 @@ def dp_accounting():
     return importlib.import_module("dp_accounting")
 
 
-def arrays(seed):
-    rng = np.random.default_rng(seed)
-    return [rng.normal(size=(3, 4)).astype(np.float32), rng.normal(size=3).astype(np.float32)]
-
-
 class Silent:
     """A generator whose noise is zero."""
 
@@ -41,32 +33,17 @@ class Silent:
         return np.zeros(shape)
 
 
-def flowers(received, upload, monkeypatch):
-    """What LocalDpMod makes of it, without its noise."""
-    be_one_process()
-    monkeypatch.setattr(np.random, "normal", Silent().normal)
-    message = Message(RecordDict({"a": ArrayRecord(received)}), 5, "train")
-    posted(message)
-    reply = Message(RecordDict({"a": ArrayRecord(upload)}), reply_to=message)
-    mod = LocalDpMod(DP["dp_clip"], DP["dp_clip"], DP["dp_epsilon"], DP["dp_delta"])
-    context = Context(
-        run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={}, series_id=0
-    )
-    noised = mod(message, context, lambda *_: reply)
-    return noised.content.array_records["a"].to_numpy_ndarrays()
-
-
-@pytest.mark.parametrize("size", [0.1, 10.0])
-def test_clipping_is_that_of_flowers_mod(tmp_path, monkeypatch, size):
-    config = small(tmp_path, **DP)
-    received = arrays(0)
-    upload = [a + size * b for a, b in zip(received, arrays(1), strict=True)]
-    expected = flowers(received, upload, monkeypatch)
+@pytest.mark.parametrize(("size", "kept"), [(0.2, 0.2), (5.0, 0.4)])
+def test_an_update_is_scaled_to_the_norm_of_dp_clip_at_most(tmp_path, size, kept):
+    config, ids = small(tmp_path, **DP), np.array([3, 9])
+    received = [ids, np.ones((2, 2), np.float32), np.full(2, 5.0)]
+    update = [np.float32([[3, 0], [0, 0]]), np.array([0.0, 4.0])]  # of norm 5
+    upload = [ids, *(a + size * b for a, b in zip(received[1:], update, strict=True))]
     ours = privatise(upload, received, config, Silent())
-    for mine, theirs in zip(ours, expected, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-5)
-    update = np.sqrt(sum(((a - b) ** 2).sum() for a, b in zip(ours, received, strict=True)))
-    assert update <= 2.0 + 1e-5
+    assert ours[0] is ids
+    for mine, before, step in zip(ours[1:], received[1:], update, strict=True):
+        np.testing.assert_allclose(mine, before + kept * step, rtol=1e-6)
+        assert mine.dtype == before.dtype
 
 
 def test_one_upload_needs_the_noise_of_the_analytic_mechanism(tmp_path):

@@ -207,8 +207,3 @@ def test_what_is_nearly_a_hook_is_refused():
     with pytest.raises(UserError, match=r"Old: 'metrics' is not a hook: .* 'extra_metrics'"):
         _ = Method(MethodStrategy, old, "renamed").client
     assert Method(MethodStrategy, Fine, "fine").client is Fine
-
-
-def test_our_own_methods_are_spelt_well():
-    for method in METHODS.values():
-        assert method.client and method.strategy

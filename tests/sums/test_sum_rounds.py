@@ -4,10 +4,8 @@ import re
 
 import pytest
 from flwr.app import Error, Message
-from helpers.products import short
 
 from fedhet import load_sweep
-from fedhet.config.registry import METHODS
 from fedhet.deploy.certs import make
 from fedhet.engines import session
 from fedhet.engines.grid import FIRST_NODE
@@ -40,16 +38,6 @@ def asked(message: Message) -> tuple[str, int, int]:
     return message.metadata.message_type, records["config"]["round"], attempt
 
 
-# Three clients with all four classes each, and no other key of the sums: one method by default.
-PLAIN = {"clients": 3, "sum_threshold": 0, "classes_per_client": 4, "rounds": 1}
-SUMMED = [
-    pytest.param(
-        PLAIN | short(name) | {"method": name},
-        marks=() if name == "fd" else pytest.mark.matrix,
-    )
-    for name, method in METHODS.items()
-    if not method.strategy.not_summed
-]
 COUNTED = {"method": "fedssa", "sum_owners": 2, "fraction": 0.8}
 
 
@@ -81,7 +69,7 @@ def failures(folder, round_: int) -> list[dict]:
         {},
         COUNTED,
         {"method": "fedproto", "sum_owners": 1, "sum_metrics": False, "evaluate_every": 2},
-        *SUMMED,
+        {"method": "fd", "clients": 3, "sum_threshold": 0, "classes_per_client": 4, "rounds": 1},
     ],
     ids=str,
 )

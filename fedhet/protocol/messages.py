@@ -593,7 +593,10 @@ class Mail:
         unsent = [(message, NOT_SENT, "not sent") for message in self.waiting]
         self.pending.clear()
         self.waiting.clear()
-        return [(m, _error(m, code, f"{w} within {timeout:g} s")) for m, code, w in late + unsent]
+        return [
+            (message, _error(message, code, f"{what} within {timeout:g} s"))
+            for message, code, what in late + unsent
+        ]
 
     def _send(self) -> list[tuple[Message, Message]]:
         """Fill the window; returns the messages that could not be sent, with an error reply."""

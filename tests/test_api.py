@@ -86,7 +86,7 @@ def test_importing_it_costs_nothing_and_the_example_runs_once_without_a_guard(tm
     """Also where it starts worker processes, which import its file no second time."""
     text = (Path(__file__).parents[1] / "examples" / "first_run.py").read_text()
     for old, new in (
-        ('engine="inline"', "actors=1, dataset='synthetic:240x4'"),
+        ('engine="inline"', "actors=1, dataset='synthetic:96x4'"),
         ("rounds=3)", "rounds=3, engine='inline')"),
     ):
         assert text.count(old) >= 1

@@ -71,6 +71,18 @@ def descend(
     return total / sum(len(labels) for _, labels in batches)
 
 
+def by_hand(
+    client: MethodClient,
+    losses: Sequence[Callable[[Tensor, Tensor], Tensor]],
+    networks: Sequence[Sequence[nn.Module]],
+    rates: Sequence[Sequence[float]] | None = None,
+    count: int = 1,
+) -> float:
+    """Train on the images and batches that a client's round has; all at rate 0.01 by default."""
+    rates = rates or [[0.01] * len(group) for group in networks]
+    return descend(losses, networks, rates, epochs(shuffler(client), train_images(client), count))
+
+
 def some_arrays(module: nn.Module, seed: int = 5) -> list[Array]:
     """Return what a server might send for ``module``; the client has nothing like it."""
     rng = np.random.default_rng(seed)

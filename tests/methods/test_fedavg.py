@@ -5,16 +5,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch.nn.functional as F
-from methods.byhand import (
-    ROUND,
-    check_round,
-    descend,
-    epochs,
-    filled,
-    overwritten,
-    shuffler,
-    train_images,
-)
+from methods.byhand import ROUND, by_hand, check_round, filled, overwritten
 
 from fedhet.protocol.payload import ModelArrays
 from fedhet.testing import make_client, make_strategy, small, uploads_of
@@ -32,8 +23,7 @@ def test_one_round_by_hand(tmp_path):
     def loss(inputs, labels):
         return F.cross_entropy(theta(inputs), labels)
 
-    batches = epochs(shuffler(client), train_images(client), 2)
-    expected = descend([loss], [[theta]], [[0.01]], batches)
+    expected = by_hand(client, [loss], [[theta]], count=2)
     check_round(client, received, {"model": theta}, theta, expected)
 
 
@@ -48,7 +38,8 @@ def test_which_model_that_is(tmp_path, changes, width):
 
 def test_running_statistics_are_sent_averaged_and_never_below_zero(tmp_path):
     """A model with BatchNorm is sent whole: by name, two arrays more for each such layer."""
-    config = fedavg(tmp_path, common_model="resnet4", image_size=16, representation=16)
+    keys = {"dataset": "synthetic:96x4", "image_size": 16, "representation": 16}
+    config = fedavg(tmp_path, common_model="resnet4", **keys)
     strategy = make_strategy(config, [[0], [1]], [100, 300], 4)
     names = list(strategy.arrays())
     client = make_client(config, 0, tmp_path)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from methods.byhand import ROUND, descend, epochs, overwritten, same, shuffler, train_images
+from methods.byhand import ROUND, by_hand, overwritten, same, train_images
 
 from fedhet.protocol.payload import ClassVectors
 from fedhet.rng import torch_seed
@@ -32,7 +32,7 @@ def test_one_round_of_a_client_by_hand(tmp_path):
         return F.cross_entropy(own(inputs), labels)
 
     images, labels = train_images(client)
-    descend([loss], [[own]], [[0.01]], epochs(shuffler(client), (images, labels), 2))
+    by_hand(client, [loss], [[own]], count=2)
     (classes, counts, means), _, _ = client.fit(received, ROUND)
     assert same(own, client.model)
     seen = sorted(set(labels.tolist()))

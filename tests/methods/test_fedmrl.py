@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 import torch.nn.functional as F
-from methods.byhand import check_round, descend, epochs, overwritten, shuffler, train_images
+from methods.byhand import by_hand, check_round, overwritten, train_images
 
 from fedhet.testing import make_client, make_strategy, simulate, small
 
@@ -32,8 +32,7 @@ def test_one_round_by_hand(tmp_path, nested):
         coarse = fused[:, :100] @ g.head.weight.T + g.head.bias
         return 0.7 * F.cross_entropy(coarse, labels) + 1.3 * F.cross_entropy(fine, labels)
 
-    batches = epochs(shuffler(client), train_images(client), 1)
-    expected = descend([loss], [[own, g, p]], [[0.01, 0.02, 0.005]], batches)
+    expected = by_hand(client, [loss], [[own, g, p]], [[0.01, 0.02, 0.005]])
     check_round(client, received, {"model": own, "small": g, "projector": p}, g, expected)
 
 

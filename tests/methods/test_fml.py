@@ -4,15 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch.nn.functional as F
-from methods.byhand import (
-    check_round,
-    descend,
-    divergence,
-    epochs,
-    overwritten,
-    shuffler,
-    train_images,
-)
+from methods.byhand import by_hand, check_round, divergence, overwritten
 
 from fedhet.testing import make_client, small
 
@@ -36,6 +28,5 @@ def test_one_round_by_hand(tmp_path, alpha, beta):
         return beta * F.cross_entropy(meme(x), y) + (1 - beta) * term
 
     # Each loss moves its own network only, so no teacher needs to be detached here.
-    batches = epochs(shuffler(client), train_images(client), 1)
-    expected = descend([local, shared], [[own], [meme]], [[0.01], [0.01]], batches)
+    expected = by_hand(client, [local, shared], [[own], [meme]])
     check_round(client, received, {"model": own, "meme": meme}, meme, expected)

@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import numpy as np
 import torch.nn.functional as F
-from methods.byhand import check_round, descend, epochs, overwritten, shuffler, train_images
+from methods.byhand import by_hand, check_round, overwritten
 
 from fedhet.protocol.messages import arrays_of
 from fedhet.testing import make_client, simulate, small
@@ -19,8 +19,7 @@ def test_one_round_by_hand(tmp_path):
     def loss(inputs, labels):
         return F.cross_entropy(own(inputs), labels)
 
-    batches = epochs(shuffler(client), train_images(client), 2)
-    expected = descend([loss], [[own]], [[0.01]], batches)
+    expected = by_hand(client, [loss], [[own]], count=2)
     check_round(client, received, {"model": own}, own.head, expected)
 
 

@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 from helpers.written_runs import CLIENTS, make_run
 
-from fedhet.reports.report import Report, report
-
 
 def _sweep(folder: Path) -> Path:
     """Two methods, five blocks: FedSSA is better by 1, 2, 3, 4, 5 points for every client."""
@@ -25,7 +23,15 @@ def sweep(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def reported(tmp_path_factory) -> tuple[Path, Report]:
+def report():
+    """The function, with matplotlib, which only the worker that runs these tests has to import."""
+    from fedhet.reports.report import report  # noqa: PLC0415
+
+    return report
+
+
+@pytest.fixture(scope="session")
+def reported(report, tmp_path_factory):
     """A folder with the same sweep, its report in ``out`` and their ``records``; to be read."""
     folder = tmp_path_factory.mktemp("reported")
     runs = _sweep(folder / "sweep")

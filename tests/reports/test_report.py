@@ -17,7 +17,6 @@ from helpers.written_runs import CLIENTS, edit, make_run, rows_of
 from fedhet import load_sweep
 from fedhet.cli.app import execute
 from fedhet.errors import UserError
-from fedhet.reports.report import report
 from fedhet.reports.tables import ReportTable, escaped, to_csv, to_latex, to_markdown
 
 
@@ -97,7 +96,7 @@ def test_hostile_names_are_text_in_every_format():
     assert escaped("a_b *c* [x](y) < 0.001") == r"a_b \*c\* [x]\(y) < 0.001"
 
 
-def test_a_strangers_record_is_text_on_the_page_and_names_no_file(tmp_path):
+def test_a_strangers_record_is_text_on_the_page_and_names_no_file(report, tmp_path):
     bad = "<script>alert(1)</script>"
     for seed, key in ((0, 1), (0, 2)):
         path = make_run(tmp_path / "runs", "fedssa", seed, [[1.0] * 4], name=f"r{key}")
@@ -117,7 +116,7 @@ def test_a_strangers_record_is_text_on_the_page_and_names_no_file(tmp_path):
     assert all(re.fullmatch(r"((tables|figures)/)?[\w-]+\.[a-z]+", name) for name in names)
 
 
-def test_the_same_runs_give_the_same_bytes_from_folders_and_records(reported, tmp_path):
+def test_the_same_runs_give_the_same_bytes_from_folders_and_records(report, reported, tmp_path):
     one = reported[0] / "out"
     report([reported[0] / "records"], tmp_path, models=False)
     files = sorted(path.relative_to(one) for path in one.rglob("*.*"))
@@ -150,7 +149,7 @@ def test_figures_are_svg_that_follows_the_page(reported):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_second_report_removes_what_the_first_made_and_nothing_else(tmp_path):
+def test_a_second_report_removes_what_the_first_made_and_nothing_else(report, tmp_path):
     out, runs = tmp_path / "out", tmp_path / "runs"
     make_run(runs, "standalone", 0, [[1.0] * 4])
     make_run(runs, "fd", 0, [[1.0] * 4], lr=0.5)
@@ -166,7 +165,7 @@ def test_a_second_report_removes_what_the_first_made_and_nothing_else(tmp_path):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_report_that_cannot_be_written_changes_nothing(tmp_path, monkeypatch):
+def test_a_report_that_cannot_be_written_changes_nothing(report, tmp_path, monkeypatch):
     def full(*_args, **_more):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -203,7 +202,7 @@ def test_the_command(reported, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_t_sne_is_drawn_from_states_and_says_why_not(tmp_path):
+def test_t_sne_is_drawn_from_states_and_says_why_not(report, tmp_path):
     from helpers.tiny import tiny  # noqa: PLC0415  (torch)
 
     from fedhet.testing import simulate  # noqa: PLC0415

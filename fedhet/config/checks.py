@@ -13,7 +13,6 @@ from fedhet.config.registry import METHODS, Method
 from fedhet.config.schema import RunConfig, Schema, kebab
 from fedhet.data.inputs import IMAGE, kind_of
 from fedhet.errors import UserError, nearest
-from fedhet.sums.masks import SumTerms, fraction_bits
 
 SKEWED = ("dirichlet", "dirichlet-balanced", "quantity")  # partitions that alpha shapes
 REFUSED = ("alpha", "classes-per-client", "legacy-pfedhn")
@@ -143,6 +142,8 @@ def check_cohort(config: RunConfig) -> None:
     """UserError if a round is too small, or too large, for its sum; ``clients`` is known."""
     if not config.summed:
         return
+    from fedhet.sums.masks import SumTerms, fraction_bits  # noqa: PLC0415  (Flower, cryptography)
+
     size = config.cohort(config.clients)
     if size < config.sum_min:
         raise UserError(

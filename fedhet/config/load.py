@@ -15,8 +15,7 @@ from fedhet.config.schema import KEY_POLICIES, TUNABLE, Params, RunConfig, Schem
 from fedhet.data.inputs import DATASETS, IMAGE, SIGNAL, is_hub, kind_of
 from fedhet.errors import UserError
 from fedhet.files import near, parse_object, read_yaml
-from fedhet.models.names import DEFAULT_GROUP, expand, validate_model_name
-from fedhet.models.zoo import small_name
+from fedhet.models.names import DEFAULT_GROUP, expand, small_name, validate_model_name
 
 # Keys that `fedhet resume` may change: where a run computes, how long, and when it gives up.
 RESUMABLE = (

@@ -38,7 +38,7 @@ from fedhet.engines.system import Interrupted, interruptible
 from fedhet.errors import Damaged, UserError, nearest
 from fedhet.files import plain_path, tried_folder
 from fedhet.models import build_model
-from fedhet.models.zoo import small_name
+from fedhet.models.names import small_name
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.payload import Array
 from fedhet.records import verification

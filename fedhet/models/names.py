@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from fedhet import plugins
+from fedhet.config.schema import RunConfig
 from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TABLE, TOKENS
 from fedhet.errors import UserError, nearest
 
@@ -80,6 +81,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "@htfe-txt-5-3": _OF_BOTH,
     "@htfe-txt-6": ("fasttext", "lstm", "bilstm", "transformer-2x8", "logistic", "gru"),
 }  # fmt: skip
+SMALLEST = {IMAGE: "cnn-5", SIGNAL: "conv1d-5", TABLE: "mlp-5", TOKENS: "fasttext"}
 DEFAULT_GROUP = {IMAGE: "@image-5", SIGNAL: "@signal-5", TABLE: "@table-5", TOKENS: "@tokens-5"}
 
 
@@ -151,3 +153,27 @@ def validate_model_name(name: str, kind: str = "") -> None:
             f"model {name!r} is unknown{hint}; allowed: {', '.join(known)}{more} or your own "
             "module:factory"
         )
+
+
+def small_name(config: RunConfig, kind: str, chosen: str = "") -> str:
+    """Return which model all clients share: ``chosen``, ``small-model``, or the kind's smallest.
+
+    If all clients have the same CNN it is that one, the papers' homogeneous setting; if all have
+    the same of torchvision's it is CNN-1. Raises UserError if a client's model is a user's own.
+    """
+    name, models = chosen or config.small_model, plain_names(config.models)
+    if with_weights(name)[1]:
+        raise UserError(f"small-model: '{name}' is not allowed: weights= is for `models` only")
+    if not name and len(set(models)) == 1 and models[0] in MODEL_NAMES:
+        name = models[0] if models[0] in CNN_NAMES else CNN_NAMES[0]
+    if not name:
+        own = [model for model in models if not is_built_in(model)]
+        if own:
+            raise UserError(
+                f"small-model: '' is not allowed: method={config.method} shares a small model, and "
+                f"'{own[0]}' is your own: give small-model, such as {SMALLEST[kind]} or "
+                "module:factory"
+            )
+        name = SMALLEST[kind]
+    validate_model_name(name, kind)
+    return name

@@ -23,19 +23,18 @@ from torch.nn.parameter import is_lazy
 
 from fedhet import plugins
 from fedhet.config.schema import RunConfig
-from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TABLE, TOKENS, Inputs
+from fedhet.data.inputs import IMAGE, PLURAL, Inputs
 from fedhet.errors import Damaged, UserError, brief, nearest
 from fedhet.files import read_tensors
 from fedhet.models.base import SplitModel, untouched
 from fedhet.models.names import (
     CNN_NAMES,
-    MODEL_NAMES,
     RESNETS,
     TIMM,
     TORCHVISION_NAMES,
     is_built_in,
     is_frozen,
-    plain_names,
+    small_name,
     validate_model_name,
     with_weights,
 )
@@ -49,7 +48,6 @@ _TORCHVISION: dict[str, dict[str, Any]] = {
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation in [0, 1]
 _HALF = ((0.5,) * 3, (0.5,) * 3)  # of images in [-1, 1], as torchvision's GoogLeNet takes them
 _RGB = Inputs.image(32)
-SMALLEST = {IMAGE: "cnn-5", SIGNAL: "conv1d-5", TABLE: "mlp-5", TOKENS: "fasttext"}
 
 
 class Backbone(SplitModel):
@@ -395,30 +393,6 @@ def _form(tensor: Tensor) -> str:
 
 
 # --- the small model that clients of several methods share ----------------------------------
-
-
-def small_name(config: RunConfig, kind: str, chosen: str = "") -> str:
-    """Return which model all clients share: ``chosen``, ``small-model``, or the kind's smallest.
-
-    If all clients have the same CNN it is that one, the papers' homogeneous setting; if all have
-    the same of torchvision's it is CNN-1. Raises UserError if a client's model is a user's own.
-    """
-    name, models = chosen or config.small_model, plain_names(config.models)
-    if with_weights(name)[1]:
-        raise UserError(f"small-model: '{name}' is not allowed: weights= is for `models` only")
-    if not name and len(set(models)) == 1 and models[0] in MODEL_NAMES:
-        name = models[0] if models[0] in CNN_NAMES else CNN_NAMES[0]
-    if not name:
-        own = [model for model in models if not is_built_in(model)]
-        if own:
-            raise UserError(
-                f"small-model: '' is not allowed: method={config.method} shares a small model, and "
-                f"'{own[0]}' is your own: give small-model, such as {SMALLEST[kind]} or "
-                "module:factory"
-            )
-        name = SMALLEST[kind]
-    validate_model_name(name, kind)
-    return name
 
 
 def small_model(

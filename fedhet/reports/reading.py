@@ -4,9 +4,10 @@ A packed record is one JSON file with everything of a run folder that a report u
 machine, its processor. It is small enough to be committed, and gives the same report.
 """
 
+import csv
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -41,6 +42,7 @@ _NEEDED = ["round", "replied", "train_flops", "uplink_floats", "downlink_floats"
 _ROUND = {*_NEEDED, "train_loss", "sampled", "failed", "evaluated_clients", "uplink_bytes",
           "downlink_bytes"}  # fmt: skip
 _TEXTS = ["client", "model"]
+_UNUSED = {"round", "other"}  # columns of clients
 _SCORES = ["test_accuracy", "val_accuracy"]
 _OLDER = {"test": "test_accuracy", "val": "val_accuracy"}  # columns of clients in older records
 # What reading a file that fedhet did not write can raise.
@@ -167,18 +169,17 @@ def _read_folder(path: Path) -> RunRecord | LeftOut:
         return LeftOut(path.name, "failed: it diverged: no reply of the last round was accepted")
     if lines[-1].get("sha256", summary.get("run_sha256")) != summary.get("run_sha256"):
         raise ValueError("the last line of rounds.jsonl is not the round that summary.json is of")
-    names = filter(_kept, dict.fromkeys(chain.from_iterable(lines)))
-    rounds = pd.DataFrame(
-        {name: _numbers(name, [line.get(name) for line in lines]) for name in names}
-    )
-    clients = _read_csv(path / "clients.csv").drop(columns=["round", "other"], errors="ignore")
+    names = list(filter(_kept, dict.fromkeys(chain.from_iterable(lines))))
+    columns = [_numbers(name, [line.get(name) for line in lines]) for name in names]
+    rounds = pd.DataFrame(np.column_stack(columns), columns=names)
+    clients = _clients(_read_csv(path / "clients.csv"))
     environment, partition = path / "environment.json", path / "partition.csv"
     return _checked(
         RunRecord(
             path.name, {key: value for key, value in config.items() if key not in _MACHINE},
             summary, read_json(environment) if environment.exists() else {},
             rounds, clients.sort_values("client", key=lambda ids: ids.map(client_order)),
-            _read_csv(partition).set_index("client") if partition.exists() else None, path,
+            _counts(_read_csv(partition)) if partition.exists() else None, path,
         )
     )  # fmt: skip
 
@@ -196,14 +197,31 @@ def _kept(name: str) -> bool:
     return name in _ROUND or name.startswith(("test_", "val_")) or name.endswith("norm")
 
 
-def _read_csv(path: Path) -> pd.DataFrame:
-    """Return the last line of each client in a table; only an empty field is missing."""
-    texts = dict.fromkeys(_TEXTS, object)
-    frame = pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""])
-    frame = frame.drop_duplicates("client", keep="last")
-    for name in frame.columns.intersection(_TEXTS):
-        frame[name] = frame[name].fillna("").map(unquoted)
-    return frame.rename(columns=unquoted)
+def _read_csv(path: Path) -> dict[str, Sequence[str]]:
+    """Return the last line of each client in a table, by columns."""
+    with path.open(newline="") as file:
+        head, *rows = csv.reader(file)
+    names = list(map(unquoted, head))
+    if "client" not in names:
+        raise ValueError(f"{path.name}: column client is missing")
+    lines = {row[names.index("client")]: row for row in rows}
+    columns = zip(*lines.values(), strict=True) if lines else [()] * len(names)
+    return dict(zip(names, columns, strict=True))
+
+
+def _clients(columns: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
+    """Return texts, then numbers as floats, of which an empty one is missing."""
+    texts = {name: list(map(unquoted, columns[name])) for name in _TEXTS}
+    names = [name for name in columns if name not in {*_TEXTS, *_UNUSED}]
+    numbers = [[math.nan if one == "" else one for one in columns[name]] for name in names]
+    values = np.array(numbers, dtype=float).reshape(len(names), -1)
+    return pd.DataFrame(texts | dict(zip(names, values, strict=True)))
+
+
+def _counts(columns: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    """Return ``partition.csv`` as numbers."""
+    classes = {name: np.array(own, dtype=int) for name, own in columns.items() if name != "client"}
+    return pd.DataFrame(classes, list(map(unquoted, columns["client"])))
 
 
 def _unpacked(path: Path) -> RunRecord:
@@ -222,7 +240,7 @@ def _unpacked(path: Path) -> RunRecord:
         RunRecord(
             path.stem, content["config"], content["summary"], content["environment"],
             pd.DataFrame(content["rounds"], dtype=float),
-            pd.DataFrame(content["clients"]).rename(columns=_OLDER),
+            _clients({_OLDER.get(name, name): own for name, own in content["clients"].items()}),
             counts, title=str(content.get("title", "")),
         )
     )  # fmt: skip
@@ -310,9 +328,7 @@ def _checked(run: RunRecord) -> RunRecord:
         key: Path(str(value)).name if key in FILES and value else value
         for key, value in run.config.items()
     }
-    rounds, clients = run.rounds.astype(float), run.clients.reset_index(drop=True)
-    numbers = clients.columns.difference(_TEXTS, sort=False)
-    clients = pd.concat([clients[_TEXTS], clients[numbers].astype(float)], axis=1)
+    rounds, clients = run.rounds, run.clients.reset_index(drop=True)
     if not len(rounds) or rounds["round"].tolist() != list(range(1, len(rounds) + 1)):
         raise ValueError(f"rounds: {len(rounds)} lines are not the rounds from 1 on")
     needed = rounds[_NEEDED]

@@ -56,11 +56,14 @@ UNKNOWN = (
     "refused: the server does not know this key; it is registered by the `fedhet server` that "
     "finds its .pub in tls/clients; trying again"
 )
-HELD = "not let in yet: the server still holds this key's last connection; trying again"
+HELD = (
+    "not let in yet: the server still holds this key's last connection, or another process uses "
+    "the key; trying again"
+)
 NOT_ADMITTED = "[code: 2004]"  # for one of two reasons
 REFUSALS = {
-    NOT_ADMITTED: "not let in yet: the server still holds this key's last connection, or does "
-    "not know the key; trying again",
+    NOT_ADMITTED: "not let in yet: the server still holds this key's last connection, another "
+    "process uses the key, or the server does not know it; trying again",
     "[code: 2001]": UNKNOWN,
 }
 AWAY, BACK = "Connection attempt failed", "Connection successful"

@@ -11,7 +11,7 @@ from engines.commands import NOTEBOOK, PROXIES, WORK, Command, summary
 from helpers.pace import PATIENCE
 
 from fedhet.cli.app import execute
-from fedhet.engines.system import direct, free_ports
+from fedhet.engines.system import free_ports
 
 
 @pytest.mark.network
@@ -35,19 +35,6 @@ def test_a_ray_that_nobody_answers_for_is_named_at_once(tmp_path, monkeypatch, c
     monkeypatch.setenv("RAY_ADDRESS", "no address")
     assert execute(["run", "quickstart", *WORK, "engine=ray"]) == 2
     assert "'no address'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("said", "hosts"),
-    [({}, "127.0.0.1,localhost,::1"), ({"NO_PROXY": "a, 127.0.0.1"}, "a,127.0.0.1,localhost,::1"),
-     ({"no_proxy": "b", "NO_PROXY": "a"}, "b,127.0.0.1,localhost,::1")],
-)  # fmt: skip
-def test_this_machine_takes_no_proxy(monkeypatch, said, hosts):
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in said.items():
-        monkeypatch.setenv(name, value)
-    assert direct() == {"no_proxy": hosts, "NO_PROXY": hosts}
 
 
 @pytest.mark.network

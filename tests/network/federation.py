@@ -43,7 +43,7 @@ class Commands:
 
     def __init__(self, folder: Path, **env: str) -> None:
         self.folder, self.modules = folder, folder / "modules"  # a module there is "installed"
-        self.modules.mkdir()
+        self.modules.mkdir(exist_ok=True)
         modules = [str(EXAMPLES), str(self.modules), os.environ.get("PYTHONPATH", "")]
         self.env = environment(
             {"HOME": str(folder), "FLWR_HOME": str(folder / "flwr"),

@@ -66,16 +66,6 @@ def test_a_cell_that_ends_early_says_why_and_not_what_an_earlier_attempt_said(
         assert found.jobs[0].reason == says
 
 
-def test_a_terminal_has_a_bar_of_all_rounds(cells, tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    monkeypatch.setenv("COLUMNS", "200")
-    leave(tmp_path, cells[0], rounds=1)
-    found = Sweep.open("s", tmp_path, cells[:1], execute)
-    with SweepProgress(found, quiet=False) as progress:
-        progress.update(found)
-    assert f"1/{cells[0].config.rounds}" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("where", "name", "error", "says"),
     [

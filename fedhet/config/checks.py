@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedhet.config.registry import METHODS, Method
-from fedhet.config.schema import RunConfig, Schema, kebab
+from fedhet.config.schema import PATHS, RunConfig, Schema, kebab
 from fedhet.data.inputs import IMAGE, kind_of
 from fedhet.errors import UserError, nearest
 
@@ -48,9 +48,15 @@ def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, str]:
         "local-epochs": (config.local_steps > 0, f"local-steps={config.local_steps} is set"),
         "round-timeout": (inline, one_process),
         "start-timeout": (inline, one_process),
-        **_of_sums(config),
+        **dict.fromkeys(
+            ("sum-range", "sum-min", "sum-threshold", "sum-owners", "sum-metrics"),
+            (not config.summed, "secure-sum=off"),
+        ),
         "client-keys": (True, "it is for runs with --superlink"),
     }
+    if config.summed and config.sum_metrics:
+        why = "with sum-metrics only the clients of a round are evaluated"
+        reasons["evaluate-all"] = (True, why)
     if deployed:
         own = "with --superlink every node sets its own"
         del reasons["client-keys"]
@@ -58,14 +64,6 @@ def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, str]:
             del reasons["evaluate-all"]  # a node may be away
         reasons |= dict.fromkeys(("data-path", "actors", "state-dir", "keep-state"), (True, own))
     return {key: reason for key, (holds, reason) in reasons.items() if holds}
-
-
-def _of_sums(config: RunConfig) -> dict[str, tuple[bool, str]]:
-    keys = ("sum-range", "sum-min", "sum-threshold", "sum-owners", "sum-metrics")
-    found = {key: (not config.summed, "secure-sum=off") for key in keys}
-    if config.summed and config.sum_metrics:
-        found["evaluate-all"] = (True, "with sum-metrics only the clients of a round are evaluated")
-    return found
 
 
 def _belongs(partition: str, *to: str) -> str:
@@ -104,11 +102,11 @@ HIDE_CLASSES = "hide-classes"
 GONE: Mapping[str, Mapping[str, Any]] = {"fedssa": {HIDE_CLASSES: False}}
 GONE_EVERYWHERE: dict[str, Any] = {"state-backend": "file"}  # the same of common keys
 # Keys by which a server looks at single uploads, and none reaches it.
-_OF_SINGLE = {
+OF_SINGLE = {
     "aggregation": "it needs single uploads",
-    "max_weight": "the server does not learn single weights",
-    "max_update_norm": "the server does not see single updates; use sum-range",
-    "max_update_ratio": "the server does not see single updates; use sum-range",
+    "max-weight": "the server does not learn single weights",
+    "max-update-norm": "the server does not see single updates; use sum-range",
+    "max-update-ratio": "the server does not see single updates; use sum-range",
 }
 
 
@@ -117,25 +115,6 @@ def without_gone(values: Mapping[str, Any]) -> dict[str, Any]:
     gone = {HIDE_CLASSES: False} | GONE_EVERYWHERE
     off = {key: {"", str(value).lower()} for key, value in gone.items()}
     return {k: v for k, v in values.items() if str(v).strip().lower() not in off.get(k, ())}
-
-
-def check_sums(config: RunConfig, not_summed: str) -> None:
-    """UserError for what does not go with sums; ``not_summed``: why the method is none, or empty.
-
-    Keys of sums without ``secure-sum`` are left to :func:`idle`.
-    """
-    if not config.summed:
-        return
-    mode = f"secure-sum={config.secure_sum}"
-    if not_summed:
-        raise UserError(
-            f"secure-sum: '{config.secure_sum}' is not allowed with method={config.method}: "
-            f"{not_summed}"
-        )
-    for name, why in _OF_SINGLE.items():
-        value = getattr(config, name)
-        if value != RunConfig.model_fields[name].default:
-            raise UserError(f"{kebab(name)}: '{value}' is not allowed with {mode}: {why}")
 
 
 def check_cohort(config: RunConfig) -> None:
@@ -182,18 +161,7 @@ _FORMS = {
     "device": "write auto, cpu, cuda or cuda:N",
     "name": "use up to 64 of A-Z a-z 0-9 . _ - and no spaces",
 }
-_TEXTS = {
-    "data-path",
-    "public-path",
-    "labels",
-    "target",
-    "text",
-    "partition-file",
-    "out",
-    "state-dir",
-    "client-keys",
-    "name",
-}  # any commas
+_TEXTS = {*PATHS, "labels", "target", "text", "client-keys", "name"}  # any commas
 
 
 def method_keys(method: Method) -> set[str]:

@@ -1,21 +1,31 @@
 """Reads a run's configuration: defaults < YAML < ``key=value``, every mistake in one line."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from fedhet import plugins
 from fedhet.config import checks
-from fedhet.config.checks import COMMON, check_single, method_keys, unknown_key, wrong_value
+from fedhet.config.checks import (
+    COMMON,
+    OF_SINGLE,
+    check_single,
+    method_keys,
+    unknown_key,
+    wrong_value,
+)
 from fedhet.config.registry import METHODS, Method
 from fedhet.config.schema import KEY_POLICIES, TUNABLE, Params, RunConfig, Schema, kebab
 from fedhet.data.inputs import DATASETS, IMAGE, SIGNAL, is_hub, kind_of
 from fedhet.errors import UserError
 from fedhet.files import near, parse_object, read_yaml
 from fedhet.models.names import DEFAULT_GROUP, expand, small_name, validate_model_name
+
+if TYPE_CHECKING:
+    from fedhet.strategies.base import MethodStrategy
 
 # Keys that `fedhet resume` may change: where a run computes, how long, and when it gives up.
 RESUMABLE = (
@@ -114,30 +124,25 @@ def load_noted(
 
 def resumed_config(started: Mapping[str, Any], changes: Mapping[str, Any]) -> RunConfig:
     """Return a run's first configuration, changed where resuming may change it."""
-    method = str(started.get("method", "fedssa"))
-    own = method_keys(find_method(method))
+    own = method_keys(find_method(str(started.get("method", "fedssa"))))
     for key in changes:
-        if key not in COMMON | own:
-            raise UserError(unknown_key(key, method, own))
-        if key not in RESUMABLE:
+        if key in (COMMON | own) - set(RESUMABLE):
             raise UserError(
                 f"{key}: cannot be changed in a resumed run, whose rounds must stay comparable; "
                 f"allowed: {', '.join(RESUMABLE)}"
             )
     config = build_config({**started, **changes})
-    if config.dp_clip and config.rounds != started["rounds"]:
-        raise UserError(
-            f"rounds: {config.rounds} is not allowed: the noise of this run (dp-clip) was chosen "
-            f"for rounds={started['rounds']}, and more uploads would exceed dp-epsilon"
-        )
-    planned = config.lr_schedule != "constant" and f"lr-schedule={config.lr_schedule}"
-    if find_method(config.method).strategy.plans_rounds:
-        planned = f"method={config.method}"
-    if planned and config.rounds != started["rounds"]:
-        raise UserError(
-            f"rounds: {config.rounds} is not allowed: {planned} depends on the number of "
-            f"rounds, and this run began with {started['rounds']}; start a new run"
-        )
+    planned = {
+        f"lr-schedule={config.lr_schedule}": config.lr_schedule != "constant",
+        f"method={config.method}": find_method(config.method).strategy.plans_rounds,
+        "the noise of dp-clip": config.dp_clip > 0,
+    }
+    for what in (what for what, holds in planned.items() if holds):
+        if config.rounds != started["rounds"]:
+            raise UserError(
+                f"rounds: {config.rounds} is not allowed: {what} depends on the number of "
+                f"rounds, and this run began with {started['rounds']}; start a new run"
+            )
     return config
 
 
@@ -164,30 +169,25 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
     group = DEFAULT_GROUP[kind or IMAGE]
     models = config.models if "models" in values else (group,)
     config = config.model_copy(update={"params": params, "models": expand(models)})
-    _check_data_keys(config, values)
+    for key, why in _without_effect(config, method.strategy):
+        field = key.replace("-", "_")
+        if getattr(config, field) != RunConfig.model_fields[field].default:
+            raise UserError(f"{key}: '{values[key]}' has no effect with {why}")
     _check_combinations(config)
     if method.strategy.shares_small_model:
         small_name(config, kind or IMAGE, method.strategy.own_small(params))
-    elif config.small_model:
-        raise UserError(
-            f"small-model: '{config.small_model}' has no effect with method={config.method}, "
-            "which does not share a model"
-        )
     check_kind(config, kind)
     if config.aggregation not in method.strategy.aggregations:
         raise UserError(
             f"aggregation: '{config.aggregation}' is not allowed with method={config.method}, "
             f"which combines uploads itself; allowed: {', '.join(method.strategy.aggregations)}"
         )
-    checks.check_sums(config, method.strategy.not_summed)
+    if config.summed and method.strategy.not_summed:
+        raise UserError(
+            f"secure-sum: '{config.secure_sum}' is not allowed with method={config.method}: "
+            f"{method.strategy.not_summed}"
+        )
     method.strategy.check_config(config, params)
-    ignored = dict(method.strategy.ignores(config, params))
-    if method.strategy.public_set == "nobody":
-        ignored |= dict.fromkeys(("public-dataset", "public-path"), "it needs no public data set")
-    for key, reason in ignored.items():
-        value = getattr(config, key.replace("-", "_"))
-        if value != RunConfig.model_fields[key.replace("-", "_")].default:
-            raise UserError(f"{key}: '{value}' has no effect with method={config.method}: {reason}")
     if method.strategy.public_set != "nobody":
         _check_public(config)
     return config
@@ -244,29 +244,10 @@ def _check_combinations(config: RunConfig) -> None:
             raise
     if config.partition == "file" and not config.partition_file:
         raise UserError("partition-file: '' is not allowed: partition=file needs the path of a CSV")
-    if config.partition_file and config.partition != "file":
-        raise UserError(
-            f"partition-file: '{config.partition_file}' is only read with partition=file, "
-            f"and partition is '{config.partition}'"
-        )
     if config.split[2] == 0:
         raise UserError("split: its test share is 0, must be at least 1 to measure accuracy")
-    if config.optimizer == "adam" and config.momentum != RunConfig.model_fields["momentum"].default:
-        raise UserError(f"momentum: '{config.momentum:g}' has no effect with optimizer=adam")
     if config.name in {".", ".."}:
         raise UserError(f"name: '{config.name}' is not allowed: it must name a folder below out")
-    if config.trim != RunConfig.model_fields["trim"].default and (
-        config.aggregation != "trimmed-mean"
-    ):
-        raise UserError(
-            f"trim: {config.trim:g} is only used with aggregation=trimmed-mean, and aggregation "
-            f"is '{config.aggregation}'"
-        )
-    if config.max_weight < 1 and config.aggregation != "mean":
-        raise UserError(
-            f"max-weight: {config.max_weight:g} is not allowed with aggregation="
-            f"{config.aggregation}, which does not use weights"
-        )
     if config.client_keys not in KEY_POLICIES and not Path(config.client_keys).is_absolute():
         raise UserError(
             f"client-keys: '{config.client_keys}' is not allowed: {', '.join(KEY_POLICIES)}, or "
@@ -278,7 +259,19 @@ def _check_combinations(config: RunConfig) -> None:
         raise UserError(
             f"{missing}: 0 is not allowed: dp-clip, dp-epsilon and dp-delta are needed together"
         )
-    _check_tuned(config)
+    # Of files it shows when they are opened: a folder of several names its clients.
+    named = (*DATASETS, "image-folder")
+    if config.partition == "natural" and kind_of(config.dataset) and config.dataset not in named:
+        raise UserError(
+            f"partition: 'natural' is not allowed with dataset={config.dataset}: its examples name "
+            "no client; use partition=file with a partition-file"
+        )
+    tuned = TUNABLE | method_keys(find_method(config.method))
+    for key in (key for key in config.tuned if key not in tuned):
+        raise UserError(
+            f"tuned: '{key}' is not allowed: {', '.join(sorted(TUNABLE))}, or a key of the "
+            "method; runs that differ in other keys are not compared"
+        )
     if config.clients:
         check_replies(config)
 
@@ -293,18 +286,10 @@ def _check_data_path(config: RunConfig) -> None:
         )
 
 
-def _check_tuned(config: RunConfig) -> None:
-    """Methods with other values of one of these keys are still compared under the same."""
-    for key in config.tuned:
-        if key not in TUNABLE | method_keys(find_method(config.method)):
-            raise UserError(
-                f"tuned: '{key}' is not allowed: {', '.join(sorted(TUNABLE))}, or a key of the "
-                "method; runs that differ in other keys are not compared"
-            )
-
-
-def _check_data_keys(config: RunConfig, values: Mapping[str, Any]) -> None:
-    """Keys that say how a file is read belong to its kind of data set, and some are needed."""
+def _without_effect(
+    config: RunConfig, strategy: "type[MethodStrategy[Any]]"
+) -> Iterator[tuple[str, str]]:
+    """Yield keys that must keep their defaults in this run, each with what makes them idle."""
     files, rows = tuple(DATASETS), ("table", "texts")
     form = ("columns", "separator", "decimal", "thousands", "quote", "encoding", "gaps")
     belongs = {
@@ -314,22 +299,28 @@ def _check_data_keys(config: RunConfig, values: Mapping[str, Any]) -> None:
         "channels": ("signals",), "time": ("signals",), "window": ("image-folder",),
     }  # fmt: skip
     for key, datasets in belongs.items():
-        name = key.replace("-", "_")
-        given = getattr(config, name) != RunConfig.model_fields[name].default
         hub = is_hub(config.dataset) and set(rows) & set(datasets)
-        if given and config.dataset not in datasets and not hub:
-            raise UserError(
-                f"{key}: '{values[key]}' has no effect with dataset={config.dataset}; it belongs "
-                f"to dataset={' or '.join(datasets)}"
-            )
-    kind = kind_of(config.dataset)
-    # Of files it shows when they are opened: a folder of several names its clients.
-    named = (*DATASETS, "image-folder")
-    if config.partition == "natural" and kind and config.dataset not in named:
-        raise UserError(
-            f"partition: 'natural' is not allowed with dataset={config.dataset}: its examples name "
-            "no client; use partition=file with a partition-file"
-        )
+        if config.dataset not in datasets and not hub:
+            needed = " or ".join(datasets)
+            yield key, f"dataset={config.dataset}; it belongs to dataset={needed}"
+    if config.partition != "file":
+        yield "partition-file", f"partition={config.partition}; it belongs to partition=file"
+    if config.optimizer == "adam":
+        yield "momentum", "optimizer=adam"
+    rule = f"aggregation={config.aggregation}"
+    if config.aggregation != "trimmed-mean":
+        yield "trim", f"{rule}; it belongs to aggregation=trimmed-mean"
+    if config.aggregation != "mean":
+        yield "max-weight", f"{rule}, which does not use weights"
+    own = f"method={config.method}"
+    if not strategy.shares_small_model:
+        yield "small-model", f"{own}, which does not share a model"
+    ignored = dict(strategy.ignores(config, config.params))
+    if strategy.public_set == "nobody":
+        ignored |= dict.fromkeys(("public-dataset", "public-path"), "it needs no public data set")
+    yield from ((key, f"{own}: {reason}") for key, reason in ignored.items())
+    if config.summed:
+        yield from ((k, f"secure-sum={config.secure_sum}: {why}") for k, why in OF_SINGLE.items())
 
 
 def check_replies(config: RunConfig) -> None:

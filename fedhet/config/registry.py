@@ -6,7 +6,7 @@ client, parameters and strategy hooks, and no other method.
 
 import difflib
 from functools import cached_property
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedhet.config.schema import Params
@@ -53,10 +53,7 @@ class Method:
 
 def _found(what: type[T] | str) -> type[T]:
     """Return the class, or what ``"module:Class"`` names."""
-    if not isinstance(what, str):
-        return what
-    module, _, name = what.partition(":")
-    found: type[T] = getattr(import_module(module), name)
+    found: type[T] = resolve_name(what) if isinstance(what, str) else what
     return found
 
 

@@ -120,7 +120,7 @@ MISTAKES = {
     "models=": "models: '' is not allowed",
     "partition=shards": "partition: 'shards' is not allowed",
     "partition=file": "partition-file: '' is not allowed",
-    "partition-file=x.csv": "partition-file: 'x.csv' is only read with partition=file",
+    "partition-file=x.csv": "partition-file: 'x.csv' has no effect with partition=",
     "device=gpu": "device: 'gpu' is not allowed",
     "name=../x": "name: '../x' is not allowed",
     "split=8:1": "split: '8:1' is not allowed",

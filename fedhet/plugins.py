@@ -9,17 +9,15 @@ import contextlib
 import hmac
 import importlib
 import importlib.machinery
-import importlib.util
 import json
 import keyword
 import os
 import secrets
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from fedhet import HERE
@@ -28,32 +26,13 @@ from fedhet.files import private_folder, replacing
 
 MAC = "mac"  # field of an identity: its MAC under the key of the user who made it
 MODEL_KEYS = ("architecture", "small-model", "student", "common-model")  # beside `models`
-OWN_FOLDERS = ("strategies", "clients", "configs")  # of our top folder
 GROUPS = {"method": "fedhet.methods", "model": "fedhet.models", "dataset": "fedhet.datasets"}
-
-
-class Theirs:
-    """Finds ``clients``, ``strategies`` and ``configs`` of somebody else, if there are any.
-
-    Ours have these names in ``fedhet`` only; but Flower, an editable install, or whoever works in
-    a checkout puts its top folder on ``sys.path``, before others.
-    """
-
-    @staticmethod
-    def find_spec(
-        name: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """As Python would without that folder; None for every other name."""
-        if name not in OWN_FOLDERS:
-            return None
-        places = [place for place in sys.path if not _is_top(place)]
-        return importlib.machinery.PathFinder.find_spec(name, places)
 
 
 def _is_top(path: str) -> bool:
     """Return whether a folder is a checkout's or a bundle's top, in which ``clients/`` is ours."""
     package = Path(path) / HERE.name
-    return (package / "client_app.py").is_file() and not (package / OWN_FOLDERS[0]).is_dir()
+    return (package / "client_app.py").is_file() and not (package / "clients").is_dir()
 
 
 @lru_cache(maxsize=len(GROUPS))
@@ -80,18 +59,6 @@ def modules(names: Iterable[str]) -> set[str]:
     """Top-level modules of the names that are of the form ``package.module:NAME``."""
     found = {name.partition(":")[0] for name in names if ":" in name}
     return {module.partition(".")[0] for module in found}
-
-
-def origin(module: str) -> str:
-    """Return the file of a top-level module as it would be imported; empty if there is none."""
-    try:
-        spec = importlib.machinery.PathFinder.find_spec(module, [*sys.path, *_here])
-    except (ImportError, ValueError):
-        return ""
-    if spec is None:
-        return ""
-    places = list(spec.submodule_search_locations or ())
-    return str(Path(spec.origin or (places[0] if places else "")).resolve())
 
 
 # --- whose code a folder may name --------------------------------------------------------------
@@ -169,13 +136,9 @@ def hint(kind: str, name: str, allowed: Iterable[str]) -> str:
 
     A module of theirs is named with what it holds; otherwise the nearest allowed name, if any.
     """
-    try:
-        found = name.isidentifier() and importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
-        found = False
-    found = found or bool(name.isidentifier() and origin(name))
     what = {"method": "METHOD", "model": "make", "dataset": "load"}[kind]
-    if found:
+    find = importlib.machinery.PathFinder.find_spec
+    if name.isidentifier() and find(name, [*sys.path, *_here]) is not None:
         return f"; '{name}' is a module: write {name}:NAME, such as {name}:{what}"
     return nearest(name.lower(), allowed)
 
@@ -186,12 +149,12 @@ def load(kind: str, name: str) -> Any:
     Raises UserError if it cannot be imported or is not there.
     """
     module, colon, attribute = name.partition(":")
-    if Theirs not in sys.meta_path:
-        sys.meta_path.insert(0, Theirs)
+    sys.path += [path for path in _here if path not in sys.path]
+    before = list(sys.path)
+    sys.path.sort(key=_is_top)  # theirs may have the names of our folders
     try:
         if not colon:
             return installed(kind)[name].load()
-        sys.path += [path for path in _here if path not in sys.path]
         found = importlib.import_module(module)
     except (Exception, SystemExit) as error:
         raise UserError(
@@ -199,6 +162,8 @@ def load(kind: str, name: str) -> Any:
             "it must be in the folder where you give the command, or installed (on a network "
             "at the server and on every node)"
         ) from error
+    finally:
+        sys.path[:] = [*before, *(path for path in sys.path if path not in before)]
     if not hasattr(found, attribute):
         raise UserError(f"{kind} {name!r}: {attribute!r} does not exist in module {module!r}")
     return getattr(found, attribute)

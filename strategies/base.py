@@ -372,7 +372,7 @@ class MethodStrategy(Strategy, Generic[P]):
             payload, record = made[group]
             about = self.aggregator.about
             message = self.message(TRAIN, client, server_round, record, about=about)
-            self.ledger.round.downlink.add(payload, message_bytes(message))
+            self.ledger.round.carry("downlink", payload, message_bytes(message))
             messages.append(message)
         if self.config.summed and len(made) > 1:
             raise UserError(
@@ -451,7 +451,7 @@ class MethodStrategy(Strategy, Generic[P]):
         """Return the round's clients that are online."""
         cohort = self.config.cohort(len(self.roster.ids))
         chosen = self.roster.sample(self.config.seed, round_, cohort)
-        self.ledger.round.sampled += len(chosen)
+        self.ledger.round.counts["sampled"] += len(chosen)
         return self.online(chosen)
 
     def online(self, clients: Iterable[str]) -> list[str]:
@@ -461,7 +461,7 @@ class MethodStrategy(Strategy, Generic[P]):
             if client in self.roster.nodes:
                 here.append(client)
             else:
-                self.ledger.round.offline += 1
+                self.ledger.round.counts["offline"] += 1
                 self.ledger.fail(client, "offline")
         return here
 

@@ -55,19 +55,11 @@ class Score:
     metrics: dict[str, float]
 
 
-@dataclass
-class Traffic:
-    """Sums of one direction in one round."""
-
-    floats: int = 0
-    bytes: int = 0
-    message_bytes: int = 0
-
-    def add(self, payload: Payload, message_bytes: int) -> None:
-        """Count one message."""
-        self.floats += payload.floats
-        self.bytes += payload.bytes
-        self.message_bytes += message_bytes
+# Numbers of a line of ``rounds.jsonl`` that are counted while the round goes on.
+COUNTED = (
+    "sampled", "replied", "offline", "uplink_floats", "uplink_bytes", "uplink_message_bytes",
+    "downlink_floats", "downlink_bytes", "downlink_message_bytes", "train_flops",
+)  # fmt: skip
 
 
 @dataclass
@@ -75,18 +67,19 @@ class Round:
     """What one round adds up to; becomes a line of ``rounds.jsonl``."""
 
     number: int = 0
-    sampled: int = 0
-    offline: int = 0
-    replied: int = 0
+    counts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
     losses: list[float] = field(default_factory=list)
-    flops: float = 0.0
-    uplink: Traffic = field(default_factory=Traffic)
-    downlink: Traffic = field(default_factory=Traffic)
     failures: list[dict[str, str]] = field(default_factory=list)
     numbers: dict[str, float] = field(default_factory=dict)
     own: dict[str, list[tuple[float, int]]] = field(default_factory=dict)  # value, images
     scored: set[str] = field(default_factory=set)
     epsilon_spent: dict[str, float] = field(default_factory=dict)
+
+    def carry(self, way: str, payload: Payload, message_bytes: int) -> None:
+        """Count one message, ``uplink`` or ``downlink``."""
+        self.counts[f"{way}_floats"] += payload.floats
+        self.counts[f"{way}_bytes"] += payload.bytes
+        self.counts[f"{way}_message_bytes"] += message_bytes
 
 
 class Ledger:
@@ -116,8 +109,8 @@ class Ledger:
     def reject(self, client: str, reason: str, reply: Reply) -> None:
         """Leave out a reply. Its bytes count as traffic, its floats do not."""
         self.fail(client, reason)
-        self.round.uplink.bytes += sum(array.nbytes for array in reply.arrays)
-        self.round.uplink.message_bytes += reply.message_bytes
+        self.round.counts["uplink_bytes"] += sum(array.nbytes for array in reply.arrays)
+        self.round.counts["uplink_message_bytes"] += reply.message_bytes
 
     def keep_out(self, refusals: Iterable[tuple[str, str]]) -> None:
         """Book nodes that the handshake kept out, each with the reason."""
@@ -127,9 +120,9 @@ class Ledger:
         """Book an accepted reply: the client goes on from its state of this round."""
         metrics = reply.metrics
         self.roster.accept(client, round_, reply.digest)
-        self.round.replied += 1
-        self.round.uplink.add(payload, reply.message_bytes)
-        self.round.flops += metrics.get("train_flops", 0.0)
+        self.round.counts["replied"] += 1
+        self.round.counts["train_flops"] += metrics.get("train_flops", 0.0)
+        self.round.carry("uplink", payload, reply.message_bytes)
         images = self.roster.infos[client].train_images or 1  # where nobody tells, all weigh 1
         for name, value in metrics.items():
             if name not in COMMON | BESIDE_ACCURACY.keys() and "accuracy" not in name:
@@ -184,15 +177,11 @@ class Ledger:
                 record[f"{kind}_clients"] = sum(kind in s.metrics for s in self.scores.values())
         record |= {
             "train_loss": float(np.mean(now.losses)) if now.losses else math.nan,
-            "sampled": now.sampled,
-            "replied": now.replied,
             "failed": len(now.failures),
-            "offline": now.offline,
             "evaluated_clients": sum("test_accuracy" in s.metrics for s in self.scores.values()),
+            **now.counts,
+            **now.numbers,
         }
-        for way, traffic in (("uplink", now.uplink), ("downlink", now.downlink)):
-            record |= {f"{way}_{kind}": value for kind, value in vars(traffic).items()}
-        record |= {"train_flops": now.flops, **now.numbers}
         for name in sorted(set(now.own) - set(record)):  # a client's metrics replace none of these
             values, images = zip(*now.own[name], strict=True)
             record[name] = float(np.average(values, weights=images))

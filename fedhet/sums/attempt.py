@@ -285,9 +285,10 @@ class Attempt:
                 self.handshake.query(patience=0.0)
             tries += 1
             messages = {c: self._message(kind, c, left) for c in silent if c in roster.nodes}
-            self.ledger.round.downlink.message_bytes += sum(map(message_bytes, messages.values()))
+            counts = self.ledger.round.counts
+            counts["downlink_message_bytes"] += sum(map(message_bytes, messages.values()))
             for client, reply in replies(grid, messages, left, limit):
-                self.ledger.round.uplink.message_bytes += reply.message_bytes
+                counts["uplink_message_bytes"] += reply.message_bytes
                 if reply.undelivered:
                     log.info("client %s does not answer: %s", client, reply.error)
                     continue

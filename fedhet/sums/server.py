@@ -288,13 +288,13 @@ class SumAggregator:
         self, attempt: Attempt, kind: str, learn: Callable[[float], Any], timeout: float
     ) -> Any:
         """Send a message of a kind to the members of an attempt; return what ``learn`` makes."""
-        traffic = self.ledger.round
+        counts = self.ledger.round.counts
         members = attempt.members if len(attempt.members) >= attempt.collector.min_survivors else []
         about, round_ = attempt.cohort, attempt.round
         messages = {c: self.strategy.message(kind, c, round_, about=about) for c in members}
-        traffic.downlink.message_bytes += sum(map(message_bytes, messages.values()))
+        counts["downlink_message_bytes"] += sum(map(message_bytes, messages.values()))
         for client, reply in replies(self.handshake.grid, messages, timeout, attempt.limit):
-            traffic.uplink.message_bytes += reply.message_bytes
+            counts["uplink_message_bytes"] += reply.message_bytes
             try:
                 attempt.take(client, reply)
             except Rejected as reason:

@@ -150,15 +150,8 @@ class Meta(_Open):
 # --- tables: each line is read by the class that says what it holds ------------------------------
 
 
-def _or_none(text: Any) -> Any:
-    return None if text == "" else text
-
-
-def _object(text: Any) -> Any:
-    return parse_object(text) if text else {}
-
-
-Figure = Annotated[float | None, BeforeValidator(_or_none)]
+Figure = Annotated[float | None, BeforeValidator(lambda text: None if text == "" else text)]
+Other = Annotated[dict[str, Any], BeforeValidator(lambda text: parse_object(text or "{}"))]
 
 
 class _Row(BaseModel):
@@ -177,7 +170,7 @@ class ClientLine(_Row):
     generation: Annotated[int, Field(lt=2**63)]
     test_accuracy: Figure
     val_accuracy: Figure
-    more: Annotated[dict[str, Any], BeforeValidator(_object)] = Field({}, alias="other")
+    more: Other = Field({}, alias="other")
 
     @property
     def other(self) -> dict[str, Any]:

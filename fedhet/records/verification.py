@@ -18,12 +18,11 @@ from fedhet.files import client_order
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.payload import Array
 from fedhet.records.formats import read_partition
-from fedhet.records.ledger import Checkpoint, load_checkpoint
+from fedhet.records.ledger import load_checkpoint
 from fedhet.records.run_folder import RunFolder, digest, parts
 from fedhet.site.state import FileStore
 
 CheckArrays = Callable[[RunConfig, Roster, Mapping[str, Array]], None]
-DEEPEST = 32  # folders in each other; Ray makes a dozen
 SHOWN = 3  # findings in an error's one line
 FLOWER = "flwr"  # below it Flower and Ray make links of their own; it is only ever removed
 
@@ -82,15 +81,12 @@ def check_entries(folder: Path) -> None:
         raise Damaged(f"'{error.filename}' cannot be read: {error.strerror}") from error
 
     for root, folders, files in os.walk(folder, onerror=fail):
-        place = Path(root)
-        if len(place.relative_to(folder).parts) > DEEPEST:
-            raise Damaged(f"'{folder}': folders lie more than {DEEPEST} deep in each other")
-        for path in (place / name for name in sorted([*folders, *files])):
+        for path in (Path(root, name) for name in sorted([*folders, *files])):
             if path.is_symlink() or not (path.is_file() or path.is_dir()):
                 raise Damaged(
                     f"'{path}' is a link or something else that a run does not make: remove it"
                 )
-        if place == folder:
+        if Path(root) == folder:
             folders[:] = [name for name in folders if name != FLOWER]
 
 
@@ -112,27 +108,20 @@ def verify(folder: RunFolder, config: RunConfig, check_arrays: CheckArrays) -> V
             return found
         meta = kept.meta
         found.rounds = int(meta["round"])
-        found.findings += map(Finding, _fixed(folder, meta))
-        records = _lines(folder, meta, summary)
-        found.findings += map(Finding, _summary(folder, meta, records))
         roster = Roster()
         roster.load(meta["roster"])
-        found.findings += map(Finding, _partition(folder, roster))
-        found.findings += map(
-            Finding, _arrays(folder, kept, lambda arrays: check_arrays(config, roster, arrays))
-        )
+        records = _lines(folder, meta, summary)
+        found.findings += map(Finding, _misfits(folder, meta, roster, summary, records))
+        try:
+            check_arrays(config, roster, kept.arrays)
+        except (Rejected, RuntimeError, ValueError, MemoryError) as error:  # as large as it says
+            why = str(error) if isinstance(error, Rejected) else brief(error)
+            text = f"'{folder.checkpoint}': the method cannot begin with these arrays: {why}"
+            found.findings.append(Finding(text))
+        _states(folder, config, meta, summary, found)
     except Damaged as error:
         found.findings.append(Finding(str(error)))
-        return found
-    _states(folder, config, meta, summary, found)
     return found
-
-
-def _fixed(folder: RunFolder, meta: Mapping[str, Any]) -> Iterator[str]:
-    if folder.experiment != meta["experiment"]:
-        yield f"'{folder.identity}': of run '{folder.experiment}', not '{meta['experiment']}'"
-    if digest(folder.environment) != meta["environment"]:
-        yield f"'{folder.environment}' is missing, or not what was written"
 
 
 def _lines(
@@ -156,51 +145,39 @@ def _lines(
     return records
 
 
-def _summary(
-    folder: RunFolder, meta: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
+def _misfits(
+    folder: RunFolder,
+    meta: Mapping[str, Any],
+    roster: Roster,
+    summary: Mapping[str, Any],
+    records: Sequence[Mapping[str, Any]],
 ) -> Iterator[str]:
-    """Compare ``summary.json`` with the last line that it is of."""
-    summary = folder.read_summary()
-    if not summary:  # the run was killed, or goes on
-        return
-    rounds = int(summary["rounds"])
-    if not int(meta["round"]) <= rounds <= len(records):
-        yield f"'{folder.summary}': it is of round {rounds} of {meta['round']}"
-        return
-    last = records[rounds - 1] if rounds else {}
-    evaluated = [line for line in records[:rounds] if line["test_accuracy_mean"] is not None]
-    expected = {
-        "run_sha256": last.get("sha256"),
-        "clients_lost": last.get("lost", []),
-        "test_accuracy_mean": evaluated[-1]["test_accuracy_mean"] if evaluated else None,
-    }
-    for key, value in expected.items():
-        if summary.get(key) != value:
-            yield f"'{folder.summary}': {key} is not what '{folder.rounds.name}' says"
-
-
-def _arrays(
-    folder: RunFolder, kept: Checkpoint, check: Callable[[Mapping[str, Array]], None]
-) -> Iterator[str]:
-    """Hold the global arrays against what the method makes of them."""
-    try:
-        check(kept.arrays)
-    except Rejected as reason:
-        yield f"'{folder.checkpoint}': {reason}"
-    except (RuntimeError, ValueError, MemoryError) as error:  # what is made is as large as it says
-        yield f"'{folder.checkpoint}': the method cannot begin with these arrays: {brief(error)}"
-
-
-def _partition(folder: RunFolder, roster: Roster) -> Iterator[str]:
-    """Compare ``partition.csv`` with the clients of the checkpoint; later ones are not in it."""
+    """Compare the other files with the checkpoint, ``summary.json`` with its last line."""
+    if folder.experiment != meta["experiment"]:
+        yield f"'{folder.identity}': of run '{folder.experiment}', not '{meta['experiment']}'"
+    if digest(folder.environment) != meta["environment"]:
+        yield f"'{folder.environment}' is missing, or not what was written"
     try:
         dealt = read_partition(folder.partition)
     except OSError:
         yield f"'{folder.partition}' is missing"
-        return
-    known = {client: tuple(row) for client, row in roster.counts()}
-    if dealt.classes != tuple(roster.classes) or not dealt.counts.items() <= known.items():
-        yield f"'{folder.partition}' is not what the clients declared"
+    else:  # clients that joined later are not in it
+        known = {client: tuple(row) for client, row in roster.counts()}
+        if dealt.classes != tuple(roster.classes) or not dealt.counts.items() <= known.items():
+            yield f"'{folder.partition}' is not what the clients declared"
+    rounds = int(summary.get("rounds", meta["round"]))
+    if not int(meta["round"]) <= rounds <= len(records):
+        yield f"'{folder.summary}': it is of round {rounds} of {meta['round']}"
+    elif summary:  # none where the run was killed, or goes on
+        last = records[rounds - 1] if rounds else {}
+        evaluated = [line for line in records[:rounds] if line["test_accuracy_mean"] is not None]
+        expected = {
+            "run_sha256": last.get("sha256"),
+            "clients_lost": last.get("lost", []),
+            "test_accuracy_mean": evaluated[-1]["test_accuracy_mean"] if evaluated else None,
+        }
+        for key in (key for key, value in expected.items() if summary.get(key) != value):
+            yield f"'{folder.summary}': {key} is not what '{folder.rounds.name}' says"
 
 
 def _states(
@@ -215,12 +192,7 @@ def _states(
         return
     if summary.get("status") == "completed" and not config.keep_state:
         return  # they went with the end of the run
-    try:
-        root = folder.states(config)
-    except Damaged as error:
-        found.findings.append(Finding(str(error)))
-        return
-    roster = meta["roster"]
+    root, roster = folder.states(config), meta["roster"]
     found.clients = len(roster["infos"].keys() - roster["lost"].keys())
     for client in sorted(roster["states"].keys() - roster["lost"].keys(), key=client_order):
         generation, state = int(roster["generations"][client]), roster["states"][client]

@@ -4,25 +4,21 @@
 import inspect
 import json
 import keyword
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from fedhet import plugins
-from fedhet.cli.common import Json, Trust, loading, show_table
+from fedhet.cli.common import Json, Trust, loading, show_table, tell
 from fedhet.config.registry import METHODS
 from fedhet.config.schema import METRICS, RunConfig, Schema, as_yaml, kebab
 from fedhet.errors import RunFailed, UserError, nearest, one_line
 from fedhet.files import plain_path
-
-if TYPE_CHECKING:
-    from fedhet.data.inputs import Inputs
 
 _BOUNDS = {Ge: (">=", "ge"), Gt: (">", "gt"), Le: ("<=", "le"), Lt: ("<", "lt")}
 CLASSES = 10  # of models that are listed without a data set
@@ -258,36 +254,33 @@ def models(
 ) -> None:
     """List the models with parameters, size and cost; your own too, if you name them."""
     from fedhet.config.load import build_config, read_overrides
-    from fedhet.data.inputs import IMAGE, KINDS, SIGNAL, TABLE, TOKENS, Inputs
+    from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
     from fedhet.models import MODELS, model_sizes
     from fedhet.models.names import expand
     from fedhet.site.local_data import load_dataset
 
-    if kind is not None and kind not in KINDS:
-        raise UserError(f"--kind: '{kind}' is not allowed: {', '.join(KINDS)}")
     given = words or []
     pairs = [word for word in given if " " not in word.partition("=")[0] and "=" in word]
     values = read_overrides(pairs)
     config = build_config(values)
     names: Sequence[str] = expand([word for word in given if word not in pairs])
     names = names or (config.models if "models" in values else ())
-    asked: dict[str, Inputs]
     if {"dataset", "data-path"} & values.keys():
         dataset = load_dataset(config)
-        if kind not in (None, dataset.inputs.kind):
-            raise UserError(
-                f"--kind: '{kind}' is not allowed with dataset={config.dataset}: its kind is "
-                f"{dataset.inputs.kind}"
-            )
-        asked, count = {dataset.inputs.kind: dataset.inputs}, classes or len(dataset.classes)
+        asked: dict[str, Inputs] = {dataset.inputs.kind: dataset.inputs}
+        count = classes or len(dataset.classes)
     else:
-        examples: dict[str, Inputs] = {
+        asked = {
             IMAGE: Inputs.image(config.image_size),
             SIGNAL: Inputs(SIGNAL, (6, 128)),
             TABLE: Inputs.table(tuple(f"x{number}" for number in range(10))),
             TOKENS: Inputs(TOKENS, (64,), 5000),
         }
-        asked, count = ({kind: examples[kind]} if kind else examples), classes or CLASSES
+        count = classes or CLASSES
+    if kind is not None:
+        if kind not in asked:
+            raise UserError(f"--kind: '{kind}' is not allowed here: {', '.join(asked)}")
+        asked = {kind: asked[kind]}
     table: list[dict[str, Any]] = []
     for own, inputs in asked.items():
         chosen = _of_kind(names, own, list(asked)) if names else MODELS[own]
@@ -296,9 +289,13 @@ def models(
     if as_json:
         print(json.dumps(table, indent=2))
         return
+    keys = ("name", "parameters", "mib", "buffers", "forward_flops")
+    columns = ("model", "parameters", "MiB", "buffers", "FLOPs per example, forward")
     for own, inputs in asked.items():
-        if rows := [row for row in table if row["kind"] == own]:
-            _show_models(rows, inputs, count)
+        shown = [row | {"mib": f"{row['mib']:.2f}"} for row in table if row["kind"] == own]
+        if shown:
+            rows = [[row[key] for key in keys] for row in shown]
+            show_table(f"{count} classes, {inputs}", columns, rows)
     if not names:
         _say_more(list(asked))
 
@@ -320,25 +317,6 @@ def _of_kind(names: Sequence[str], kind: str, kinds: Sequence[str]) -> list[str]
     plain = {name: with_weights(name)[0] for name in names}
     fitting = {n: [one for one in KINDS if is_known(plain[n], one)] or [IMAGE] for n in names}
     return [name for name in names if kind in fitting[name]]
-
-
-def _show_models(rows: Sequence[dict[str, Any]], inputs: "Inputs", classes: int) -> None:
-    """Print one table of one kind."""
-    from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS
-
-    first, *rest = inputs.shape
-    one, form = {
-        IMAGE: ("image", f"{' x '.join(map(str, rest))} pixels"),
-        SIGNAL: ("signal", f"signals of {first} channels and {rest and rest[0]} steps"),
-        TABLE: ("row", f"rows of {len(inputs.columns)} columns, {first} numbers for a model"),
-        TOKENS: ("text", f"texts of {first} words, {inputs.vocabulary} token ids"),
-    }[inputs.kind]
-    cells = [
-        (row["name"], row["parameters"], f"{row['mib']:.2f}", row["buffers"], row["forward_flops"])
-        for row in rows
-    ]
-    columns = ("model", "parameters", "MiB", "buffers", f"FLOPs per {one}, forward")
-    show_table(f"{classes} classes, {form}", columns, cells)
 
 
 def _say_more(kinds: Sequence[str]) -> None:
@@ -437,9 +415,9 @@ def report(  # noqa: PLR0913, PLR0917  (one parameter per option)
         print(json.dumps(content, indent=2))
         return
     for name, reason in left_out.items():
-        print(one_line(f"fedhet: left out: {name}: {reason}", None), file=sys.stderr)
+        tell(f"left out: {name}: {reason}")
     for figure, reason in made.absent.items():
-        print(one_line(f"fedhet: figure {figure} is absent: {reason}", None), file=sys.stderr)
+        tell(f"figure {figure} is absent: {reason}")
     for line in made.runs.verdict:
         print(one_line(line, None))
     print(page)

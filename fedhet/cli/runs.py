@@ -3,7 +3,6 @@
 
 import contextlib
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -314,7 +313,7 @@ def watch(
                 return
             with listen(port) as found:
                 server, address = page_server(view, found)
-                print("fedhet: Ctrl-C ends it; the run goes on", file=sys.stderr, flush=True)
+                tell("Ctrl-C ends it; the run goes on")
                 print(address, flush=True)
                 server.run([found])
     except Interrupted:
@@ -386,7 +385,7 @@ def export(  # noqa: PLR0913, PLR0917  (options of a command)
     if every:
         made, left_out = model.export_all(state, out, best=best, images=wanted, trust=trust)
         for client, reason in left_out.items():
-            print(one_line(f"fedhet: left out: client {client}: {reason}", None), file=sys.stderr)
+            tell(f"left out: client {client}: {reason}")
         print(f"{len(made)} of {len(made) + len(left_out)} clients")
         print(plain_path(out))
         return
@@ -421,7 +420,7 @@ def predict(
 
     found = classify(model, examples, out, best=best, trust=trust)
     if found.warning:
-        print(one_line(f"fedhet: warning: {found.warning}", None), file=sys.stderr)
+        tell(f"warning: {found.warning}")
     if found.metrics:
         each = [f"{METRICS[n].title} {METRICS[n].text(v)}" for n, v in found.metrics.items()]
         print(f"{', '.join(each)} of {found.labelled} {found.what} with a class")

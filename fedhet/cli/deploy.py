@@ -3,12 +3,14 @@
 
 import contextlib
 import json
+import re
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -121,10 +123,12 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     extra["split-file"] = _file(split, "--split") if split else None
     extra["public-path"] = _file(public, "--public", or_folder=True) if public else None
     config |= {option: str(value) for option, value in extra.items() if value}
-    config |= _proof(_file(key, "KEY"), _ca(key, ca))
+    key, ca = _file(key, "KEY"), _ca(key, ca)
+    certificate = key.with_name(f"{key.name}.crt")
+    if certificate.is_file():  # a node with a certificate proves its keys by these files
+        config |= {"key": str(key), "certificate": str(certificate), "ca": str(ca)}
     plan = NodePlan(
-        key=_file(key, "KEY"), ca=_ca(key, ca), server=_address(server), config=config,
-        log=home / "node.log", code=code,
+        key=key, ca=ca, server=_address(server), config=config, log=home / "node.log", code=code,
         trusted=_file(trusted, "--trusted-entities") if trusted else None,
     )  # fmt: skip
     if check:
@@ -164,10 +168,10 @@ def _images(data: Path | None, partition: str | None, name: str) -> dict[str, st
         )
     if data is not None:
         return {"data-dir": str(_file(data, "--data", or_folder=True)), "name": name}
-    index, _, total = str(partition).partition("/")
-    if not (_is_number(index) and _is_number(total) and int(index) < int(total)):
+    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", str(partition))
+    if found is None or int(found[1]) >= int(found[2]):
         raise UserError(f"--partition: '{partition}' is not allowed: K/N with 0 <= K < N")
-    return {"partition-id": int(index), "num-partitions": int(total)}
+    return {"partition-id": int(found[1]), "num-partitions": int(found[2])}
 
 
 def _model(name: str | None) -> str | None:
@@ -195,30 +199,15 @@ def _ca(key: Path, ca: Path | None) -> Path:
     raise UserError(f"--ca: ca.crt is not in '{folder}' or '{folder.parent}': give its path")
 
 
-def _proof(key: Path, ca: Path) -> dict[str, str]:
-    """Return the files by which a node with a certificate proves its keys."""
-    certificate = key.with_name(f"{key.name}.crt")
-    if not certificate.is_file():
-        return {}
-    return {"key": str(key), "certificate": str(certificate), "ca": str(ca)}
-
-
 def _address(server: str) -> str:
     from fedhet.deploy.network import address
 
-    if ":" not in server or server.count(":") > 1 and "[" not in server:
-        return address(server, PORT)
-    host, _, port = server.rpartition(":")
-    if host.startswith("[") and not host.endswith("]"):  # [::1]
-        return f"{server}:{PORT}"
-    if not host or not _is_number(port) or not 0 < int(port) < 1 << 16:
-        raise UserError(f"--server: '{server}' is not allowed: HOST:PORT, without a scheme")
-    return server
-
-
-def _is_number(word: str) -> bool:
-    """Whether int() takes it for a number: not a ², which isdigit() takes, nor too many digits."""
-    return word.isascii() and word.isdecimal() and len(word) < 20  # noqa: PLR2004  (any int64)
+    bare = server.count(":") > 1 and "[" not in server  # ::1
+    with contextlib.suppress(ValueError):  # no port that there can be
+        parts = urlsplit(f"//[{server}]" if bare else f"//{server}")
+        if parts.hostname and not parts.path and parts.port != 0:
+            return address(parts.hostname, parts.port or PORT)
+    raise UserError(f"--server: '{server}' is not allowed: HOST:PORT, without a scheme")
 
 
 def _check(plan: Any) -> None:

@@ -6,26 +6,24 @@ Every mistake is a :class:`~fedhet.errors.UserError`, a run that did not complet
 
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from fedhet.cli.common import RunProgress
-from fedhet.config.load import build_config, folder_name, load_noted
+from fedhet.cli.common import RunProgress, tell
+from fedhet.config.load import folder_name, load_noted
 from fedhet.config.schema import kebab
 from fedhet.data.inputs import safe_ids
 from fedhet.engines import session
 from fedhet.engines.system import Interrupted
 from fedhet.errors import UserError, one_line
-from fedhet.export.model import Personalised, load_model
-from fedhet.files import client_order, is_id, plain_path, read_jsonl
+from fedhet.export.model import Personalised, load_model, states_of
+from fedhet.files import is_id, plain_path
 from fedhet.plugins import look_here
 from fedhet.records.formats import FIRST, read_evaluations
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import headline
-from fedhet.site.state import DESCRIPTION
 
 
 class Run:
@@ -45,7 +43,7 @@ class Run:
     @property
     def rounds(self) -> list[dict[str, Any]]:
         """One dict per finished round, as in ``rounds.jsonl``: accuracies in percent, seconds."""
-        return read_jsonl(self._folder.rounds)
+        return self._folder.read_rounds()
 
     @property
     def clients(self) -> list[dict[str, Any]]:
@@ -72,21 +70,18 @@ class Run:
         machine's, or ``keep-state=false``; or if the run names code of others, unless this user
         made it or ``trust`` is set.
         """
-        states = self._folder.states(build_config(self._folder.opened(trust=trust)))
-        there = sorted(
-            (path.parent.name for path in states.glob(f"*/{DESCRIPTION}")), key=client_order
-        )
+        there = {path.name: path for path in states_of(self.path, trust=trust)}
         name = str(client)
         if name not in there:  # an id made of a name may end in a number
             made = re.sub(r"-\d+$", "", safe_ids([name])[0])
             found = [one for one in there if re.fullmatch(rf"{re.escape(made)}(-\d+)?", one)]
             if len(found) != 1 or is_id(name):
                 raise UserError(
-                    f"client: '{one_line(name, 80)}' has no state in '{states}'; clients with a "
-                    f"state: {', '.join(there) or 'none'}"
+                    f"client: '{one_line(name, 80)}' has no state in '{self.path}'; clients with a "
+                    f"state: {', '.join(there)}"
                 )
             name = found[0]
-        return load_model(states / name, generation, trust=trust)[0]
+        return load_model(there[name], generation, trust=trust)[0]
 
     def __repr__(self) -> str:
         return f"Run('{self.path}')"
@@ -150,10 +145,7 @@ def _done(work: Callable[[], RunFolder]) -> RunFolder:
 
 
 def _console(*, progress: bool) -> session.Console:
-    def say(line: str) -> None:
-        if progress:
-            print(f"fedhet: {one_line(line, None)}", file=sys.stderr, flush=True)
-
+    say = tell if progress else lambda _: None
     return session.Console(say, partial(RunProgress, silent=not progress))
 
 

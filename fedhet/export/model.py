@@ -179,7 +179,9 @@ def load_model(
         option = "--best" if generation == "best" else "--generation"
         raise UserError(f"{option}: '{folder}' is an exported model, not a client's states")
     name = CARD if exported else DESCRIPTION
-    about = _read_card(folder) if exported else _read_description(folder)
+    about = read_yaml(folder / CARD) if exported else _read_description(folder)
+    if exported and about.get("format") != FORMAT:
+        raise UserError(f"'{folder}': {CARD} is not of format {FORMAT}")
     trusted = trust or plugins.made_here(about)
     plugins.require_trust(f"'{folder}'", about, trusted=trusted)
     chosen = 0 if exported else _choose(FileStore(folder, sync=True), generation)
@@ -202,13 +204,6 @@ def load_model(
         if cause is None or (cause is not error and not isinstance(cause, KeyError | RuntimeError)):
             raise
         raise UserError(f"'{folder}': the tensors do not fit {name}: {brief(cause)}") from error
-
-
-def _read_card(folder: Path) -> dict[str, Any]:
-    card = read_yaml(folder / CARD)
-    if card.get("format") != FORMAT:
-        raise UserError(f"'{folder}': {CARD} is not of format {FORMAT}")
-    return card
 
 
 def _read_description(state: Path) -> dict[str, Any]:
@@ -348,7 +343,7 @@ def export_all(
     out = _new(out, "folder")
     made, left_out = [], {}
     generation: Literal["best"] | None = "best" if best else None
-    for state in _states_of(run, trust=trust):
+    for state in states_of(run, trust=trust):
         try:
             place = out / state.name
             made.append(export(state, place, generation=generation, images=images, trust=trust))
@@ -367,7 +362,7 @@ def export_predictions(run: Path, out: Path, *, trust: bool = False) -> int:
     """
     out = _new(out, "file")
     found = {}
-    for state in _states_of(run, trust=trust):
+    for state in states_of(run, trust=trust):
         path = state / f"{PREDICTIONS}.safetensors"
         classes = np.array([str(name) for name in _read_description(state)["classes"]])
         kept = load_file(path) if path.exists() else {}
@@ -391,7 +386,7 @@ def _new(out: Path, what: str) -> Path:
     return out
 
 
-def _states_of(run: Path, *, trust: bool) -> list[Path]:
+def states_of(run: Path, *, trust: bool) -> list[Path]:
     """Return the state folders of a run's clients here, in client order."""
     folder = RunFolder(plain_path(run))
     if not folder.identity.exists():

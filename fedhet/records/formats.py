@@ -37,18 +37,12 @@ Percent = float | None
 
 
 class _Strict(BaseModel):
-    """Nothing is converted, nothing unknown is passed over."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-
-class _Open(BaseModel):
-    """The same, but for figures that nobody acts on, which may be of another fedhet."""
+    """Nothing is converted; fields of another fedhet, which this one does not use, may be there."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
-class Started(_Open):
+class Started(_Strict):
     """Of a run's configuration what commands show before they have checked all of it."""
 
     method: str = "fedssa"
@@ -65,7 +59,7 @@ class Identity(_Strict):
     mac: str = ""  # fedhet.plugins.sign
 
 
-class Failure(_Open):
+class Failure(_Strict):
     """Who was left out of a round, and why."""
 
     client: str
@@ -80,7 +74,7 @@ class LostClient(_Strict):
     reason: str
 
 
-class Summary(_Open):
+class Summary(_Strict):
     """``summary.json``, as far as commands use it; every figure is computed again in a check."""
 
     status: str
@@ -95,7 +89,7 @@ class Summary(_Open):
     clients_lost: list[LostClient] = Field(default_factory=list)
 
 
-class Line(_Open):
+class Line(_Strict):
     """A line of ``rounds.jsonl``."""
 
     round: Count
@@ -129,7 +123,7 @@ class Mark(_Strict):
     sha256: Digest
 
 
-class Meta(_Open):
+class Meta(_Strict):
     """The metadata of a checkpoint, as far as a check of the folder reads them.
 
     The checkpoint's own digest covers all of them.

@@ -48,26 +48,19 @@ class Verification:
 
     def raise_for(self, *, accept_lost: bool = False) -> None:
         """Damaged that names the first and counts the rest; ``accept_lost``: states aside."""
-        left = [f for f in self.findings if not (accept_lost and f.client)]
-        if not left and not (self.findings and self._nobody):
+        lost = [f for f in self.findings if f.client]
+        nobody = len(lost) == self.clients
+        left = [f for f in self.findings if nobody or not (accept_lost and f.client)]
+        if not left:
             return
-        words = [f.text for f in (left or self.findings)[:SHOWN]]
+        words = [f.text for f in left[:SHOWN]]
         if len(left) > SHOWN:
             words.append(f"{len(left) - SHOWN} more, which `fedhet verify` lists")
-        raise Damaged("; ".join([*words, *self._way_out()]))
-
-    @property
-    def _nobody(self) -> bool:
-        return sum(bool(f.client) for f in self.findings) == self.clients
-
-    def _way_out(self) -> list[str]:
-        """Return what to do where only clients' states are lost."""
-        if not all(f.client for f in self.findings):
-            return []
-        if self._nobody:
-            return ["all clients are lost, so the run cannot continue"]
-        more = " rounds=N" if self.completed else ""
-        return [f"`fedhet resume {self.folder}{more} --accept-lost` continues without them"]
+        if len(lost) == len(self.findings):  # of states alone
+            more = " rounds=N" if self.completed else ""
+            resume = f"`fedhet resume {self.folder}{more} --accept-lost` continues without them"
+            words.append("all clients are lost, so the run cannot continue" if nobody else resume)
+        raise Damaged("; ".join(words))
 
 
 def check_entries(folder: Path) -> None:

@@ -126,40 +126,31 @@ def keys(
 
     known = [*METHODS, *plugins.installed("method")]
     method = word if word and (method_name(word) in known or ":" in word) else None
-    table = schema_keys(RunConfig)
-    if method is not None:
-        table |= schema_keys(find_method(method).params)
-    elif word is not None:
-        table = _found(word)
+    owners = [method] if method else METHODS if word else []
+    schemas = {"": RunConfig} | {owner: find_method(owner).params for owner in owners}
+    rows = [
+        (key, owner, what)
+        for owner, schema in schemas.items()
+        for key, what in schema_keys(schema).items()
+    ]
+    if word is None or method:
+        table = {key: what for key, _, what in rows}
+    else:
+        table = {
+            f"method={owner}: {key}" if owner else key: what | {"key": key, "method": owner or None}
+            for key, owner, what in rows
+            if word.lower() in f"{key} {what['meaning']} {what['allowed']}".lower()
+        }
+        if not table:
+            near = nearest(word, [*schema_keys(RunConfig), *METHODS])
+            raise UserError(f"keys: no key has '{word}' in its name or meaning{near}")
     if as_json:
-        searched = word is not None and method is None
-        print(json.dumps(list(table.values()) if searched else table, indent=2))
+        print(json.dumps(table if word is None or method else list(table.values()), indent=2))
         return
     for key, what in table.items():
         print(_key_line(key, what))
     if word is None:
         print("and each method's own: fedhet methods, fedhet keys METHOD")
-
-
-def _found(word: str) -> dict[str, dict[str, Any]]:
-    """Return keys of every run and of every method with the word in their name or meaning.
-
-    UserError if none has it.
-    """
-    from fedhet.config.load import find_method
-
-    table: dict[str, dict[str, Any]] = {}
-    schemas: dict[str, type[Schema]] = {"": RunConfig}
-    schemas |= {name: find_method(name).params for name in METHODS}
-    for owner, schema in schemas.items():
-        for key, what in schema_keys(schema).items():
-            if word.lower() in f"{key} {what['meaning']} {what['allowed']}".lower():
-                shown = f"method={owner}: {key}" if owner else key
-                table[shown] = what | {"key": key, "method": owner or None}
-    if not table:
-        words = [*schema_keys(RunConfig), *METHODS]
-        raise UserError(f"keys: no key has '{word}' in its name or meaning{nearest(word, words)}")
-    return table
 
 
 def schema_keys(schema: type[Schema]) -> dict[str, dict[str, Any]]:

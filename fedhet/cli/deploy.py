@@ -265,25 +265,15 @@ def status(
     show_table("runs", ("run", "method", "status", "round", "accuracy", "failures"), rows)
 
 
-SERVER_WORDS = "server /etc/fedhet/tls --database /var/lib/fedhet/superlink.db"
-NODE_WORDS = (
-    "node /etc/fedhet/hospital-a --ca /etc/fedhet/ca.crt --server fl.example.org:8443 "
-    "--data /data/images --state /var/lib/fedhet/state"
-)
-
-
 def unit(
     what: Annotated[str, typer.Argument(metavar="server|node", help="whose unit")],
 ) -> None:
     """Print a systemd unit for `fedhet server` or `fedhet node`."""
+    from jinja2 import Template
+
     from fedhet.engines.system import script
 
     if what not in {"server", "node"}:
         raise UserError(f"unit: '{what}' is not allowed: server or node")
-    words = SERVER_WORDS if what == "server" else NODE_WORDS
-    more = "" if what == "server" else "Nice=10\n"
-    paths = "ReadWritePaths=/etc/fedhet/tls\n" if what == "server" else ""
-    text = template("unit").format(
-        what=what, fedhet=script("fedhet"), words=words, more=more, paths=paths
-    )
-    sys.stdout.write(text)
+    text = Template(template("unit"), trim_blocks=True, keep_trailing_newline=True)
+    sys.stdout.write(text.render(what=what, fedhet=script("fedhet")))

@@ -1,8 +1,8 @@
 """Serve the page of a run or sweep on 127.0.0.1 to those who have its address.
 
 Every request needs the random token in its path, this address as ``Host`` and, where a browser
-sends it, this page as its origin. Only GET is answered. The content policy lets the page load only
-its own script and style.
+sends it, this page as its origin. Only GET and HEAD are answered. The content policy lets the page
+load only its own script and style.
 """
 
 import asyncio
@@ -62,12 +62,10 @@ class Page:
         return app
 
     async def check(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
-        """Refuse requests of other pages, other hosts and other methods."""
+        """Refuse requests of other pages and other hosts."""
         headers = request.headers
-        if request.method != "GET":
-            answer: Response = PlainTextResponse("GET only", 405, {"Allow": "GET"})
-        elif headers.getlist("host") != [self.host]:
-            answer = PlainTextResponse("no such host", 421)
+        if headers.getlist("host") != [self.host]:
+            answer: Response = PlainTextResponse("no such host", 421)
         elif set(headers.getlist("origin")) - {f"http://{self.host}"}:
             answer = PlainTextResponse("another origin", 403)
         elif set(headers.getlist("sec-fetch-site")) - {"same-origin", "none"}:
@@ -113,11 +111,11 @@ def listen(port: int) -> socket.socket:
     try:
         found.bind((HOST, port))
         found.listen(64)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         found.close()
-        reason = getattr(error, "strerror", None) or str(error)
         raise UserError(
-            f"--port: {port} cannot be used: {reason}; give another one, or 0 for any free port"
+            f"--port: {port} cannot be used: {error.strerror}; give another one, or 0 for any free "
+            "port"
         ) from error
     return found
 

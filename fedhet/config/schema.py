@@ -113,13 +113,6 @@ def _size(value: Any) -> Any:
     return value
 
 
-def _ratio(value: Any) -> Any:
-    """``8:1:1`` as the three numbers of a split."""
-    if isinstance(value, str):
-        return value.split(":")
-    return value
-
-
 def _lists(value: Any) -> Any:
     """``{name: [values]}`` as pairs that can be hashed; names alone have no values.
 
@@ -146,7 +139,7 @@ Lists = Annotated[tuple[tuple[str, tuple[str, ...]], ...], BeforeValidator(_list
 Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
 Ratio = Annotated[
     tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]],
-    BeforeValidator(_ratio),
+    BeforeValidator(lambda value: value.split(":") if isinstance(value, str) else value),
 ]
 
 

@@ -76,8 +76,8 @@ def classify(model: Personalised, examples: Any) -> Answers:
         examples = _texts(model, examples)
     names: list[str] = []
     logits = []
-    found, files = _read(model, examples, truth)
-    for these, stored in found:
+    pieces, files = _read(model, examples, truth)
+    for these, stored in pieces:
         names += these
         logits.append(_logits(model, these, stored))
     if not names:
@@ -91,10 +91,12 @@ def classify(model: Personalised, examples: Any) -> Answers:
     warnings = [f"no metrics: {truth.problem}"] if truth.problem else []
     warnings += files.warnings() if files is not None else []
     known = labels >= 0
-    labelled = int(known.sum())
-    metrics = _metrics(answers[known].log_softmax(dim=1), labels[known]) if labelled else {}
+    found, labels = answers[known].log_softmax(dim=1), labels[known]
+    accuracy = 100 * (found.argmax(dim=1) == labels).double().mean()
+    metrics = {"accuracy": accuracy, **(metrics_of(found, labels) if len(labels) else {})}
+    defined = {name: float(value) for name, value in metrics.items() if value.isfinite()}
     what = "examples" if files is None else "images"
-    return Answers(frame, what, "; ".join(warnings), labelled, metrics)
+    return Answers(frame, what, "; ".join(warnings), len(labels), defined)
 
 
 def _read(
@@ -128,13 +130,6 @@ def _logits(model: Personalised, names: Sequence[str], examples: Tensor) -> Tens
             "that the numbers are in the range of the training examples"
         )
     return logits
-
-
-def _metrics(logits: Tensor, labels: Tensor) -> dict[str, float]:
-    """Return the metrics that are defined, accuracy first."""
-    accuracy = 100 * (logits.argmax(dim=1) == labels).double().mean()
-    found = {"accuracy": accuracy, **metrics_of(logits, labels)}
-    return {name: float(value) for name, value in found.items() if value.isfinite()}
 
 
 def _texts(model: Personalised, examples: Any) -> pd.DataFrame:

@@ -35,8 +35,7 @@ class LocalGrid(SimulationGrid):
     """The inline engine's grid, with nodes that go offline and replies that are tampered with.
 
     ``tamper`` gets the client's number, the message and its reply, and returns the reply that the
-    server is to see, or None for none. ``sent`` keeps all messages; ``reverse`` answers the last
-    one first.
+    server is to see, or None for none. ``sent`` keeps all messages.
     """
 
     def __init__(self, text: str, nodes: int, tamper: Tamper | None = None) -> None:
@@ -47,7 +46,6 @@ class LocalGrid(SimulationGrid):
         self.identities: dict[int, tuple[str, bytes]] = {}
         self.online = set(self.contexts)
         self.sent: list[Message] = []
-        self.reverse = False
 
     def get_node_ids(self) -> Iterable[int]:
         """Those that are online."""
@@ -67,11 +65,6 @@ class LocalGrid(SimulationGrid):
         given = list(messages)
         self.sent += given
         return super().push_messages(given)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """As the inline engine's, or the other way round."""
-        asked = list(message_ids)
-        return super().pull_messages(asked[::-1] if self.reverse else asked)
 
     def answer(self, message: Message) -> Message | None:
         """Return the reply that the server is to see."""

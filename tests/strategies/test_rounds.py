@@ -14,7 +14,7 @@ from fedhet.files import client_order
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.messages import instruction
 from fedhet.records.run_folder import RunFolder
-from fedhet.testing import simulate
+from fedhet.testing import LocalGrid, simulate
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +23,10 @@ def plain(tmp_path_factory):
     return simulate(tiny(tmp_path_factory.mktemp("plain")))
 
 
-def test_same_config_same_bytes_whatever_the_order_of_replies(tmp_path, plain):
-    other, _ = simulate(tiny(tmp_path), before=lambda grid: setattr(grid, "reverse", True))
+def test_same_config_same_bytes_whatever_the_order_of_replies(tmp_path, plain, monkeypatch):
+    pull = LocalGrid.pull_messages
+    monkeypatch.setattr(LocalGrid, "pull_messages", lambda self, ids: pull(self, list(ids)[::-1]))
+    other, _ = simulate(tiny(tmp_path))
     assert other.read_summary()["run_sha256"] == plain[0].read_summary()["run_sha256"]
 
 

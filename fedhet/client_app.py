@@ -304,13 +304,12 @@ def evaluate(asked: Request) -> Reply:
 
 def _failure(error: Exception) -> Reply:
     """Return the error reply: a code and a log number, or the text in a simulation."""
-    known = isinstance(error, tuple(KNOWN))
-    if not known:
+    code, text = code_of(error), brief(error)[:LONGEST]
+    if code is Code.UNEXPECTED:
         _show(error)
-    text = brief(error)[:LONGEST] + ("" if known else _where(error))
+        text += _where(error)
     if isinstance(error, torch.OutOfMemoryError):
         text = _out_of_memory()
-    code = code_of(error)
     lost = code is Code.STATE_LOST
     if is_simulated():
         return Reply({"error": text, "state-lost": lost})

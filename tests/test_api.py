@@ -53,10 +53,8 @@ def test_run_resume_and_open_again_within_a_notebooks_event_loop(tmp_path, capsy
 @pytest.mark.parametrize(
     ("config", "keys", "part"),
     [
-        ("quickstart", {"round": 3}, "did you mean 'rounds'"),
         ("quikstart", {}, "did you mean 'quickstart'"),
         ("quickstart", {"rounds": 2.5}, "rounds: '2.5' is not allowed: a whole number"),
-        ("quickstart", {"evaluate_all": 3}, "true or false"),
     ],
 )
 def test_mistakes_are_typed_errors_and_leave_nothing(tmp_path, monkeypatch, config, keys, part):

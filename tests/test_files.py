@@ -70,16 +70,13 @@ def test_the_content_is_on_the_disk_before_the_name_and_the_name_before_the_end(
     assert synced == ["named"] and (tmp_path / "x").read_text() == "newer"
 
 
+@pytest.mark.usefixtures("usual_umask")
 def test_only_what_is_private_is_closed_to_others(tmp_path):
-    before = os.umask(0o022)
-    try:
-        for name, private in (("open", False), ("closed", True)):
-            with replacing(tmp_path / name, private=private) as new:
-                new.write_text("x")
-        with appearing(tmp_path / "folder") as new:
-            (new / "x").write_text("x")
-    finally:
-        assert os.umask(before) == 0o022
+    for name, private in (("open", False), ("closed", True)):
+        with replacing(tmp_path / name, private=private) as new:
+            new.write_text("x")
+    with appearing(tmp_path / "folder") as new:
+        (new / "x").write_text("x")
     assert (mode(tmp_path / "open"), mode(tmp_path / "closed")) == (0o644, 0o600)
     assert (mode(tmp_path / "folder"), mode(tmp_path / "folder" / "x")) == (0o700, 0o600)
 
@@ -131,7 +128,7 @@ def test_a_pipe_is_not_replaced(tmp_path):
 def usual_umask():
     before = os.umask(0o022)
     yield
-    os.umask(before)
+    assert os.umask(before) == 0o022
 
 
 def readable(root):
@@ -139,7 +136,7 @@ def readable(root):
     return [
         str(path)
         for path in [root, *root.rglob("*")]
-        if not path.is_symlink() and stat.S_IMODE(path.stat().st_mode) & 0o077
+        if not path.is_symlink() and mode(path) & 0o077
     ]
 
 
@@ -158,9 +155,7 @@ def test_what_is_made_from_examples_is_its_owners_alone(tmp_path, monkeypatch):
     for private in (folder.partition, folder.clients, folder.rounds, folder.summary):
         assert readable(private) == []
     # What is to be shown stays as the user's own umask has it.
-    assert stat.S_IMODE((folder.path / "config.yaml").stat().st_mode) == 0o644
-    assert os.umask(0o022) == 0o022
-
+    assert mode(folder.path / "config.yaml") == 0o644
     state = next((tmp_path / "state").rglob("client.json")).parent
     export(state, tmp_path / "model")
     assert readable(tmp_path / "model") == []

@@ -66,18 +66,13 @@ def test_the_run_folder_is_the_last_line(capsys, here, pretend):
     assert launch.envelope().endswith(
         f'"experiment":"{launch.folder.experiment}","resume":false}}}}'
     )
+    line = refused(capsys, "run", "quickstart", *SMALL, *out)  # is never used twice
+    assert "already exists" in line and "fedhet resume" in line
 
 
-def test_a_run_folder_is_never_used_twice(capsys, pretend):
-    pretend()
-    assert execute(["run", "quickstart", *SMALL, "--name", "first"]) == 0
-    capsys.readouterr()
-    line = refused(capsys, "run", "quickstart", *SMALL, "--name", "first")
-    assert "already exists" in line
-    assert "fedhet resume" in line
-
-
-def test_a_failed_run_is_3_and_an_interrupted_one_130(capsys, here, pretend):
+def test_a_failed_run_is_3_an_interrupted_one_130_and_both_can_go_on(
+    capsys, here, pretend, monkeypatch
+):
     pretend(RunFailed("run failed: too few replies (log: log.txt)"))
     assert execute(["run", "quickstart", *SMALL, "--name", "bad"]) == 3
     assert capsys.readouterr().err.endswith("run failed: too few replies (log: log.txt)\n")
@@ -86,17 +81,13 @@ def test_a_failed_run_is_3_and_an_interrupted_one_130(capsys, here, pretend):
     assert execute(["run", "quickstart", *SMALL, "--name", "cut"]) == 130
     assert f"fedhet resume {here / 'runs' / 'cut'}" in capsys.readouterr().err
 
-
-def test_a_run_that_had_begun_says_how_to_go_on_without_a_checkpoint(capsys, here, monkeypatch):
-    """Killed between a round's line and its checkpoint, the run can be resumed all the same."""
-
-    def killed(launch, _on_rounds):
+    def killed(launch, _on_rounds):  # between a round's line and its checkpoint
         launch.folder.append_round({"round": 1})
         raise RunFailed("killed")
 
     monkeypatch.setattr(session, "simulate", killed)
-    assert execute(["run", "quickstart", *SMALL, "--name", "cut"]) == 3
-    assert f"fedhet resume {here / 'runs' / 'cut'}" in capsys.readouterr().err
+    assert execute(["run", "quickstart", *SMALL, "--name", "begun"]) == 3
+    assert f"fedhet resume {here / 'runs' / 'begun'}" in capsys.readouterr().err
 
 
 def test_a_runs_own_configuration_is_a_preset(capsys, here, pretend):

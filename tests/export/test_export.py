@@ -73,7 +73,7 @@ def test_it_is_the_model_that_the_run_recorded_and_no_more(tmp_path, method, cha
             assert not [name for name in tensors if name.startswith(absent)]
 
 
-def test_the_card_says_what_the_model_is(run, model):
+def test_the_card_says_what_it_is_and_an_export_twice_has_the_same_bytes(run, model, tmp_path):
     config, folder = run
     card = yaml.safe_load((model / "card.yaml").read_text(encoding="utf-8"))
     assert card["method"] == "fedmrl" and card["architecture"] == "cnn-5"
@@ -82,10 +82,6 @@ def test_the_card_says_what_the_model_is(run, model):
     assert card["run"] == folder.experiment and card["client"] == "0"
     assert card["generation"] == 3 and card["hyper-parameters"]["d1"] == config.params.d1
     assert "license" not in card and "seed" not in card
-
-
-def test_exporting_twice_gives_the_same_bytes_and_leaves_the_state_alone(run, model, tmp_path):
-    config, folder = run
     state = states(folder, config)["0"]
     before = {path.name: path.read_bytes() for path in state.iterdir()}
     again = export(state, tmp_path / "again")

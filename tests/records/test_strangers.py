@@ -154,7 +154,8 @@ def test_an_exported_model_is_known_by_its_card_wherever_it_lies(home, theirs, c
     assert execute(["predict", str(home / "model"), *rest, "--trust"]) == 0
 
 
-def test_a_run_of_ones_own_needs_no_trust(home, monkeypatch, capsys):
+def test_a_run_of_ones_own_needs_no_trust_but_a_key_that_is_ones_own(home, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "states"))
     (home / "own_method.py").write_text(MODULE.format(mark=str(home / "imported")))
     monkeypatch.chdir(home)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -169,10 +170,5 @@ def test_a_run_of_ones_own_needs_no_trust(home, monkeypatch, capsys):
             assert execute([word[0], str(run), *word[1:]]) == 0, capsys.readouterr().err
     finally:
         sys.modules.pop("own_method", None)
-
-
-def test_the_key_is_the_users_alone(home, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(home / "states"))
-    simulate(tiny(home, engine="inline", name="own", rounds=1))
     key = home / "states" / "fedhet" / "key"
     assert len(key.read_bytes()) == 32 and key.stat().st_mode & 0o077 == 0

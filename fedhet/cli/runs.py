@@ -255,11 +255,13 @@ def partition(
     counts = made.counts(dataset.labels, len(dataset.classes))
     what = noun(loaded.dataset)
     if picture:
-        from fedhet.data.describe import bubble_plot
+        import pandas as pd
+
+        from fedhet.reports.figures import save_partition
 
         try:
             picture.parent.mkdir(parents=True, exist_ok=True)
-            bubble_plot(counts, dataset.classes, picture, what)
+            save_partition(pd.DataFrame(counts, made.ids, dataset.classes), what, picture)
         except OSError as error:
             raise UserError(f"--plot: '{picture}' cannot be written: {error.strerror}") from error
     if as_json:

@@ -1,13 +1,15 @@
-"""What people are shown of data: ``fedhet init``'s preset for a file, a partition as bubbles."""
+"""``fedhet init``: what is understood of a file, and a preset that runs it."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedhet.config.schema import RunConfig
+from fedhet.data import rows, table
 from fedhet.data.cache import Dataset
 from fedhet.data.inputs import (
     DATASETS,
@@ -16,32 +18,15 @@ from fedhet.data.inputs import (
     SIGNAL,
     TABLE,
     TOKENS,
-    Indices,
     Reading,
     counted,
     listed,
     noun,
 )
 from fedhet.data.partition import about_classes
-from fedhet.data.rows import (
-    NPZ_SUFFIXES,
-    ROW_SUFFIXES,
-    NoHeader,
-    find_files,
-    holds,
-    open_rows,
-)
+from fedhet.data.rows import ROW_SUFFIXES, holds
 from fedhet.data.signals import Npz
-from fedhet.data.table import (
-    LEFT_OUT,
-    Column,
-    Plan,
-    guess,
-    guess_text,
-    look,
-    named_columns,
-    site_words,
-)
+from fedhet.data.table import LEFT_OUT
 from fedhet.errors import UserError, one_line
 from fedhet.files import near
 
@@ -51,20 +36,6 @@ RARE = 0.25  # of an equal share: a class that is rarer hardly moves the accurac
 _MODELS = {  # and the learning rate
     IMAGE: (["cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5"], 0.01), SIGNAL: (["@signal-5"], 0.01),
     TABLE: (["@table-5"], 0.05), TOKENS: (["@tokens-5"], 0.1),
-}  # fmt: skip
-_ABOUT = {
-    "dataset": "kind of data", "data-path": "the file", "target": "column of the class",
-    "site": "column that names the client; no model sees it", "text": "column of the text",
-    "categories": "columns that are not numbers, with their values, which a network needs",
-    "ignore": "columns that no model sees", "classes": "class names in label order",
-    "columns": "names of the columns: the file has no header",
-    "gaps": "what counts as a gap", "partition": "how examples are assigned to clients",
-    "clients": "number of clients; 0: as many as the data names",
-    "metric": "mean recall of the classes; accuracy says little of a rare class",
-    "models": "dealt to the clients in turn",
-    "method": "`fedhet methods` lists all", "rounds": "communication rounds",
-    "local-epochs": "epochs of local training per round", "batch-size": "examples per step",
-    "lr": "learning rate of SGD", "image-size": "side of the images, pixels",
 }  # fmt: skip
 _WEIGHTS = (
     "in training a rare class counts as much as a common one; its probabilities are then too high"
@@ -94,7 +65,7 @@ def initialise(
     lines: list[str] = []
     if keys["dataset"] == "signals" and _is_npz(place):
         arrays = Npz(place).columns if place.is_file() else []  # in a folder each is a site
-        names = [name for name in arrays if site_words(name)]
+        names = [name for name in arrays if table.site_words(name)]
         keys |= {"site": names} if names and "site" not in given else {}
     elif keys["dataset"] in DATASETS:
         lines = _of_rows(keys, given, checked)
@@ -110,7 +81,9 @@ def initialise(
     ]
     for key, value in keys.items():
         text = value if isinstance(value, int | float) else json.dumps(value, ensure_ascii=False)
-        preset.append(f"{key}: {text}" + (f"  # {_ABOUT[key]}" if key in _ABOUT else ""))
+        field = RunConfig.model_fields.get(key.replace("-", "_"))  # none: a method's own
+        comment = (field and field.description or "").partition(";")[0]
+        preset.append(f"{key}: {text}" + (f"  # {comment}" if comment else ""))
     if _is_uneven(dataset) and "class-weights" not in keys:
         preset.append(f"# class-weights: balanced  # {_WEIGHTS}")
     try:
@@ -124,7 +97,7 @@ def initialise(
 
 
 def _is_npz(path: Path) -> bool:
-    return holds(path, (*NPZ_SUFFIXES, ".npy"))
+    return holds(path, (*rows.NPZ_SUFFIXES, ".npy"))
 
 
 def _dataset(path: Path) -> str:
@@ -142,21 +115,23 @@ def _dataset(path: Path) -> str:
 def _of_rows(keys: dict[str, Any], given: Mapping[str, Any], checked: Checked) -> list[str]:
     """Add what is guessed of a file of rows to the keys; return lines about its columns."""
     reading, _ = checked(keys)
-    paths = find_files(keys["dataset"], keys["data-path"], ROW_SUFFIXES)
+    paths = rows.find_files(keys["dataset"], keys["data-path"], ROW_SUFFIXES)
     try:
-        file = open_rows(paths, reading.form)
-    except NoHeader as error:
+        file = rows.open_rows(paths, reading.form)
+    except rows.NoHeader as error:
         keys["columns"] = [f"c{k}" for k in range(1, error.width + 1)]
         return _of_rows(keys, given, checked)
     signals = keys["dataset"] == "signals"
     asked = not reading.site and len(paths) == 1 and not signals
-    reading, columns, lines = guess(file, reading, site=asked, text=keys["dataset"] == "texts")
-    columns = columns or look(file, named_columns(file, reading))
-    if "dataset" not in given and (text := guess_text(columns, reading, alone=True)):
+    reading, columns, lines = table.guess(
+        file, reading, site=asked, text=keys["dataset"] == "texts"
+    )
+    columns = columns or table.look(file, table.named_columns(file, reading))
+    if "dataset" not in given and (text := table.guess_text(columns, reading, alone=True)):
         keys["dataset"], reading = "texts", replace(reading, text=text)
-    rows = max((column.rows for column in columns.values()), default=0)
+    count = max((column.rows for column in columns.values()), default=0)
     where = file.where.removeprefix("data-path ")
-    lines.insert(0, f"{where}: {rows:,} rows, {len(columns)} columns")
+    lines.insert(0, f"{where}: {count:,} rows, {len(columns)} columns")
     keys["target"] = reading.target
     if reading.site:
         keys["site"] = list(reading.site)
@@ -170,10 +145,10 @@ def _of_rows(keys: dict[str, Any], given: Mapping[str, Any], checked: Checked) -
 
 
 def _features(
-    keys: dict[str, Any], features: Mapping[str, Column], reading: Reading
+    keys: dict[str, Any], features: Mapping[str, table.Column], reading: Reading
 ) -> Iterator[str]:
     """Add categories with their values, and what is ignored; yield a line for each column."""
-    plan = Plan(features, reading)
+    plan = table.Plan(features, reading)
     mixed = {name: features[name] for name in plan.of("mixed")}
     once = {  # numbers and one word, which then means a gap
         name: column.word for name, column in mixed.items()
@@ -226,47 +201,3 @@ def _training(keys: dict[str, Any], given: Mapping[str, Any], dataset: Dataset) 
     rest = {"models": models, "method": "fedssa", "rounds": 20, "local-epochs": 2,
             "batch-size": 16, "lr": rate}  # fmt: skip
     return keys | {key: value for key, value in rest.items() if key not in keys}
-
-
-# --- a partition ----------------------------------------------------------------
-
-_BUBBLE: dict[str, Any] = {"color": "#2a78b5", "alpha": 0.85, "linewidths": 0}
-
-
-def bubble_plot(counts: Indices, classes: Sequence[str], path: Path, what: str = "images") -> None:
-    """Draw ``counts`` (N, C) int64, examples per client and class, into a file .png, .svg or .pdf.
-
-    A bubble's area is the number of examples; clients are columns, classes are rows. Only
-    matplotlib's defaults count. Raise UserError if the file cannot be written.
-    """
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    clients, labels = counts.shape
-    cell = float(np.clip(22 / max(clients, labels), 0.11, 0.34))  # inches
-    margin = 1.8 + 0.075 * max(len(name) for name in classes)
-    largest = max(int(counts.max(initial=0)), 1)
-    area = (0.92 * cell * 72) ** 2 / largest  # of one example
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        size = (max(clients * cell, 2.4) + margin, labels * cell + 1.3)
-        figure = Figure(figsize=size, dpi=150, layout="constrained")
-        axes = figure.subplots()
-        client, label = np.nonzero(counts)
-        sizes = area * counts[client, label]
-        axes.scatter(client, label, s=sizes, zorder=2, rasterized=True, **_BUBBLE)
-        axes.set(xlim=(-0.6, clients - 0.4), ylim=(labels - 0.4, -0.6), aspect="equal")
-        axes.set(xlabel="client", xticks=range(0, clients, -(-clients // 25)))
-        rows = range(0, labels, 1 if cell > 0.15 else 2)
-        axes.set_yticks(rows, [classes[s] for s in rows], fontsize=6, parse_math=False)
-        axes.grid(color="#e6e6e6", linewidth=0.7, zorder=0)
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-        axes.set_title(f"{clients:,} clients, {int(counts.sum()):,} {what}", loc="left")
-        for count in sorted({largest, max(largest // 3, 1), max(largest // 10, 1)}):
-            axes.scatter([], [], s=area * count, label=f"{count:,}", **_BUBBLE)
-        axes.legend(title=what, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
-        try:
-            figure.savefig(path, format=path.suffix[1:], facecolor="white")
-        except OSError as error:
-            raise UserError(f"plot {path}: cannot write ({error.strerror or error})") from error

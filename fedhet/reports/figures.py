@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -349,11 +350,22 @@ def _partition(one: Comparison) -> Picture:
         return Picture(name, title, absent="no run of this setting has its partition.csv")
     counts, what = one.counts, noun(str(one.setting.keys["dataset"]))
     held = counts.to_numpy()
-    row, column = np.nonzero(held)
     caption = (
         f"Training {what} per client and class (area); {len(counts):,} clients, {held.sum():,} "
         f"{what}, at most {held.max():,} of a class on one client."
     )
+    high, draw = bubbles(counts)
+    panel = _panel(name, draw, (_WIDE, high), title, (92, 10, 6, 26))
+    return Picture(name, title, caption, [("", panel)])
+
+
+def bubbles(counts: pd.DataFrame) -> tuple[float, Callable[[Axes], None]]:
+    """Return how high a figure of examples per client (rows) and class is, and what draws it.
+
+    The area of a bubble is the number of examples.
+    """
+    held = counts.to_numpy()
+    row, column = np.nonzero(held)
     step = -(-counts.shape[1] // 24)
     high = 60 + max(9.0, min(18.0, 300 / counts.shape[1])) * min(counts.shape[1], 60)
 
@@ -367,5 +379,17 @@ def _partition(one: Comparison) -> Picture:
         ax.tick_params(length=0)
         ax.set_xlabel("clients, in order", fontsize=9)
 
-    panel = _panel(name, draw, (_WIDE, high), title, (92, 10, 6, 26))
-    return Picture(name, title, caption, [("", panel)])
+    return high, draw
+
+
+def save_partition(counts: pd.DataFrame, what: str, path: Path) -> None:
+    """Draw examples per client (rows) and class into a file .png, .svg or .pdf."""
+    high, draw = bubbles(counts)
+    held = counts.to_numpy()
+    title = f"{len(held):,} clients, {held.sum():,} {what}, at most {held.max():,} of a class"
+    with mpl.rc_context(_RC):
+        figure = Figure(figsize=(_WIDE / 72, high / 72), dpi=150, layout="constrained")
+        axes = figure.subplots()
+        draw(axes)
+        axes.set_title(title, fontsize=9, loc="left")
+        figure.savefig(path, facecolor="white")

@@ -1,14 +1,15 @@
-"""``fedhet init``: what is understood of a file, and a preset that runs it; the bubble plot."""
+"""``fedhet init``: what is understood of a file, and a preset that runs it."""
 
 import shutil
 
-import numpy as np
 import pytest
 from PIL import Image
 
 from fedhet.cli.app import execute
 from fedhet.config.load import load_config
-from fedhet.data.describe import bubble_plot
+from fedhet.data.inputs import Reading
+from fedhet.data.rows import open_rows
+from fedhet.data.table import guess
 from fedhet.errors import UserError
 from fedhet.site.local_data import load_partition
 
@@ -106,20 +107,20 @@ FILES = {  # columns by a formula of the row's number, and the target that is gu
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_target_is_guessed_or_asked_for(tmp_path, capsys, name):
+def test_the_target_is_guessed_or_asked_for(tmp_path, name):
     form, wanted = FILES[name]
     columns = dict(one.split("=") for one in form.split())
     rows = [",".join(str(eval(one, {"k": k})) for one in columns.values()) for k in range(90)]
     (tmp_path / "p.csv").write_text("\n".join([",".join(columns), *rows]) + "\n")
-    code = execute(["init", "p.csv"])
+    file = open_rows([tmp_path / "p.csv"])
     if wanted:
-        assert code == 0 and f"target: '{wanted}' is used" in capsys.readouterr().out
-    else:
-        error = capsys.readouterr().err
-        asked = "target: which column is the class? target=COLUMN"
-        if name == "measurements":
-            asked = "give target=COLUMN, one of a, b; divide a measurement with labels"
-        assert code == 2 and asked in error
+        assert guess(file, Reading())[0].target == wanted
+        return
+    asked = "which column is the class. target=COLUMN"
+    if name == "measurements":
+        asked = "give target=COLUMN, one of a, b; divide a measurement with labels"
+    with pytest.raises(UserError, match=f"target: .*{asked}"):
+        guess(file, Reading())
 
 
 def test_what_may_be_wrong_is_said_at_once(tmp_path, capsys):
@@ -146,19 +147,3 @@ def test_free_text_is_no_category_and_no_file_of_texts(tmp_path, capsys):
     assert execute(["init", "p.csv"]) == 0
     assert "remarks: left out: sentences, or too many values" in capsys.readouterr().out
     assert load_config(tmp_path / "p.yaml").ignore == ("remarks",)
-
-
-def test_area_of_the_bubbles_follows_the_counts(tmp_path):
-    def ink(counts):
-        """Pixels of the bubbles' colour."""
-        bubble_plot(counts, [str(k) for k in range(10)], tmp_path / "plot.png")
-        pixels = np.asarray(Image.open(tmp_path / "plot.png").convert("RGB")).astype(int)
-        return int((pixels[..., 2] - pixels[..., 0] > 60).sum())
-
-    full = np.full((10, 10), 40)
-    part = np.zeros_like(full)
-    part[:, 0] = [40, *[20] * 9]
-    legend = ink(np.zeros_like(full))
-    assert (ink(part) - legend) / (ink(full) - legend) == pytest.approx(220 / 4000, rel=0.35)
-    with pytest.raises(UserError, match="plot .*: cannot write"):
-        bubble_plot(full[:2, :2], ["a", "b"], tmp_path / "none" / "x.png")

@@ -261,3 +261,17 @@ def test_in_a_browser_at_400_pixels_in_the_dark(reported, tmp_path):
         finally:
             browser.quit()
             server.shutdown()
+
+
+def test_the_area_of_a_bubble_is_the_count():
+    import pandas as pd  # here, as matplotlib: workers of other tests collect this file, too
+    from matplotlib.figure import Figure
+
+    from fedhet.reports.figures import bubbles
+
+    axes = Figure().subplots()
+    bubbles(pd.DataFrame([[40, 0], [20, 10]]))[1](axes)
+    (drawn,) = axes.collections
+    assert drawn.get_offsets().tolist() == [[0, 0], [1, 0], [1, 1]]
+    first, *others = drawn.get_sizes()
+    assert others == pytest.approx([first / 2, first / 4])

@@ -236,11 +236,6 @@ def _decode_some(root: Path, shape: Shape, scans: bool, names: Sequence[str]) ->
         return [_decode(archive.read, name, shape, scans=scans) for name in names]
 
 
-def _ignore_interrupts() -> None:
-    """Ignore Ctrl-C, which reaches the whole process group: the parent ends the workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 def _in_workers(
     some: Callable[[Sequence[str]], list[Decoded]], pieces: Sequence[Sequence[str]], workers: int
 ) -> Generator[list[Decoded], None, None]:
@@ -248,7 +243,9 @@ def _in_workers(
     from joblib.externals import loky  # only where there are many images
 
     os.environ["PYTHONSAFEPATH"] = "1"  # for its tracker of resources as well
-    pool = loky.ProcessPoolExecutor(max_workers=workers, initializer=_ignore_interrupts)
+    # Ctrl-C reaches the whole process group: the parent ends the workers.
+    ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    pool = loky.ProcessPoolExecutor(max_workers=workers, initializer=ignore)
     ahead: deque[Any] = deque()
     try:
         for piece in pieces:
@@ -271,78 +268,41 @@ class _Tree:
     """Images below the root, as ``<class>/<image>`` or ``<site>/<class>/<image>``, and the rest."""
 
     images: tuple[str, ...]
-    folders: tuple[str, ...]  # of the first level, also those without images
+    classes: tuple[str, ...]  # also those without images
     ignored: tuple[str, ...]
-    prefix: str = ""  # that all have inside a zip
-
-    @property
-    def by_site(self) -> bool:
-        """Return whether the first level are sites: images lie one deeper, in the same classes."""
-        if not self.images or any(path.count("/") != 2 for path in self.images):
-            return False
-        pairs = {tuple(path.split("/")[:2]) for path in self.images}
-        sites = {site for site, _ in pairs}
-        shared = len({name for _, name in pairs}) < len(pairs)
-        return len(sites) > 1 and shared and not {site.lower() for site in sites} & _SPLITS
-
-    def class_of(self, path: str) -> str:
-        """Return the class of an image."""
-        return path.split("/")[self.by_site]
+    prefix: str  # that all have inside a zip
+    level: int  # of the class in a path: 1 below folders of sites
 
 
 def image_folder(data_path: str) -> Source:
     """Return the folder of class folders, or the zip of one, at ``data_path``.
 
-    Raise UserError if it is empty or does not exist.
+    Raise UserError if it does not exist or most images are of other levels.
     """
     path = existing("image-folder", data_path)
     tree = _scan(path)
-
-    def extent() -> tuple[int, int]:
-        found = _checked(path, tree)
-        return len(found.images), len(found.folders)
-
     stats = file_stats([path / name for name in tree.images] if path.is_dir() else [path])
-    key: list[object] = ["image-folder", str(path), tree.folders, tree.ignored, stats]
-    return Source(key, partial(_folder_stream, path, tree), extent)
+    key: list[object] = ["image-folder", str(path), tree.classes, tree.ignored, stats]
+    return Source(key, partial(_folder_stream, path, tree), (len(tree.images), len(tree.classes)))
 
 
-def _checked(path: Path, tree: _Tree) -> _Tree:
-    """Return the tree with the images of the right level and its classes as the folders.
-
-    Raise UserError if most images are of other levels.
-    """
-    if tree.by_site:
-        return replace(tree, folders=tuple(sorted(set(map(tree.class_of, tree.images)))))
-    level = [name for name in tree.images if name.count("/") == 1]
-    others = [name for name in tree.images if name.count("/") != 1]
-    if others and len(others) >= len(level):
-        raise UserError(f"data-path {path}: {_other_level(path, others, len(level))}")
-    if not level:
-        raise UserError(
-            f"data-path {path}: no images found; expected <class>/<image>, one folder for "
-            "each class, with file names that end in " + " ".join(sorted(SUFFIXES))
-        )
-    return replace(tree, images=tuple(level), ignored=tuple(sorted([*tree.ignored, *others])))
-
-
-def _folder_stream(path: Path, found: _Tree, image: Inputs, classes: tuple[str, ...]) -> Stream:
+def _folder_stream(path: Path, tree: _Tree, image: Inputs, classes: tuple[str, ...]) -> Stream:
     """Return images by label, then by file name, the same for a folder and its zip.
 
-    Raise UserError for no class folders, or a folder that is not in ``classes``.
+    Raise UserError for a folder that is not in ``classes``.
     """
-    tree = _checked(path, found)
-    names = classes or tree.folders
+    names = classes or tree.classes
     label_of = {name: label for label, name in enumerate(names)}
-    for folder in tree.folders:
+    for folder in tree.classes:
         if folder not in label_of:
             raise UserError(
                 f"data-path {path}: folder {folder!r} is not one of the classes ({listed(names)})"
             )
-    order = sorted(tree.images, key=lambda name: (label_of[tree.class_of(name)], name))
-    labels = np.array([label_of[tree.class_of(name)] for name in order], dtype=np.int64)
+    pairs = sorted((label_of[name.split("/")[tree.level]], name) for name in tree.images)
+    order = [name for _, name in pairs]
+    labels = np.array([label for label, _ in pairs], dtype=np.int64)
     about = Content(image, labels, names, paths=tuple(order))
-    if tree.by_site:
+    if tree.level:
         names_of, owners = np.unique([n.split("/")[0] for n in order], return_inverse=True)
         sites = names_of.tolist()
         line = f"{len(sites)} sites by folder: {listed(sites)}"
@@ -363,20 +323,15 @@ def _other_level(root: Path, others: Sequence[str], here: int) -> str:
             f"{len(direct)} images lie in the folder itself, so they have no class: give the "
             f"folder above it, data-path={root.parent}, if it has one folder for each class"
         )
-    folders = Counter(PurePosixPath(path).parent for path in others if path.count("/") > 1)
-    above: Counter[PurePosixPath] = Counter()
-    for folder, count in folders.items():
-        above[folder.parent] += count
+    deep = [PurePosixPath(path) for path in others if path.count("/") > 1]
+    above = Counter(path.parents[1] for path in deep)
     best = max(above, key=lambda f: (above[f], f.name.lower().startswith("train"), str(f)))
-    example = min(folder for folder in folders if folder.parent == best)
+    example = min(path.parent for path in deep if path.parents[1] == best)
     deeper = len(example.parts) - 1
     level = "one level" if deeper == 1 else f"{deeper} levels"
     rest = f", and {here} images where they should be" if here else ""
     place = root / best if root.is_dir() else f"FOLDER/{best} of the unpacked zip"
-    return (
-        f"{folders.total()} images lie {level} deeper, as in {example}{rest}: give "
-        f"data-path={place}"
-    )
+    return f"{len(deep)} images lie {level} deeper, as in {example}{rest}: give data-path={place}"
 
 
 def _is_hidden(name: str) -> bool:
@@ -389,7 +344,10 @@ def is_image(name: str) -> bool:
 
 
 def _scan(root: Path) -> _Tree:
-    """Return what is in a folder or a zip, without hidden files."""
+    """Return what is in a folder or a zip, without hidden files.
+
+    Raise UserError if most images are of other levels.
+    """
     prefix = ""
     if root.is_dir():
         names = list(files_below(root, "data-path", MAX_DEPTH))
@@ -401,14 +359,34 @@ def _scan(root: Path) -> _Tree:
         if len(tops) == 1 and all(len(one) > 2 for one in parts if is_image(one[-1])):
             prefix = f"{tops.pop()}/"  # of a zip of one folder
         names = ["/".join(one) for one in parts]
-    inner = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-    others = [name.removeprefix(prefix) for name in names if not is_image(name)]
-    return _Tree(
-        tuple(sorted(filter(is_image, inner))),
-        tuple(sorted({name.split("/")[0] for name in inner if "/" in name})),
-        tuple(sorted(others)),
-        prefix,
-    )
+    inner = sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+    images = list(filter(is_image, inner))
+    ignored = [name.removeprefix(prefix) for name in names if not is_image(name)]
+    if _are_by_site(images):
+        classes, level = {name.split("/")[1] for name in images}, 1
+    else:
+        classes, level = {name.split("/")[0] for name in inner if "/" in name}, 0
+        others = [name for name in images if name.count("/") != 1]
+        images = [name for name in images if name.count("/") == 1]
+        if others and len(others) >= len(images):
+            raise UserError(f"data-path {root}: {_other_level(root, others, len(images))}")
+        if not images:
+            raise UserError(
+                f"data-path {root}: no images found; expected <class>/<image>, one folder for "
+                "each class, with file names that end in " + " ".join(sorted(SUFFIXES))
+            )
+        ignored += others
+    return _Tree(tuple(images), tuple(sorted(classes)), tuple(sorted(ignored)), prefix, level)
+
+
+def _are_by_site(images: Sequence[str]) -> bool:
+    """Return whether the first level are sites: images lie one deeper, in the same classes."""
+    if any(path.count("/") != 2 for path in images):
+        return False
+    pairs = {tuple(path.split("/")[:2]) for path in images}
+    sites = {site for site, _ in pairs}
+    shared = len({name for _, name in pairs}) < len(pairs)
+    return len(sites) > 1 and shared and not {site.lower() for site in sites} & _SPLITS
 
 
 def files_below(root: Path, key: str, depth: int | None = None) -> Iterator[str]:

@@ -22,7 +22,7 @@ from fedhet.files import is_id, near
 if TYPE_CHECKING:  # a second at import, and most processes read no file
     import pandas as pd
 
-    from fedhet.data.rows import Chunk, RowFile
+    from fedhet.data.rows import RowFile
 
 Examples = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
@@ -170,11 +170,8 @@ _INPUTS = TypeAdapter(Inputs)
 
 def kind_of(dataset: str) -> str:
     """Return the kind of a data set by its name; empty for one that must be loaded first."""
-    name = dataset.partition(":")[0]
-    known = DATASETS | SYNTHETIC
-    if name in known:
-        return known[name]
-    return IMAGE if name in IMAGE_SETS else ""
+    kinds = dict.fromkeys(IMAGE_SETS, IMAGE) | DATASETS | SYNTHETIC
+    return kinds.get(dataset.partition(":")[0], "")
 
 
 def is_hub(dataset: str) -> bool:
@@ -317,13 +314,13 @@ class Source:
     ``key`` is JSON-able and changes whenever the examples would; to make it, none is read.
     ``stream`` reads the examples, images as the inputs say; ``classes`` empty means the source's
     own. It raises UserError if the source cannot be read, or does not fit the classes.
-    ``extent`` counts examples and classes without reading any, and ``inputs`` are theirs if they
-    are no images, where a source knows that.
+    ``extent`` are the numbers of examples and classes, and ``inputs`` those of examples that are no
+    images, where a source knows them without reading any.
     """
 
     key: list[object]
     stream: Callable[[Inputs, tuple[str, ...]], Stream]
-    extent: Callable[[], tuple[int, int]] | None = None
+    extent: tuple[int, int] | None = None
     inputs: Inputs | None = None
 
 
@@ -432,13 +429,11 @@ class Classes:
             raise UserError(f"labels: value '{value}' belongs to two classes")
 
     def labels(self, values: pd.Series, where: Callable[[int], str]) -> Indices:
-        """Return the labels of texts, -1 for a gap; ``where`` says where the i-th of them is."""
+        """Return the labels of texts, -1 for a gap; ``where`` says where a row is."""
         made = coded(values, self._label)
-        if (made == _UNKNOWN).any():
-            place = int(np.argmax(made == _UNKNOWN))
+        for row, value in values[made == _UNKNOWN].items():
             key = "labels" if self._reading.labels else "classes"
-            value = shown(str(values.iloc[place]))
-            raise UserError(f"{where(place)}: {value} has no class in {key}")
+            raise UserError(f"{where(row)}: {shown(str(value))} has no class in {key}")
         self._examples += int((made >= 0).sum())
         return made
 
@@ -549,8 +544,8 @@ class Keys:
         self._owners: list[Indices] = []
         self._left: Counter[str] = Counter()
 
-    def columns(self, file: RowFile, *others: str) -> list[str]:
-        """Return the columns that are read as texts: target, sites and ``others``, each once.
+    def columns(self, file: RowFile) -> list[str]:
+        """Return the columns that are read as texts: target and sites.
 
         On a node all rows are its own, with a column of the site or without. Raise UserError for a
         target or a site that the file has not.
@@ -560,15 +555,15 @@ class Keys:
             self.reading = replace(self.reading, site=there)
         need(file, [self.reading.target], "target")
         need(file, self.reading.site, "site")
-        return list(dict.fromkeys((self.reading.target, *self.reading.site, *others)))
+        return [self.reading.target, *self.reading.site]
 
     def add(
-        self, chunk: Chunk, finite: npt.NDArray[np.bool_] | None = None
+        self, file: RowFile, frame: pd.DataFrame, finite: npt.NDArray[np.bool_] | None = None
     ) -> npt.NDArray[np.bool_]:
-        """Note the keys of some rows; returns which of them have both, and are ``finite``."""
+        """Note the keys of some rows; return which of them have both, and are ``finite``."""
         target = self.reading.target
-        labels = self._classes.labels(chunk.frame[target], lambda row: chunk.at(row, target))
-        owners = self._owners_of(chunk)
+        labels = self._classes.labels(frame[target], lambda row: file.at(row, target))
+        owners = self._owners_of(frame, file.site)
         kept = np.ones(len(labels), dtype=bool)
         for what, good in (
             ("without target", labels >= 0), ("without site", owners >= 0),
@@ -581,13 +576,12 @@ class Keys:
         self._owners.append(owners[kept])
         return kept
 
-    def _owners_of(self, chunk: Chunk) -> Indices:
+    def _owners_of(self, frame: pd.DataFrame, file: Path | None) -> Indices:
         """Return the code of every row's client, -1 for a gap; 0 where no client is named."""
         if not self.reading.site:
-            file = "" if chunk.site is None else chunk.site.name
-            name = (file.split(".")[0] or file,) if file else ()
-            return np.full(len(chunk), self._sites.setdefault(name, len(self._sites)))
-        first, *others = (chunk.frame[name] for name in self.reading.site)
+            name = (file.name.split(".")[0] or file.name,) if file else ()
+            return np.full(len(frame), self._sites.setdefault(name, len(self._sites)))
+        first, *others = (frame[name] for name in self.reading.site)
         joined = first.str.cat(others, sep="\x1f") if others else first
 
         def code(value: str) -> int:

@@ -6,7 +6,7 @@ data itself names) and split per client and class.
 
 import csv
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import signature
@@ -529,12 +529,17 @@ def flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
     and where somebody would have nothing to train on.
     """
     kind, count = config.partition, len(data.labels)
-    make, words = _partitioner(kind)
+    make, keywords = _partitioner(kind)
+    takes = signature(make).parameters
     ours = {"num_partitions": config.clients, "partition_by": "label", "seed": config.data_seed}
-    given = _arguments(make, words, ours)
+    given = {key: value for key, value in ours.items() if key in takes} | keywords
     columns = {"label": data.labels.tolist(), "index": list(range(count))}
     if data.site_names:
         columns["site"] = np.array(data.site_names)[data.sites].tolist()
+    try:
+        signature(make).bind(**given)
+    except TypeError as error:
+        raise UserError(f"partition: '{kind}': {error}; it takes {', '.join(takes)}") from error
     try:
         partitioner = make(**given)
         datasets: Any = import_module("datasets")
@@ -563,7 +568,7 @@ def says_clients(kind: str) -> bool:
     return "num_partitions" not in signature(_partitioner(kind)[0]).parameters
 
 
-def _partitioner(kind: str) -> tuple[Callable[..., Any], list[str]]:
+def _partitioner(kind: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Return the class that ``flwr:CLASS keyword=value ...`` names, and its keywords."""
     try:
         name, *words = shlex.split(kind.removeprefix(PREFIX)) or [""]
@@ -583,30 +588,12 @@ def _partitioner(kind: str) -> tuple[Callable[..., Any], list[str]]:
             f"partition: flwr-datasets has no '{name}' that deals examples{hint}; allowed: "
             f"{', '.join(known)}"
         )
-    return getattr(module, name), words
-
-
-def _arguments(
-    make: Callable[..., Any], words: Sequence[str], ours: Mapping[str, Any]
-) -> dict[str, Any]:
-    parameters, name = signature(make).parameters, make.__name__
-    given = {key: value for key, value in ours.items() if key in parameters}
-    for word in words:
-        key, _, text = word.partition("=")
+    given = {}
+    for key, _, text in (word.partition("=") for word in words):
         if key == "num_partitions":
             raise UserError(f"partition: num_partitions={text}: write clients={text} instead")
-        if key not in parameters:
-            raise UserError(
-                f"partition: {name} has no '{key}'{nearest(key, parameters)}; allowed: "
-                f"{', '.join(parameters)}"
-            )
         try:
             given[key] = parse_yaml(text)
         except Damaged as error:
             raise UserError(f"partition: {key}={text}: {error.what}") from error
-        if isinstance(parameters[key].default, bool) and not isinstance(given[key], bool):
-            raise UserError(f"partition: {key}={text} is not allowed: true or false")
-    needed = [f"{k}=..." for k, p in parameters.items() if p.default is p.empty and k not in given]
-    if needed:
-        raise UserError(f"partition: {name} needs {', '.join(needed)}")
-    return given
+    return getattr(module, name), given

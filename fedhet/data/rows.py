@@ -7,19 +7,16 @@ as numbers where they are numbers.
 import codecs
 import csv
 import gzip
-import importlib.util
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from fedhet.data.inputs import MAX_COLUMNS, Form, existing
@@ -39,30 +36,37 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16",
 }  # fmt: skip
 _Record = tuple[int, list[str]]  # the line that a row ends in, and its fields
+Rows = tuple["RowFile", pd.DataFrame]
 
 
 class RowFile:
     """A file of rows: its columns in order, what it is called in messages, what was found out.
 
-    ``index`` are columns that number the rows and are left out unless a key names them.
+    ``index`` are columns that number the rows and are left out unless a key names them; ``site`` is
+    the path of one of several files.
     """
 
     def __init__(self, where: str, form: Form) -> None:
         self.where, self.form = where, form
+        self.site: Path | None = None
         self.columns: list[str] = []
         self.index: Collection[str] = ()
         self.found: list[str] = []
 
-    def chunks(self, texts: Collection[str], numbers: Collection[str]) -> Iterator["Chunk"]:
-        """Yield the rows with these columns; raise UserError for what cannot be read."""
+    def chunks(self, texts: Collection[str], numbers: Collection[str]) -> Iterator[Rows]:
+        """Yield the file and these columns of some rows, whose index are their numbers from 0.
+
+        Texts are stripped ``str``; a column of numbers only is float64. Raise UserError for what
+        cannot be read.
+        """
         count = 0
         for frame in self._frames(list(dict.fromkeys((*texts, *numbers))), texts):
             count += len(frame)
             made = {
                 name: (_texts if name in texts else as_numbers)(column, self.form)
-                for name, column in frame.reset_index(drop=True).items()
+                for name, column in frame.items()
             }
-            yield Chunk(pd.DataFrame(made), frame.index.to_numpy(dtype=np.int64), self)
+            yield self, pd.DataFrame(made)
         if not count:
             raise UserError(f"{self.where}: there is no row")
 
@@ -83,6 +87,10 @@ class RowFile:
         """Return where the row of that number is, such as ``line 7``."""
         return f"row {row}"
 
+    def at(self, row: int, column: str) -> str:
+        """Return the place of a value for messages."""
+        return f"{self.where} {self.place(row)} column '{column}'"
+
     def _named(self, cells: Sequence[str]) -> list[str]:
         """Return names of columns: ``column-3`` for one without, ``age.2`` for a second ``age``."""
         names: list[str] = []
@@ -95,32 +103,6 @@ class RowFile:
                 self.found.append(f"the second column '{first}' is called '{name}'")
             names.append(name)
         return names
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Some rows. Texts are stripped ``str``; a column of numbers only is float64.
-
-    ``rows`` (k,) are their numbers in the file, from 0; ``site`` is the file, if there are several.
-    """
-
-    frame: pd.DataFrame
-    rows: npt.NDArray[np.int64]
-    file: RowFile
-    site: Path | None = None
-
-    def __len__(self) -> int:
-        return len(self.frame)
-
-    def take(self, kept: npt.NDArray[np.bool_] | slice) -> "Chunk":
-        """Return the rows (k,) that are kept."""
-        if isinstance(kept, np.ndarray) and kept.all():
-            return self
-        return replace(self, frame=self.frame[kept].reset_index(drop=True), rows=self.rows[kept])
-
-    def at(self, index: int, column: str) -> str:
-        """Return the place of a value in the ``index``-th of these rows, for messages."""
-        return f"{self.file.where} {self.file.place(int(self.rows[index]))} column '{column}'"
 
 
 def find_files(dataset: str, data_path: str, suffixes: Sequence[str]) -> tuple[Path, ...]:
@@ -152,7 +134,7 @@ def holds(path: Path, suffixes: Sequence[str]) -> bool:
 def open_rows(paths: Sequence[Path], form: Form = Form()) -> RowFile:
     """Open a CSV or Parquet file, told apart by its first bytes, or several files in turn."""
     if len(paths) > 1:
-        return _Several([open_rows([path], form) for path in paths], paths)
+        return _Several(paths, form)
     try:
         with paths[0].open("rb") as file:
             parquet = file.read(4) == b"PAR1"
@@ -219,21 +201,7 @@ class CsvFile(RowFile):
             records = [(line, row) for line, row in records if not row[0].startswith("#")]
         if not records:
             raise UserError(f"{self.where}: the file is empty")
-        first = self._first(records)  # the record that is the header, or the first row without one
-        head, *body = [row for _, row in records[first:]]
-        width = Counter(map(len, body or [head])).most_common(1)[0][0]
-        if width > MAX_COLUMNS:
-            raise UserError(f"{self.where}: {width:,} columns, at most {MAX_COLUMNS:,}")
-        empty = self._empty_last(head, body, width)
-        header = self._is_header(head, body, width - empty)
-        if header or first:
-            self._skip += records[first if header else first - 1][0]
-        self._names = self._named(self._cells(head if header else [], width))
-        self.columns = self._names[: width - empty]
-        rows = body if header else [head, *body]
-        values = [[r[k].strip() for r in rows if k < len(r)] for k in range(len(self.columns))]
-        self._leave_out_index(values)
-        self._choose_numbers(values)
+        self._name_columns(records)
 
     # --- its form
 
@@ -349,38 +317,40 @@ class CsvFile(RowFile):
             return "'"
         return '"'
 
-    def _first(self, records: Sequence[_Record]) -> int:
-        """Return which record is the first of the table: a title or counts may stand before it."""
-        row, many = records[0][1], len(records) - 1
-        width = len(records[1][1]) if many else 0
-        rows, columns, *classes = [*map(str.strip, row), "", ""]
-        counts = rows.isdecimal() and columns in (str(width - 1), str(width)) and width > 2
-        all_rows = counts and (int(rows) == many or min(many, int(rows)) >= SAMPLE_ROWS)
-        if all_rows and not any(map(_PLAIN.fullmatch, classes)):  # as scikit-learn writes them
-            self.found.append(
-                f"the first line counts rows and columns ({rows}, {columns}) and is left out"
-            )
-            return 1
+    def _name_columns(self, records: Sequence[_Record]) -> None:
+        """Find the header and the names, and with the values below how numbers are written."""
         width = Counter(len(row) for _, row in records[1:] or records).most_common(1)[0][0]
+        if width > MAX_COLUMNS:
+            raise UserError(f"{self.where}: {width:,} columns, at most {MAX_COLUMNS:,}")
+        # A title may stand before the record that is the header, or the first row without one.
         least = width if width < 3 else width - 1
-        start = next(k for k, (_, row) in enumerate(records) if len(row) >= least)
-        if start:
-            self.found.append(f"{start} lines before the header are left out")
-        return start
-
-    def _empty_last(self, head: list[str], body: Sequence[list[str]], width: int) -> bool:
-        """Return whether the last column is empty; make the header as wide as the rows."""
-        empty = bool(body) and all(len(row) < width or not row[-1].strip() for row in body)
+        first = next(k for k, (_, row) in enumerate(records) if len(row) >= least)
+        if first:
+            self.found.append(f"{first} lines before the header are left out")
+        head, *body = [row for _, row in records[first:]]
         if len(head) == width + 1 and not head[-1].strip():  # a delimiter after the header alone
             del head[-1]
-            self.found.append("the empty last column of the header is left out")
-        last = "".join(head[width - 1 : width]).strip()
-        if empty and len(head) in (width, width - 1) and not last:
-            self.found.append("the empty last column is left out")
-            return True
-        if len(head) < width:
+        empty = all(len(row) < width or not row[-1].strip() for row in body)
+        empty = empty and bool(body) and not "".join(head[width - 1 : width]).strip()
+        if len(head) < width and not empty:
             head.insert(0, "")  # R writes no name above the names of rows
-        return False
+        self._least = width - empty
+        header = self._is_header(head, body, self._least)
+        if header or first:
+            self._skip += records[first if header else first - 1][0]
+        cells = [*self.form.columns] or (head if header else [])
+        cells = [cell.strip().strip("\ufeff") for cell in cells]
+        self.columns = self._named([*cells, *[""] * (width - len(cells))])
+        rows = body if header else [head, *body]
+        values = [[r[k].strip() for r in rows if k < len(r)] for k in range(width)]
+        self.index = [
+            name for place, name in enumerate(self.columns)
+            if re.fullmatch(r"column-\d+|Unnamed: \d+", name)
+            and (place == 0 or not any(values[place]))
+        ]  # fmt: skip
+        if self.index:
+            self.found.append(f"without a name and left out: {', '.join(self.index)}")
+        self._choose_numbers(values)
 
     def _is_header(self, head: Sequence[str], body: Sequence[list[str]], width: int) -> bool:
         """Return whether the first row holds names; raise NoHeader if a key must give them."""
@@ -417,24 +387,6 @@ class CsvFile(RowFile):
         # mean data.
         other = any(numbers) or any(len(cell.split()) >= SENTENCE for cell in cells)
         return len(others) > 1 and (len(again) > 1 or (bool(again) and other))
-
-    def _cells(self, head: Sequence[str], width: int) -> list[str]:
-        """Return the names of the columns as a key or the header gives them."""
-        cells = [*self.form.columns] or [cell.strip().strip("\ufeff") for cell in head]
-        if not self.form.columns and any(cell != cell.strip() for cell in head):
-            self.found.append("spaces around names are left out")
-        return [*cells, *[""] * (width - len(cells))]
-
-    def _leave_out_index(self, values: Sequence[Sequence[str]]) -> None:
-        """Leave out columns without a name that number the rows, or hold nothing."""
-        if not self.form.columns:
-            self.index = [
-                name for place, name in enumerate(self.columns)
-                if re.fullmatch(r"column-\d+|Unnamed: \d+", name)
-                and (place == 0 or not any(values[place]))
-            ]  # fmt: skip
-        if self.index:
-            self.found.append(f"without a name and left out: {', '.join(self.index)}")
 
     def _choose_numbers(self, columns: Sequence[Sequence[str]]) -> None:
         """Choose the decimal sign and the thousands separator that make most columns numbers."""
@@ -474,11 +426,10 @@ class CsvFile(RowFile):
 
     def _frames(self, columns: list[str], texts: Collection[str]) -> Iterator[pd.DataFrame]:
         """See :class:`RowFile`."""
-        places = [self._names.index(name) for name in columns]
         styles = (str.lower, str.upper, str.title)  # pandas distinguishes upper and lower case
         gaps = {style(one) for one in self.form.missing for style in styles}
         gaps |= {"NaN"} if "nan" in self.form.missing else set()
-        pairs = list(zip(columns, places, strict=True))
+        others = [name for name in columns if name not in texts]
         try:
             with self._open() as file:
                 reader = pd.read_csv(
@@ -486,13 +437,12 @@ class CsvFile(RowFile):
                     sep=self.form.separator, decimal=self.form.decimal,
                     thousands=self.form.thousands or None, comment=self._comment, **self._quoting,
                     skipinitialspace=True, low_memory=False, index_col=False,
-                    header=None, names=range(len(self._names)),
-                    dtype={place: "str" for name, place in pairs if name in texts},
-                    na_values={place: sorted(gaps) for name, place in pairs if name not in texts},
-                    keep_default_na=False, chunksize=self._size(len(self._names)),
+                    header=None, names=self.columns, dtype=dict.fromkeys(texts, "str"),
+                    na_values=dict.fromkeys(others, sorted(gaps)),
+                    keep_default_na=False, chunksize=self._size(len(self.columns)),
                 )  # fmt: skip
                 for frame in reader:
-                    yield self._sound(frame)[places].set_axis(columns, axis=1)
+                    yield self._sound(frame)[columns]
         except UnicodeDecodeError as error:
             raise self._bad_byte() from error
         except pd.errors.EmptyDataError:
@@ -507,18 +457,18 @@ class CsvFile(RowFile):
 
         Raise UserError for a row shorter than the others, which pandas would fill with gaps.
         """
-        last = frame[len(self._names) - 1]
+        first, last = frame[self.columns[0]], frame[self.columns[-1]]
         if not self._checked and (last.isna() | (last == "")).any():
             self._checked = True
             for line, row in self._records():
-                if len(row) < len(self.columns):
+                if len(row) < self._least:
                     raise UserError(
                         f"{self.where} line {line}: {len(row)} fields, but others "
-                        f"{len(self._names)}"
+                        f"{len(self.columns)}"
                     )
-        if pd.api.types.is_string_dtype(frame[0]):
-            again = frame.index[frame[0].str.strip() == self._names[0]]
-            again = [k for k in again if [str(v).strip() for v in frame.loc[k]] == self._names]
+        if pd.api.types.is_string_dtype(first):
+            again = frame.index[first.str.strip() == self.columns[0]]
+            again = [k for k in again if [str(v).strip() for v in frame.loc[k]] == self.columns]
             frame = frame.drop(again) if again else frame
         return frame
 
@@ -571,17 +521,15 @@ class NoHeader(UserError):
 class FrameFile(RowFile):
     """Rows that are in DataFrames: somebody's own, of a Parquet file, of a data set of the hub.
 
-    ``batches`` gives these columns of the rows, by their ``stored`` names, some rows at a time. The
-    numbers of some columns stand for ``names``.
+    ``batches`` gives these columns of the rows, by their ``stored`` names, some rows at a time.
     """
 
     def __init__(
         self, where: str, form: Form, stored: Sequence[Any], index: Collection[str],
         batches: Callable[[list[Any], int], Iterator[pd.DataFrame]],
-        names: Mapping[str, Sequence[str]] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(where, form)
-        self._batches, self._names_of = batches, names or {}
+        self._batches = batches
         self.columns = self._named([str(name).strip() for name in stored])
         self._stored = dict(zip(self.columns, stored, strict=True))
         self.index = [name for name, old in self._stored.items() if old in index]
@@ -594,9 +542,6 @@ class FrameFile(RowFile):
         try:
             for found in self._batches(stored, self._size(len(columns))):
                 frame = found[stored].set_axis(columns, axis=1)
-                for name, old in zip(columns, stored, strict=True):
-                    if old in self._names_of:
-                        frame[name] = frame[name].map(dict(enumerate(self._names_of[old])))
                 yield frame.set_axis(range(first, first + len(frame)))
                 first += len(frame)
         except (OSError, ValueError) as error:  # Arrow's own are of these
@@ -612,14 +557,14 @@ def of_frame(frame: pd.DataFrame, form: Form) -> RowFile:
 
 def _open_parquet(path: Path, form: Form) -> RowFile:
     where = f"data-path {path}"
-    if importlib.util.find_spec("pyarrow") is None:
-        raise UserError(f"{where}: Parquet needs pyarrow: pip install 'fedhet[parquet]'")
-    import pyarrow.parquet as pq
-
     try:
+        import pyarrow.parquet as pq
+
         file = pq.ParquetFile(path)
         schema = file.schema_arrow
         index = (schema.pandas_metadata or {}).get("index_columns", [])
+    except ImportError as error:
+        raise UserError(f"{where}: Parquet needs pyarrow: pip install 'fedhet[parquet]'") from error
     except (OSError, ValueError) as error:
         raise UserError(f"{where}: not a valid Parquet file: {one_line(error)}") from error
 
@@ -634,21 +579,21 @@ def _open_parquet(path: Path, form: Form) -> RowFile:
 class _Several(RowFile):
     """Files of the same columns, in whatever order each has them; each is a site."""
 
-    def __init__(self, files: Sequence[RowFile], paths: Sequence[Path]) -> None:
-        super().__init__(files[0].where, files[0].form)
-        self.files, self.paths = files, paths
-        self.columns, self.index = files[0].columns, files[0].index
-        self.found = list(dict.fromkeys(line for file in files for line in file.found))
+    def __init__(self, paths: Sequence[Path], form: Form) -> None:
+        self.files = [open_rows([path], form) for path in paths]
+        first = self.files[0]
+        super().__init__(first.where, first.form)
+        self.columns, self.index = first.columns, first.index
+        self.found = list(dict.fromkeys(line for file in self.files for line in file.found))
         own = set(self.columns) - set(self.index)
-        for file in files:
+        for file, path in zip(self.files, paths, strict=True):
+            file.site = path
             if other := sorted((set(file.columns) - set(file.index)) ^ own):
                 raise UserError(
                     f"{file.where}: column '{other[0]}' is not in all files of the folder"
                 )
 
-    def chunks(self, texts: Collection[str], numbers: Collection[str]) -> Iterator[Chunk]:
+    def chunks(self, texts: Collection[str], numbers: Collection[str]) -> Iterator[Rows]:
         """See :class:`RowFile`."""
-        for path, file in zip(self.paths, self.files, strict=True):
-            with closing(file.chunks(texts, numbers)) as chunks:  # type: ignore[type-var]
-                for chunk in chunks:
-                    yield replace(chunk, site=path)
+        for file in self.files:
+            yield from file.chunks(texts, numbers)

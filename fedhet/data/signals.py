@@ -26,7 +26,7 @@ from fedhet.data.inputs import (
     Stream,
     need,
 )
-from fedhet.data.rows import Chunk, RowFile
+from fedhet.data.rows import RowFile
 from fedhet.data.table import TableRows, left_columns
 from fedhet.errors import UserError, one_line
 
@@ -100,18 +100,17 @@ class Npz(RowFile):
         if self.shape[1:] != shape:
             raise UserError(f"{self.where}: windows are {self.shape[1:]}, and {why}")
 
-    def rows(self, names: Sequence[str], site: Path | None = None) -> Chunk:
+    def rows(self, names: Sequence[str]) -> pd.DataFrame:
         """Return those arrays (n,), (n, 1) or one-hot (n, C) as texts."""
-        frame = pd.DataFrame({name: self._column(name) for name in names})
-        return Chunk(frame, np.arange(self.shape[0]), self, site)
+        return pd.DataFrame({name: self._column(name) for name in names})
 
     def _column(self, name: str) -> pd.Series:
         with self._reading(name):
             found = np.asarray(self._file[name])
         if found.ndim == 2 and found.shape[1] == 1:
             found = found[:, 0]
-        if found.ndim == 2 and found.dtype.kind in "biuf" and _is_one_hot(found):
-            found = found.argmax(axis=1)
+        if found.ndim == 2 and np.isin(found, (0, 1)).all() and (found.sum(axis=1) == 1).all():
+            found = found.argmax(axis=1)  # one-hot
         count = self.shape[0]
         if found.shape != (count,):
             raise UserError(f"{self.where}: '{name}' has shape {found.shape}, and x has {count}")
@@ -138,10 +137,6 @@ class Npz(RowFile):
             raise UserError(f"{self.where}: '{name}' {what}") from error
 
 
-def _is_one_hot(array: npt.NDArray[Any]) -> bool:
-    return bool(((array == 0) | (array == 1)).all() and (array.sum(axis=1) == 1).all())
-
-
 def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Return shape, whether in Fortran's order, and dtype of an array in an NPZ file."""
     version = np.lib.format.read_magic(file)
@@ -149,17 +144,11 @@ def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     return (read if version == (1, 0) else np.lib.format.read_array_header_2_0)(file)
 
 
-def small_numbers(chunk: npt.NDArray[Any], *, short: bool | None = None) -> Examples:
-    """Return numbers (k, ...) as int16 if the dtype or ``short`` says so, else as float32."""
-    if is_short(chunk.dtype) if short is None else short:
-        return chunk.astype(np.int16)
+def small_numbers(chunk: npt.NDArray[Any], *others: np.dtype[Any]) -> Examples:
+    """Return numbers (k, ...) as int16 if it holds all of their and others' dtypes, or float32."""
+    short = all(np.can_cast(dtype, np.int16) for dtype in (chunk.dtype, *others))
     with np.errstate(over="ignore"):
-        return chunk.astype(np.float32)
-
-
-def is_short(dtype: np.dtype[Any]) -> bool:
-    """Return whether int16 holds all numbers of a dtype."""
-    return bool(np.can_cast(dtype, np.int16))
+        return chunk.astype(np.int16 if short else np.float32)
 
 
 def finite(chunk: Examples) -> npt.NDArray[np.bool_]:
@@ -175,13 +164,14 @@ def of_npz(paths: Sequence[Path], reading: Reading, classes: tuple[str, ...]) ->
     shape = files[0].shape[1:]
     for file in files:
         file.check_windows(shape, f"those of {paths[0].name} are {shape}")
-    short = all(is_short(file.dtype) for file in files)
+    dtypes = {file.dtype for file in files}
     keys = Keys(replace(reading, target=reading.target or files[0].one_of(TARGETS)), classes)
     for file in files:
-        rows, start = file.rows(keys.columns(file), file.path if len(files) > 1 else None), 0
+        file.site = file.path if len(files) > 1 else None
+        rows, start = file.rows(keys.columns(file)), 0
         for part in file.windows():
-            stored = small_numbers(part, short=short)
-            yield stored[keys.add(rows.take(slice(start, start + len(part))), finite(stored))]
+            stored = small_numbers(part, *dtypes)
+            yield stored[keys.add(file, rows[start : start + len(part)], finite(stored))]
             start += len(part)
     notes = list(dict.fromkeys(line for file in files for line in file.found))
     return keys.content(Inputs(SIGNAL, shape, scale=reading.scale), (), notes)
@@ -200,9 +190,9 @@ def of_rows(file: RowFile, reading: Reading, classes: tuple[str, ...]) -> Stream
         raise UserError(f"channels: {file.where} has unequal numbers of columns ({each})")
     shape = (len(groups), len(groups[0]))
     rows = TableRows(Inputs.table(tuple(name for group in groups for name in group)))
-    for chunk in file.chunks(keys.columns(file), rows.plain):
-        x = rows.numbers(chunk).reshape(-1, *shape)
-        yield x[keys.add(chunk, finite(x))]
+    for part, frame in file.chunks(keys.columns(file), rows.plain):
+        x = rows.numbers(part, frame).reshape(-1, *shape)
+        yield x[keys.add(part, frame, finite(x))]
     notes = [f"one row a window of {shape}", file.said]
     return keys.content(Inputs(SIGNAL, shape, scale=reading.scale), (), notes)
 
@@ -212,21 +202,18 @@ def _recordings(file: RowFile, keys: Keys, others: Sequence[str]) -> Stream:
     reading = keys.reading
     channels = reading.channels or tuple(others)
     need(file, [reading.time, *channels], "channels")
-    rows, texts = TableRows(Inputs.table(channels)), keys.columns(file, reading.time)
-    values, frames, numbers = [], [], []
-    for chunk in file.chunks(texts, channels):
-        values.append(rows.numbers(chunk))
-        frames.append(chunk.frame[texts].assign(**{"": str(chunk.site)}))
-        numbers.append(chunk.rows)
-    x, frame = np.concatenate(values), pd.concat(frames, ignore_index=True)
+    rows, texts = TableRows(Inputs.table(channels)), [*keys.columns(file), reading.time]
+    values, frames = [], []
+    for part, some in file.chunks(texts, channels):
+        values.append(rows.numbers(part, some))
+        frames.append(some[texts].assign(**{"": str(part.site)}))
+    x, frame = np.concatenate(values), pd.concat(frames)
     when = _times(frame.pop(reading.time))
     same = (frame == frame.shift()).all(axis=1)
     new = np.flatnonzero(~same.to_numpy() | (np.diff(when, prepend=np.inf) <= 0))
     starts, length, line = _cut(new, len(x), reading.length)
     windows = np.stack([x[start : start + length].T for start in starts])
-    first = frame.iloc[starts].reset_index(drop=True)
-    kept = keys.add(Chunk(first, np.concatenate(numbers)[starts], file), finite(windows))
-    yield windows[kept]
+    yield windows[keys.add(file, frame.iloc[starts], finite(windows))]
     inputs = Inputs(SIGNAL, windows.shape[1:], scale=reading.scale)
     return keys.content(inputs, (), [line, file.said])
 

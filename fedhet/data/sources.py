@@ -31,6 +31,7 @@ from fedhet.data.inputs import (
     DATASETS,
     HUB,
     IMAGE,
+    IMAGE_SETS,
     KINDS,
     SIGNAL,
     SYNTHETIC,
@@ -54,7 +55,7 @@ from fedhet.errors import UserError, brief, nearest
 from fedhet.rng import generator
 
 TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "fashion-mnist": "FashionMNIST"}
-NAMES = ("digits", *TORCHVISION, "image-folder", *DATASETS, "synthetic", *SYNTHETIC)
+NAMES = (*IMAGE_SETS, *DATASETS, *SYNTHETIC)
 
 
 def find_source(
@@ -66,19 +67,18 @@ def find_source(
     path that does not exist.
     """
     if name == "digits":
-        return Source(["digits"], _digits)
+        return Source(["digits"], partial(_loaded, name, _digits))
     if name in TORCHVISION:  # which checks its files against their published hash
         root = Path(data_path).expanduser() if data_path else downloads
-        return Source([name], partial(_torchvision, name, root))
+        return Source([name], partial(_loaded, name, partial(_torchvision, name, root)))
     if name == "image-folder":
         return image_folder(data_path)
     if name in DATASETS or is_hub(name):
         return (_of_hub if is_hub(name) else _of_files)(name, data_path, reading)
     if name.partition(":")[0] in ("synthetic", *SYNTHETIC):
         made = Synthetic.named(name, seed)
-        key: list[object] = [repr(made)]
         inputs = None if made.kind == IMAGE else made.inputs()
-        return Source(key, made.stream, lambda: (made.examples, made.num_classes), inputs)
+        return Source([repr(made)], made.stream, (made.examples, made.num_classes), inputs)
     if plugins.is_own("dataset", name):
         return _own(name, data_path)
     known = [*NAMES, *plugins.installed("dataset")]
@@ -110,7 +110,7 @@ def _of_files(name: str, data_path: str, reading: Reading) -> Source:
 
 
 def _of_hub(dataset: str, data_path: str, reading: Reading) -> Source:
-    """Return ``hf:NAME subset=S split=train+test``, loaded by flwr-datasets; split: ``train``.
+    """Return ``hf:NAME subset=S split=train+test``, loaded by ``datasets``; split: ``train``.
 
     With ``data-path`` the data comes from that folder instead: one that ``save_to_disk`` wrote, or
     any that ``datasets.load_dataset`` reads; then nothing is downloaded. ``target`` names the class
@@ -135,13 +135,11 @@ def _of_hub(dataset: str, data_path: str, reading: Reading) -> Source:
             )
 
         def frames(columns: list[str], size: int) -> Iterator[Any]:
-            part = data.select_columns(columns).with_format("arrow")
-            pieces = (part[start : start + size] for start in range(0, len(part), size))
-            return (
-                one.to_pandas(integer_object_nulls=True, ignore_metadata=True) for one in pieces
-            )
+            codes = {name: dict(enumerate(names[name])) for name in columns if name in names}
+            for frame in data.select_columns(columns).to_pandas(size, batched=True):
+                yield frame.assign(**{name: frame[name].map(code) for name, code in codes.items()})
 
-        file = rows.FrameFile(where, reading.form, data.column_names, (), frames, names)
+        file = rows.FrameFile(where, reading.form, data.column_names, (), frames)
         own = replace(reading, target=reading.target or next(iter(names)))
         pictures = [name for name, kind in data.features.items() if type(kind).__name__ == "Image"]
         if pictures and not own.text:
@@ -160,25 +158,21 @@ def _load(dataset: str, data_path: str) -> Any:
         )
     try:
         datasets: Any = import_module("datasets")
-        flower: Any = import_module("flwr_datasets")
     except ImportError as error:
         raise UserError(
             f"dataset '{dataset}' needs flwr-datasets: pip install 'fedhet[hf]' ({brief(error)})"
         ) from error
     datasets.disable_progress_bars()
-    splits = given.get("split", "train").split("+")
+    split = given.get("split", "train")
     path = Path(data_path).expanduser()
     try:
         if data_path and any((path / f"{n}.json").is_file() for n in ("state", "dataset_dict")):
             found = datasets.load_from_disk(str(path))
             if isinstance(found, datasets.Dataset):  # of one split, which has no name
                 return found
-            return datasets.concatenate_datasets([found[split] for split in splits])
-        whole = flower.FederatedDataset(
-            dataset=str(path) if data_path else name, subset=given.get("subset"), partitioners={},
-            shuffle=False,
-        )  # fmt: skip
-        return datasets.concatenate_datasets([whole.load_split(split) for split in splits])
+            return datasets.concatenate_datasets([found[one] for one in split.split("+")])
+        whole = str(path) if data_path else name
+        return datasets.load_dataset(whole, given.get("subset"), split=split)
     except Exception as error:  # of the hub, the network, the files: nearly every kind
         where = data_path or "the hub"
         raise UserError(
@@ -189,7 +183,7 @@ def _load(dataset: str, data_path: str) -> Any:
 
 def _hub_images(data: Any, file: Any, keys: Keys, image: Inputs) -> Stream:
     """Return images, decoded one by one; labels and sites are read at once."""
-    kept = [keys.add(chunk) for chunk in file.chunks(keys.columns(file), ())]
+    kept = [keys.add(*part) for part in file.chunks(keys.columns(file), ())]
     places = np.flatnonzero(np.concatenate(kept))
 
     def images() -> Generator[Decoded, None, None]:
@@ -222,26 +216,16 @@ def select(
     return kept, new_label[kept]
 
 
-def array_stream(images: Pixels, kept: Indices, about: Content) -> Stream:
-    """Return those images of an array (n, h, w[, 3]) that are kept, whose content is ``about``."""
-    shape = about.inputs.image_shape
-    flags = decoded(Image.fromarray(images[0]), shape).flags  # all are of one size
-    each = (Decoded(to_pixels(Image.fromarray(images[k]), shape), flags) for k in kept)
-    return image_stream(replace(about, paths=tuple(map(str, kept))), each)
-
-
-def _digits(image: Inputs, classes: tuple[str, ...]) -> Stream:
+def _digits() -> "Data":
     """Return 1,797 scans of 8 x 8 (UCI "Optical Recognition", test part), 0..16 as 0..255."""
     from sklearn.datasets import load_digits
 
     raw, labels = load_digits(return_X_y=True)
     images = np.rint(raw.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
-    names = tuple(str(digit) for digit in range(10))
-    kept, labels = select("digits", names, labels.astype(np.int64), classes)
-    return array_stream(images, kept, Content(image, labels, classes or names))
+    return Data(images, labels, range(10))
 
 
-def _torchvision(name: str, root: Path, image: Inputs, classes: tuple[str, ...]) -> Stream:
+def _torchvision(name: str, root: Path) -> "Data":
     """Pool train and test images, in this order; raise UserError if they cannot be downloaded."""
     from torchvision import datasets
 
@@ -258,9 +242,7 @@ def _torchvision(name: str, root: Path, image: Inputs, classes: tuple[str, ...])
         ) from error
     images = np.concatenate([np.asarray(part.data, dtype=np.uint8) for part in parts])
     labels = np.concatenate([np.asarray(part.targets, dtype=np.int64) for part in parts])
-    names = tuple(parts[0].classes)
-    kept, labels = select(name, names, labels, classes)
-    return array_stream(images, kept, Content(image, labels, classes or names))
+    return Data(images, labels, parts[0].classes)
 
 
 # --- seeded examples ----------------------------------------------------------------
@@ -405,7 +387,7 @@ class Data:
 
     examples: npt.ArrayLike
     labels: npt.ArrayLike
-    classes: Sequence[str]
+    classes: Sequence[object]
     kind: str = ""
     clients: Sequence[object] | None = None
     vocabulary: int = 0
@@ -428,49 +410,48 @@ def _own(dataset: str, data_path: str) -> Source:
     code = hashlib.sha256(Path(module).read_bytes()).hexdigest() if module else ""
     path = Path(data_path).expanduser()
     there = file_stats([path]) if data_path and path.exists() else []
-    return Source(
-        ["own", dataset, code, data_path, *there], partial(_loaded, dataset, data_path, load)
-    )
+
+    def called() -> Data:
+        try:
+            found = load(data_path)
+            return found if isinstance(found, Data) else Data(*found)
+        except Exception as error:
+            raise UserError(
+                f"dataset {dataset!r}: load({data_path!r}) must return images, labels and "
+                f"class names, or a fedhet.Data: {brief(error)}"
+            ) from error
+
+    key = ["own", dataset, code, data_path, *there]
+    return Source(key, partial(_loaded, dataset, called))
 
 
 def _loaded(
-    dataset: str, data_path: str, load: Callable[[str], Any], image: Inputs,
-    classes: tuple[str, ...],
-) -> Stream:  # fmt: skip
-    """Call the function and check what it returns; UserError, one line, if that is wrong."""
+    dataset: str, load: Callable[[], Data], image: Inputs, classes: tuple[str, ...]
+) -> Stream:
+    """Return the wanted examples of what a function loads; UserError, one line, if it is wrong."""
+    data = load()
     try:
-        found = load(data_path)
-        data = found if isinstance(found, Data) else Data(*found)
         examples, labels = np.asarray(data.examples), np.asarray(data.labels)
-        own = tuple(str(name) for name in data.classes)
-    except Exception as error:
-        raise UserError(
-            f"dataset {dataset!r}: load({data_path!r}) must return images, labels and "
-            f"class names, or a fedhet.Data: {brief(error)}"
-        ) from error
-    try:
+        own = tuple(map(str, data.classes))
         _check_labels(examples, labels, own)
         inputs, stored = _described(data, examples, image)
-        codes, names = _clients(data, len(labels))
+        names = [] if data.clients is None else [canonical(str(name)) for name in data.clients]
+        if data.clients is not None and len(names) != len(labels):
+            raise ValueError(f"{len(names)} clients, {len(labels)} labels")
     except (ValueError, IndexError, TypeError) as error:
         what = error if type(error) is ValueError else brief(error)
         raise UserError(f"dataset {dataset!r}: {what}") from error
-    kept, labels = select(dataset, own, labels.astype(np.int64), classes)
-    about = Content(inputs, labels, classes or own, codes[kept] if names else codes, names)
-    if inputs.kind == IMAGE:
-        return array_stream(stored, kept, about)
-    return _all_of((stored[kept[k : k + _CHUNK]] for k in range(0, len(kept), _CHUNK)), about)
-
-
-def _clients(data: Data, count: int) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
-    """Return the client column (n,) and the clients' ids, if there are any."""
-    if data.clients is None:
-        return np.zeros(0, dtype=np.int32), ()
-    if len(data.clients) != count:
-        raise ValueError(f"{len(data.clients)} clients, {count} labels")
-    names = [canonical(str(name)) for name in data.clients]
     known = {name: code for code, name in enumerate(dict.fromkeys(names))}
-    return np.array([known[name] for name in names], dtype=np.int32), safe_ids(list(known))
+    sites = np.array([known[name] for name in names], dtype=np.int32)
+    kept, labels = select(dataset, own, labels.astype(np.int64), classes)
+    sites = sites[kept] if names else sites
+    about = Content(inputs, labels, classes or own, sites, safe_ids(list(known)))
+    if inputs.kind != IMAGE:
+        return _all_of((stored[kept[k : k + _CHUNK]] for k in range(0, len(kept), _CHUNK)), about)
+    shape = image.image_shape
+    flags = decoded(Image.fromarray(stored[0]), shape).flags  # all are of one size
+    each = (Decoded(to_pixels(Image.fromarray(stored[k]), shape), flags) for k in kept)
+    return image_stream(replace(about, paths=tuple(map(str, kept))), each)
 
 
 def _check_labels(
@@ -510,7 +491,9 @@ def _described(
         )  # fmt: skip
     if kind == IMAGE:
         return image, as_pixels(examples)
-    what = f"{kind} examples {_shown(examples)}"
+    what, whole = f"{kind} examples {_shown(examples)}", kind == TOKENS
+    if examples.dtype.kind not in ("iu" if whole else "iufb"):
+        raise ValueError(f"{what}: must be {'whole ' * whole}numbers")
     if kind == SIGNAL:
         inputs = Inputs(SIGNAL, examples.shape[1:], scale=float(data.scale))
         stored = small_numbers(examples)
@@ -520,11 +503,21 @@ def _described(
         plain = data.columns or range(examples.shape[1])
         lists = tuple((str(n), tuple(map(str, vs))) for n, vs in data.categories.items())
         inputs = Inputs.table(tuple(map(str, plain)), lists)
-        stored = _rows(examples, inputs)
+        if examples.shape[1:] != inputs.stored:
+            raise ValueError(
+                f"{what}: must be numbers (n, {len(inputs.columns)}), one for each column"
+            )
+        stored = examples.astype(np.float32)
+        if np.isinf(stored).any():
+            raise ValueError("a number is infinite; a gap is NaN")
+        for name, values in inputs.categories:
+            codes = stored[:, inputs.columns.index(name)]
+            if not np.isin(codes[~np.isnan(codes)], np.arange(len(values))).all():
+                raise ValueError(
+                    f"column {name!r} must hold places in its {len(values)} categories"
+                )
     else:
         inputs = Inputs(TOKENS, examples.shape[1:], int(data.vocabulary))
-        if examples.dtype.kind not in "iu" or examples.ndim != 2:
-            raise ValueError(f"{what}: must be whole numbers (n, l)")
         why = f"vocabulary is {inputs.vocabulary}"
         _check_range(f"{what}: token ids", examples, inputs.vocabulary, why)
         stored = examples.astype(np.int32)
@@ -542,22 +535,6 @@ def _kind(examples: npt.NDArray[Any]) -> str:
 
 def _shown(array: npt.NDArray[Any]) -> str:
     return f"{array.dtype}{list(array.shape)}"
-
-
-def _rows(examples: npt.NDArray[Any], inputs: Inputs) -> npt.NDArray[np.float32]:
-    if examples.dtype.kind not in "iufb" or examples.shape[1:] != inputs.stored:
-        raise ValueError(
-            f"table examples {_shown(examples)}: must be numbers (n, {len(inputs.columns)}), one "
-            "for each column"
-        )
-    stored = examples.astype(np.float32)
-    if np.isinf(stored).any():
-        raise ValueError("a number is infinite; a gap is NaN")
-    for name, values in inputs.categories:
-        codes = stored[:, inputs.columns.index(name)]
-        if not np.isin(codes[~np.isnan(codes)], np.arange(len(values))).all():
-            raise ValueError(f"column {name!r} must hold places in its {len(values)} categories")
-    return stored
 
 
 def as_pixels(images: npt.NDArray[Any]) -> Pixels:

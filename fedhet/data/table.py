@@ -23,7 +23,7 @@ from fedhet.data.inputs import (
     places_of,
     shown,
 )
-from fedhet.data.rows import DATA_FRAME, Chunk, RowFile, to_numbers
+from fedhet.data.rows import DATA_FRAME, RowFile, to_numbers
 from fedhet.errors import UserError
 
 FEW = 50  # values of a column of texts that is taken for categories
@@ -68,21 +68,22 @@ class Column:
     high: float = -np.inf
     length: float = 0.0  # mean number of words of a text
 
-    def add(self, values: pd.Series, chunk: Chunk) -> None:
+    def add(self, values: pd.Series, file: RowFile) -> None:
         """See some more: float64, or texts with NaN for gaps."""
         known = values.dropna()
         self.gaps += len(values) - len(known)
         self.rows += len(values)
         numbers = known
         if values.dtype.kind != "f":
-            numbers = to_numbers(known, chunk.file.form)
-            self._words(known[numbers.isna()], chunk)
+            numbers = to_numbers(known, file.form)
+            if numbers.isna().any():
+                self._words(known[numbers.isna()], file)
             numbers = numbers.dropna()
         if len(numbers):
             self.low, self.high = min(self.low, numbers.min()), max(self.high, numbers.max())
             self.whole = self.whole and bool((numbers == np.rint(numbers)).all())
         # A measurement that differs in all rows is a feature for all that.
-        differs = self.differs and (self.whole or not self.is_number)
+        differs = self.differs and (self.whole or self.words > 0)
         self.differs = differs and len(known) == len(values) and known.is_unique
         self._count(known)
 
@@ -97,14 +98,12 @@ class Column:
         if len(self.counts) > COUNTED:
             self.counts = None
 
-    def _words(self, words: pd.Series, chunk: Chunk) -> None:
-        """See texts that are no numbers."""
+    def _words(self, words: pd.Series, file: RowFile) -> None:
+        """See some texts that are no numbers."""
         self.words += len(words)
-        if not len(words):
-            return
         if not self.word:
             self.word = str(words.iloc[0])
-            self.at = chunk.at(int(words.index[0]), self.name)
+            self.at = file.at(words.index[0], self.name)
         head = words.head(200)
         self.dates += int(head.str.fullmatch(_DATE.pattern, case=False).mean() * len(words))
         self.length = max(self.length, float(head.str.split().str.len().mean()))
@@ -123,11 +122,6 @@ class Column:
     def many(self) -> str:
         """Return their number for a message."""
         return f"over {COUNTED:,} values" if self.counts is None else f"{self.values:,} values"
-
-    @property
-    def is_number(self) -> bool:
-        """Return whether all values are numbers."""
-        return not self.words
 
     @property
     def is_date(self) -> bool:
@@ -149,7 +143,7 @@ class Column:
         """Return whether its values may be classes: few of them, and numbers only without holes."""
         if not 2 <= self.values <= min(100, self.known // 5 + 2):
             return False
-        if not self.is_number:
+        if self.words:
             sentences = self.length >= SENTENCE and self.values > self.known // 20
             return not sentences and not self.is_date
         return self.whole and (self.values <= HOLES or not self.has_holes)
@@ -157,7 +151,7 @@ class Column:
     @property
     def has_holes(self) -> bool:
         """Return whether its numbers do not follow each other."""
-        return self.is_number and self.high - self.low + 1 != self.values
+        return not self.words and self.high - self.low + 1 != self.values
 
     @property
     def fate(self) -> str:
@@ -166,7 +160,7 @@ class Column:
         different_sentences = self.length >= SENTENCE and self.values > self.known // 5
         fates = {
             "empty": not self.known,
-            "number": self.is_number and not self.is_id,
+            "number": not self.words and not self.is_id,
             "date": self.is_date,
             "id": self.is_id,
             "mixed": 2 * self.words < self.known and self.values > CODES,
@@ -184,9 +178,9 @@ def snake(name: str) -> str:
 def look(file: RowFile, names: Sequence[str]) -> dict[str, Column]:
     """Return what these columns hold, from all rows."""
     found = {name: Column(name) for name in names}
-    for chunk in file.chunks((), names):
+    for part, frame in file.chunks((), names):
         for name, column in found.items():
-            column.add(chunk.frame[name], chunk)
+            column.add(frame[name], part)
     return found
 
 
@@ -208,7 +202,7 @@ class Plan:
         self.columns = columns
         self.fates = {n: "category" if n in declared else c.fate for n, c in columns.items()}
         if set(self.fates.values()) == {"id"}:  # better than nothing
-            self.fates = {n: "number" if c.is_number else "id" for n, c in columns.items()}
+            self.fates = {n: "id" if c.words else "number" for n, c in columns.items()}
         self.categories = {n: declared.get(n) or self._values(n) for n in self.of("category")}
         self.features = self.of("number", "category")
 
@@ -321,7 +315,7 @@ def guess_target(columns: Mapping[str, Column], reading: Reading) -> str:
     if may:
         each = [f"{name} ({columns[name].many})" for name in may]
         raise UserError(f"target: which column is the class? target=COLUMN, such as {listed(each)}")
-    middle = next((n for n in reversed(names) if columns[n].is_number), names[-1])
+    middle = next((n for n in reversed(names) if not columns[n].words), names[-1])
     raise UserError(
         f"target: no column looks like a class: give target=COLUMN, one of "
         f"{listed(names)}; divide a measurement with labels, such as target={middle} "
@@ -349,7 +343,7 @@ def guess_text(columns: Mapping[str, Column], reading: Reading, *, alone: bool =
     texts = {n: one.length for n, one in columns.items() if n != reading.target and one.words}
     best = max(texts, key=lambda name: texts[name], default="")
     if alone and best:
-        numbers = sum(one.is_number and not one.is_id for one in columns.values())
+        numbers = sum(not one.words and not one.is_id for one in columns.values())
         many = columns[best].values > FEW and texts[best] >= ABOUT
         return best if many and numbers <= 2 and len(columns) <= 6 else ""
     return best
@@ -393,30 +387,29 @@ class TableRows:
         self.plain = [name for name in inputs.columns if name not in self.codes]
         self._infinite = np.zeros(len(inputs.columns), dtype=np.int64)
 
-    def numbers(self, chunk: Chunk) -> npt.NDArray[np.float32]:
+    def numbers(self, file: RowFile, frame: pd.DataFrame) -> npt.NDArray[np.float32]:
         """Return float32 (k, f), NaN for a gap; raise UserError for what is no such value."""
-        if bad := [name for name in self.plain if chunk.frame[name].dtype.kind != "f"]:
-            column = chunk.frame[bad[0]].dropna()
-            word = column[to_numbers(column, chunk.file.form).isna()]
+        if bad := [name for name in self.plain if frame[name].dtype.kind != "f"]:
+            column = frame[bad[0]].dropna()
+            word = column[to_numbers(column, file.form).isna()]
             what = (
                 f"name columns of words ({listed(bad)}) in ignore, or those of a table in "
                 "categories, each with its values"
             )
-            if chunk.file.where == DATA_FRAME:
+            if file.where == DATA_FRAME:
                 what = (
                     'the model was trained on numbers there: read the file with decimal="," if '
                     "it has decimal commas, and with na_values=[...] for its marks of a gap"
                 )
             raise UserError(
-                f"{chunk.at(int(word.index[0]), bad[0])}: {shown(str(word.iloc[0]))} is not a "
+                f"{file.at(word.index[0], bad[0])}: {shown(str(word.iloc[0]))} is not a "
                 f"number: {what}"
             )
-        found = np.empty((len(chunk), len(self.inputs.columns)), dtype=np.float32)
+        found = np.empty((len(frame), len(self.inputs.columns)), dtype=np.float32)
         with np.errstate(over="ignore"):
             for place, name in enumerate(self.inputs.columns):
-                found[:, place] = (
-                    self._coded(name, chunk) if name in self.codes else chunk.frame[name]
-                )
+                column = frame[name]
+                found[:, place] = self._coded(column, file) if name in self.codes else column
         infinite = np.isinf(found)
         self._infinite += infinite.sum(axis=0)
         found[infinite] = np.nan
@@ -428,8 +421,8 @@ class TableRows:
         each = [f"{name} ({count:,})" for name, count in pairs if count]
         return f"infinite numbers count as gaps: {listed(each)}" if each else ""
 
-    def _coded(self, name: str, chunk: Chunk) -> npt.NDArray[np.float64]:
-        form, codes, unknown = chunk.file.form, self.codes[name], -2
+    def _coded(self, column: pd.Series, file: RowFile) -> npt.NDArray[np.float64]:
+        form, codes, unknown = file.form, self.codes[column.name], -2
 
         def code(value: str) -> int:
             plain = canonical(value)
@@ -437,17 +430,18 @@ class TableRows:
                 plain = canonical(f"{to_numbers(pd.Series([value]), form).iloc[0]:.10g}")
             return codes.get(plain, -1 if canonical(value).lower() in form.missing else unknown)
 
-        found = coded(chunk.frame[name], code)
-        if (found == unknown).any():
-            place = int(np.argmax(found == unknown))
-            value = shown(str(chunk.frame[name].iloc[place]))
-            raise UserError(f"{chunk.at(place, name)}: {value} is not one of its categories")
+        found = coded(column, code)
+        for row, value in column[found == unknown].items():
+            where = file.at(row, str(column.name))
+            raise UserError(f"{where}: {shown(str(value))} is not one of its categories")
         return np.where(found < 0, np.nan, found)
 
 
 def of_rows(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
     """Return the rows of a file, in its order: what is neither target nor site nor ignored."""
     reading, columns, said = guess(file, given)
+    keys = Keys(reading, classes)
+    texts = keys.columns(file)
     check_columns(file, reading)
     features, categories = left_columns(file, reading), dict(reading.categories)
     if not reading.declared:
@@ -460,19 +454,16 @@ def of_rows(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
         raise UserError(f"{file.where}: no column is left for the models: see site and ignore")
     lists = tuple((name, categories[name]) for name in features if name in categories)
     rows = TableRows(Inputs.table(tuple(features), lists))
-    keys = Keys(reading, classes)
-    for chunk in file.chunks(keys.columns(file, *rows.codes), rows.plain):
-        yield rows.numbers(chunk.take(keys.add(chunk)))
+    for part, frame in file.chunks([*texts, *rows.codes], rows.plain):
+        yield rows.numbers(part, frame[keys.add(part, frame)])
     return keys.content(rows.inputs, [rows.about_infinite()], [*said, file.said])
 
 
 def check_columns(file: RowFile, reading: Reading) -> None:
-    """Raise UserError for a key that names a column that is not there or another key's."""
-    keys: dict[str, Sequence[str]] = {"target": [reading.target]}
+    """Raise UserError for columns of ``ignore`` and ``categories`` that are not there or taken."""
     if not reading.declared:  # a node's own file may be without them
-        keys |= {"site": reading.site, "ignore": reading.ignore}
-    for key, names in (keys | {"categories": [*dict(reading.categories)]}).items():
-        need(file, names, key)
+        need(file, reading.ignore, "ignore")
+    need(file, dict(reading.categories), "categories")
     taken = {reading.target, *reading.site, *reading.ignore}
     for name, values in reading.categories:
         places_of(values, f"categories '{name}'")
@@ -518,8 +509,8 @@ def of_texts(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
     need(file, [reading.text], "text")
     inputs = Inputs(TOKENS, (reading.length,), reading.vocabulary, (reading.text,))
     keys, empty = Keys(reading, classes), 0
-    for chunk in file.chunks(keys.columns(file, reading.text), ()):
-        found = token_ids(chunk.take(keys.add(chunk)).frame[reading.text].tolist(), inputs)
+    for part, frame in file.chunks([*keys.columns(file), reading.text], ()):
+        found = token_ids(frame[keys.add(part, frame)][reading.text].tolist(), inputs)
         empty += int((found[:, 0] == 0).sum())
         yield found
     warnings = [f"{empty} texts have no word"] if empty else []

@@ -194,13 +194,13 @@ def _rows(file: RowFile, inputs: Inputs, target: str) -> _Found:
     table = TableRows(Inputs.table(wanted) if windows else inputs)
     texts = wanted if inputs.kind == TOKENS else tuple(table.codes)
     lines = file.lines() if isinstance(file, CsvFile) else count()
-    for chunk in file.chunks([*texts, *labelled], [name for name in wanted if name not in texts]):
-        targets = chunk.frame[target] if labelled else None
-        names = [str(number) for number in islice(lines, len(chunk))]
+    for part in file.chunks([*texts, *labelled], [name for name in wanted if name not in texts]):
+        targets = part[1][target] if labelled else None
+        names = [str(number) for number in islice(lines, len(part[1]))]
         if inputs.kind == TOKENS:
-            yield names, token_ids(chunk.frame[wanted[0]].tolist(), inputs), targets
+            yield names, token_ids(part[1][wanted[0]].tolist(), inputs), targets
         else:
-            numbers = table.numbers(chunk)
+            numbers = table.numbers(*part)
             yield names, numbers.reshape(-1, *inputs.shape) if windows else numbers, targets
 
 
@@ -231,7 +231,7 @@ def _windows(path: Path, inputs: Inputs, truth: Truth) -> _Found:
         file = Npz(path, AXES[1])
     file.check_windows(inputs.shape, f"the model takes {inputs.shape}")
     y = next((name for name in (truth.target, *TARGETS) if name in file.columns), "")
-    targets = file.rows([y]).frame[y] if y else None
+    targets = file.rows([y])[y] if y else None
     for piece in file.windows():
         part = small_numbers(piece)
         if not (good := finite(part)).all():

@@ -96,7 +96,7 @@ def extent(config: RunConfig) -> tuple[int, int, Inputs]:
         source = find_source(name, data_path=config.data_path, seed=config.seed, downloads=Path())
         if source.extent is None:
             raise UserError(f"dataset '{name}': its size is unknown before it is loaded")
-        images, classes = source.extent()
+        images, classes = source.extent
         inputs = source.inputs or inputs
     chosen = len(config.classes) or classes
     return images * min(chosen, classes) // classes, chosen, inputs

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedhet.data.cache import open_dataset
 from fedhet.data.inputs import Inputs, Reading
 from fedhet.errors import UserError
 from fedhet.site.local_data import load_local
@@ -14,15 +13,7 @@ datasets = pytest.importorskip("datasets", reason="the extra `hf` is not install
 pytest.importorskip("flwr_datasets", reason="the extra `hf` is not installed")
 
 
-@pytest.fixture
-def opened(tmp_path):
-    def open_(name="hf:my/data", reading=Reading(), path="copy", **keywords):  # noqa: B008
-        return open_dataset(
-            name, data_path=str(tmp_path / path), reading=reading, cache_dir=tmp_path / "cache",
-            **keywords,
-        )  # fmt: skip
-
-    return open_
+NAME = "hf:my/data"
 
 
 def pictures(count=12):
@@ -39,7 +30,7 @@ def pictures(count=12):
 def test_images_with_class_labels_and_clients(tmp_path, opened):
     data, grey = pictures()
     data.save_to_disk(str(tmp_path / "copy"))
-    found = opened(reading=Reading(site=("who",)), image_size=20)
+    found = opened(None, Reading(site=("who",)), "copy", NAME, image_size=20)
     assert found.inputs == Inputs.image(20) and found.classes == ("cat", "dog")
     assert np.array_equal(found.examples[3][..., 1], np.asarray(grey[3]))
     assert found.labels.tolist() == [0, 1] * 6 and found.site_names == ("a", "b", "c")
@@ -49,12 +40,12 @@ def test_splits_of_a_saved_dict(tmp_path, opened):
     data, _ = pictures()
     parts = {"train": data.select(range(8)), "test": data.select(range(8, 12))}
     datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "copy"))
-    assert len(opened().labels) == 8
-    assert len(opened("hf:my/data split=train+test").labels) == 12
+    assert len(opened(None, Reading(), "copy", NAME).labels) == 8
+    assert len(opened(None, Reading(), "copy", f"{NAME} split=train+test").labels) == 12
     with pytest.raises(UserError, match="cannot be loaded from .*copy: KeyError: 'valid'"):
-        opened("hf:my/data split=valid")
+        opened(None, Reading(), "copy", f"{NAME} split=valid")
     with pytest.raises(UserError, match="cannot be loaded from .*: .*data-path=FOLDER names a loc"):
-        opened(path="nowhere")
+        opened(None, Reading(), "nowhere", NAME)
 
 
 ROWS = {
@@ -68,12 +59,13 @@ def test_a_folder_of_parquet_files_as_a_table_and_as_texts(tmp_path, opened, mon
     (tmp_path / "copy").mkdir()
     datasets.Dataset.from_dict(ROWS).to_parquet(str(tmp_path / "copy" / "train.parquet"))
     reading = Reading(target="ill", site=("ward",), ignore=("text",), categories=(("sex", ()),))
-    table = opened(reading=reading)
+    table = opened(None, reading, "copy", NAME)
     nan = np.nan
     expected = np.array([[40, 0], [nan, 1], [42.5, nan], [43, 1]], np.float32)
     assert np.array_equal(table.examples, expected, equal_nan=True)
     assert table.classes == ("no", "yes") and table.site_names == ("a", "b")
-    texts = opened(reading=Reading(target="ill", text="text", length=3, vocabulary=60))
+    reading = Reading(target="ill", text="text", length=3, vocabulary=60)
+    texts = opened(None, reading, "copy", NAME)
     assert texts.examples[0, 0] == texts.examples[1, 0] > 0 and texts.inputs.shape == (3,)
 
 
@@ -89,7 +81,7 @@ WRONG = [
 def test_what_is_wrong_is_one_line(tmp_path, opened, name, reading, message):
     datasets.Dataset.from_dict(ROWS).save_to_disk(str(tmp_path / "copy"))
     with pytest.raises(UserError, match=message) as found:
-        opened(name, reading)
+        opened(None, reading, "copy", name)
     assert "\n" not in str(found.value)
 
 

@@ -1,4 +1,4 @@
-"""Partitions: what must hold for every setting, and the refusals with their reason."""
+"""Partitions: what must hold for every setting, refusals with their reason, files, the split."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from helpers.partitions import partition
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedhet.data.partition import Partition
+from fedhet.data.partition import Partition, split_client, split_counts
 from fedhet.errors import UserError
 
 BY_CLASS = "classes-per-client"
@@ -143,3 +143,130 @@ def test_a_class_with_too_few_images_is_named():
     for legacy in (False, True):
         with pytest.raises(UserError, match="class 'rare' has 3 images.* 8 clients"):
             partition(labels, BY_CLASS, 8, legacy_pfedhn=legacy, names=["common", "rare"])
+
+
+# --- partition=file ------------------------------------------------------------------------------
+
+PATHS = ["cat/1.png", "cat/2.png", "cat/3.png", "dog/1.png", "dog/2.png"]
+LABELS = np.array([0, 0, 0, 1, 1])
+GOOD = "path,client,split\n"
+
+
+def _make(tmp_path, text, clients=0, paths=PATHS):
+    file = tmp_path / "clients.csv"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return partition(
+        LABELS, "file", clients, split=(8, 0, 2), partition_file=str(file), paths=paths
+    )
+
+
+def test_clients_and_splits_are_those_of_the_file(tmp_path):
+    text = GOOD + "dog/2.png,b,train\ncat/3.png,a,test\ncat/1.png,a,train\ndog/1.png,b,val\n"
+    made = _make(tmp_path, text)
+    assert made.ids == ("a", "b")
+    a, b = made.clients
+    assert (a.train.tolist(), a.val.tolist(), a.test.tolist()) == ([0], [], [2])
+    assert (b.train.tolist(), b.val.tolist(), b.test.tolist()) == ([4], [3], [])
+    assert made.counts(LABELS, 2).tolist() == [[2, 0], [0, 2]]
+    assert made.seen(0, LABELS).tolist() == [0]
+    assert any(line.startswith("1 of 5 images") for line in made.warnings)
+    assert any("no test image: b" in line for line in made.warnings)
+
+
+def test_numbers_sort_as_numbers_and_other_ids_as_text(tmp_path):
+    rows = [f"{path},{{}},train\n" for path in PATHS[:3]]
+    numbers = _make(tmp_path, GOOD + "".join(rows).format("10", "9", "1"))
+    assert numbers.ids == ("1", "9", "10")
+    assert [c.train.tolist() for c in numbers.clients] == [[2], [1], [0]]
+    texts = _make(tmp_path, GOOD + "".join(rows).format("10", "9", "x"))
+    assert texts.ids == ("10", "9", "x")
+
+
+def test_spreadsheets_and_index_paths(tmp_path):
+    text = b'\xef\xbb\xbfpath,client,split\r\n4,x,train\r\n\r\n"0",x,test\r\n'
+    made = _make(tmp_path, text, clients=1, paths=())
+    assert made.clients[0].train.tolist() == [4]
+    assert made.clients[0].test.tolist() == [0]
+
+
+BAD = [
+    (GOOD + "cat/1.png,a,train\ncat/9.png,a,train\n", "line 3: path 'cat/9.png' is not an image"),
+    (GOOD + "cat/1.png,a,train\ncat/1.png,b,test\n", "line 3: path 'cat/1.png' .* line 2"),
+    (GOOD + "cat/1.png,a,training\n", "line 2: split 'training' is not one of train, val, test"),
+    (GOOD + "cat/1.png,a\n", "line 2: 2 fields"),
+    (GOOD + "cat/1.png,../a,train\n", "line 2: client '../a' is not allowed"),
+    (GOOD + 'cat/1.png,"a\n",train\n', "client .* is not allowed"),
+    (GOOD + "cat/1.png,a,train\ncat/2.png,b,test\n", "client 'b' has no train image"),
+    ("file,client,split\ncat/1.png,a,train\n", "line 1: header 'file,client,split' must be"),
+    (GOOD, "the file has no line"),
+    (b"\xff\xfe\x00path", "not a CSV text file"),
+]
+
+
+@pytest.mark.parametrize(("text", "reason"), BAD)
+def test_errors_name_file_line_and_value(tmp_path, text, reason):
+    with pytest.raises(UserError, match=reason) as caught:
+        _make(tmp_path, text)
+    assert str(caught.value).startswith(f"partition-file {tmp_path}/clients.csv")
+    assert "\n" not in str(caught.value)
+
+
+def test_no_file_and_another_number_of_clients_are_refused(tmp_path):
+    for file, reason in ((tmp_path / "none.csv", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(UserError, match=reason):
+            partition(LABELS, "file", partition_file=str(file), paths=PATHS)
+    with pytest.raises(UserError, match="clients 3 is not allowed: .* has 2"):
+        _make(tmp_path, GOOD + "cat/1.png,a,train\ncat/2.png,b,train\n", clients=3)
+
+
+# --- the integer split ---------------------------------------------------------------------------
+
+BY_HAND = [
+    # split, images of one class, (train, val, test)
+    ((8, 1, 1), 2, (1, 0, 1)),
+    ((8, 1, 1), 9, (7, 1, 1)),
+    ((8, 1, 1), 11, (9, 1, 1)),  # 8.8 / 1.1 / 1.1
+    ((8, 1, 1), 14, (11, 1, 2)),  # 11.2 / 1.4 / 1.4: the tie goes to test
+    ((8, 1, 1), 19, (15, 2, 2)),  # 15.2 / 1.9 / 1.9
+    ((8, 0, 2), 7, (6, 0, 1)),  # 5.6 / 1.4
+    ((8, 0, 2), 8, (6, 0, 2)),  # 6.4 / 1.6
+    ((1, 1, 0), 3, (2, 1, 0)),
+    ((1, 8, 1), 2, (1, 0, 1)),  # val has the share, train and test the priority
+]
+
+
+@pytest.mark.parametrize(("split", "images", "expected"), BY_HAND)
+def test_counts_by_hand(split, images, expected):
+    assert tuple(split_counts([images], split)[0]) == expected
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, 5000), max_size=30),
+    st.tuples(st.integers(1, 20), st.integers(0, 20), st.integers(0, 20)),
+)
+def test_counts_add_up_stay_near_the_ratio_and_put_train_first(images, split):
+    counts = split_counts(images, split)
+    assert counts.shape == (len(images), 3)
+    for n, (train, val, test) in zip(images, counts.tolist(), strict=True):
+        assert train + val + test == n
+        assert min(train, val, test) >= 0
+        assert train >= min(n, 1)
+        assert (test >= 1) == (n >= 2 and split[2] > 0)
+        assert (val >= 1) == (split[1] > 0 and n >= (3 if split[2] else 2))
+        # Off by less than one from rounding, and by up to two given to parts that got none.
+        for part, weight in zip((train, val, test), split, strict=True):
+            assert abs(part - n * weight / sum(split)) < 3
+
+
+def test_one_client_does_not_depend_on_another():
+    labels = np.repeat(np.arange(3), 40)
+    mine = np.arange(0, 120, 2)
+    alone = split_client(mine, labels[mine], (8, 1, 1), 7, "a")
+    again = split_client(mine, labels[mine], (8, 1, 1), 7, "a")
+    other = split_client(mine, labels[mine], (8, 1, 1), 7, "b")
+    assert np.array_equal(alone.test, again.test)
+    assert not np.array_equal(alone.test, other.test)
+    assert sorted([*alone.train, *alone.val, *alone.test]) == mine.tolist()
+    for part in (alone.train, alone.val, alone.test):
+        assert part.dtype == np.int64 and np.all(np.diff(part) > 0)

@@ -161,20 +161,9 @@ def test_sites_are_free_text(opened):
 
 LEAVES = Reading(target="num", ignore=("sex", "note", "hospital"))
 BROKEN = [  # text, reading, classes
-    (
-        TABLE.replace(",f,", ",other,"),
-        READING,
-        (),
-        "p.csv.*line 3 column 'sex': 'other' is not one",
-    ),
-    (
-        TABLE.replace("2.0", "7"),
-        READING,
-        (),
-        "p.csv.*line 3 column 'num': '7' has no class in labe",
-    ),
+    (TABLE.replace(",f,", ",other,"), READING, (), "line 3 column 'sex': 'other' is not one"),
+    (TABLE.replace("2.0", "7"), READING, (), "line 3 column 'num': '7' has no class in labe"),
     (TABLE, replace(LEAVES, ignore=("age", *LEAVES.ignore)), (), "no column is left"),
-    (TABLE, replace(READING, categories=(("sex", ("f", "m", "f")),)), (), "categories 'sex': val"),
     (TABLE, replace(READING, categories=(("sex", ("01", "1")),)), (), r"'1' is given twice \(01"),
     (TABLE, LEAVES, ("0", "00"), "classes: value"),
 ]
@@ -233,17 +222,6 @@ def test_natural_clients_are_the_datas_and_who_has_too_little_is_named(tmp_path)
         assert {data.site_names[k] for k in data.sites[own]} == {client} and len(own) == 20
     with pytest.raises(UserError, match=r"clients 7 is not allowed: the data names 3 clients"):
         load_partition(config(tmp_path), 7)
-
-
-def test_keys_of_a_command_line_are_those_of_a_file():
-    values = {"dataset": "table", "target": "y"}
-    typed = build_config(values | {"labels": "{ill: [1, 2], well: [0]}", "categories": "sex,cp"})
-    written = build_config(
-        values | {"labels": {"ill": [1, 2], "well": [0]}, "categories": ["sex", "cp"]}
-    )
-    assert typed == written == build_config(written.flat())
-    assert typed.flat()["labels"] == {"ill": ["1", "2"], "well": ["0"]}
-    assert typed.models[0] == "mlp-1"
 
 
 def test_yes_and_no_of_a_file_are_texts_and_switches_take_them(tmp_path):

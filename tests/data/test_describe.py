@@ -125,25 +125,18 @@ def test_the_target_is_guessed_or_asked_for(tmp_path, name):
 
 def test_what_may_be_wrong_is_said_at_once(tmp_path, capsys):
     names, classes = ("Mercy", "mercy", "Hope"), ("ill", "Ill", "well", "well")
+    remarks = ("came back twice in week", "had no pain at all on day", "and so on until")
     rows = "".join(
-        f"{20 + k % 50},{'n.d.' if k == 7 else k / 8},{names[k % 3]},{classes[k % 4]}\n"
+        f"{'n.d.' if k == 7 else k / 8},{remarks[k % 3]} {k % 45},{names[k % 3]},{classes[k % 4]}\n"
         for k in range(90)
     )
-    (tmp_path / "p.csv").write_text("age,bp,hospital,outcome\n" + rows)
+    (tmp_path / "p.csv").write_text("bp,remarks,hospital,outcome\n" + rows)
     assert execute(["init", "p.csv"]) == 0
     told = capsys.readouterr().out
     assert "  bp: numbers 0 to 11.125, 1 gaps with 'n.d.'" in told
+    assert "  remarks: left out: sentences, or too many values" in told
     assert "sites that differ only in case or spaces" in told and "'Mercy' and 'mercy'" in told
     assert "warning: classes 'Ill', 'ill' differ only in case" in told
     (tmp_path / "one.csv").write_text("age,outcome\n" + "5,1\n" * 90)
     assert execute(["init", "one.csv", "target=outcome"]) == 2
     assert "have the same class" in capsys.readouterr().err and not (tmp_path / "one.yaml").exists()
-
-
-def test_free_text_is_no_category_and_no_file_of_texts(tmp_path, capsys):
-    remarks = ["came back twice in week {k}", "had no pain at all on day {k}", ""]
-    rows = "".join(f"{30 + k * 7 % 41},{remarks[k % 3].format(k=k)},{k % 2}\n" for k in range(60))
-    (tmp_path / "p.csv").write_text("age,remarks,ill\n" + rows)
-    assert execute(["init", "p.csv"]) == 0
-    assert "remarks: left out: sentences, or too many values" in capsys.readouterr().out
-    assert load_config(tmp_path / "p.yaml").ignore == ("remarks",)

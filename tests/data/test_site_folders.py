@@ -25,13 +25,6 @@ def signals(folder):
     return {"dataset": "signals"}
 
 
-def texts(folder):
-    for k, name in enumerate(("north", "south")):
-        rows = "".join(f'"{name} {i}",{i % 2}\n' for i in range(20 + k))
-        (folder / f"{name}.csv").write_text("say,y\n" + rows)
-    return {"dataset": "texts", "target": "y", "text": "say"}
-
-
 @pytest.fixture
 def sites(tmp_path):
     folder = tmp_path / "sites"
@@ -40,7 +33,7 @@ def sites(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("make", [table, signals, texts])
+@pytest.mark.parametrize("make", [table, signals])
 def test_every_file_is_a_client_and_on_a_node_all_are_one(sites, make):
     values = make(sites) | {"partition": "natural", "data-path": str(sites)}
     data, partition = load_partition(build_config(values), 0)

@@ -540,6 +540,9 @@ def flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
         signature(make).bind(**given)
     except TypeError as error:
         raise UserError(f"partition: '{kind}': {error}; it takes {', '.join(takes)}") from error
+    for key, value in keywords.items():
+        if isinstance(takes[key].default, bool) and not isinstance(value, bool):
+            raise UserError(f"partition: {key}={value} is not allowed: true or false")
     try:
         partitioner = make(**given)
         datasets: Any = import_module("datasets")

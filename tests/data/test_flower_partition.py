@@ -65,6 +65,7 @@ WRONG = {
     "DirichletPartitioner": "missing a required argument: 'alpha'; it takes .*alpha",
     "DirichletPartitioner alfa=1": "unexpected keyword argument 'alfa'",
     "DirichletPartitioner alpha=-1": "cannot be made: ValueError",
+    "DirichletPartitioner alpha=1 self_balancing=no": "self_balancing=no is not allowed: true or",
     "DirichletPartitioner alpha=[": "alpha=\\[: not valid YAML",
     "DirichletPartitioner alpha=1 num_partitions=3": "write clients=3 instead",
     "DirichletPartitioner 0.3": "must be written flwr:CLASS keyword=value",

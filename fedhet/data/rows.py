@@ -330,6 +330,7 @@ class CsvFile(RowFile):
         head, *body = [row for _, row in records[first:]]
         if len(head) == width + 1 and not head[-1].strip():  # a delimiter after the header alone
             del head[-1]
+            self.found.append("the empty last column of the header is left out")
         empty = all(len(row) < width or not row[-1].strip() for row in body)
         empty = empty and bool(body) and not "".join(head[width - 1 : width]).strip()
         if len(head) < width and not empty:

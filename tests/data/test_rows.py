@@ -52,7 +52,7 @@ FORMS = {
         "Unnamed: 0"),
     "trailing": (text(end=",\n"), "without a name and left out: column-6"),
     "trailing in rows": (text(rows=[(*row, "") for row in ROWS]), "left out: column-6"),
-    "trailing in the header": (text(names=(*NAMES, "")), ""),
+    "trailing in the header": (text(names=(*NAMES, "")), "the empty last column of the header"),
     "quotes": ("".join(",".join(f'"{v}"' for v in row) + "\n" for row in [NAMES, *ROWS]), ""),
     "single quotes": (rows_as(m="'m'", f="'f'", a="'a'", b="'b'"), "quoted by '"),
     "the header again": (text() + text().splitlines()[0] + "\n", ""),

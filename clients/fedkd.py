@@ -49,14 +49,11 @@ class FedKDClient(MethodClient[FedKDParams]):
         """Check for the student, or for an update of a bounded norm."""
         assert isinstance(payload, LowRank)
         whole_ones = payload.ranks == WHOLE
-        if (
-            whole_ones.any()
-            and not whole_ones.all()
-            or not (whole_ones.all() or self.params.compress_down)
-        ):
+        if whole_ones.all():
+            return
+        if whole_ones.any() or not self.params.compress_down:
             raise Refused("the ranks fit neither the student nor an update")
-        if not whole_ones.all():
-            self.setup.limits.check_download_norm(update_norm(payload))
+        self.setup.limits.check_download_norm(update_norm(payload))
 
     def receive(self, payload: Payload) -> None:
         """Take the student itself, or the update of the one received before."""

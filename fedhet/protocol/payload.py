@@ -51,7 +51,9 @@ class Payload:
         varies = single < len(fields(cls))
         if len(arrays) < single or (len(arrays) > single and not varies):
             raise ValueError(f"{cls.__name__} holds {single} arrays, got {len(arrays)}")
-        values: list[Any] = [*arrays[:single], *[tuple(arrays[single:])] * varies]
+        values: list[Any] = list(arrays[:single])
+        if varies:
+            values.append(tuple(arrays[single:]))
         return cls(*values)
 
     def dtypes(self) -> list[np.dtype[Any] | None]:

@@ -510,10 +510,8 @@ class SumProtection(UploadProtection):
 
     def _confusion(self, what: Instruction, own: Own, largest: float) -> Vector:
         matrix = self.client.confusion_matrix(what.generation, what.digest).numpy()
-        every = frozenset(range(len(matrix)))
-        matrix[
-            sorted(every - (set(own.seen) & (every if self.shared is None else self.shared)))
-        ] = 0
+        told = (ownership(own) > 0) & own.shares(np.arange(own.classes))
+        matrix[~told] = 0
         return cells_of(matrix, largest)
 
     def _once(self, what: Instruction, make: Callable[[], Answer]) -> Answer:

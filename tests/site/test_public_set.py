@@ -20,15 +20,6 @@ class Everybody(MethodStrategy):
     metric_ranges: ClassVar = {"seen": (0.0, 100.0)}
 
 
-class Server(MethodStrategy):
-    """Looks at the public images when it combines."""
-
-    public_set = "server"
-
-    def aggregate(self, uploads, round_):
-        return {"public": float(len(self.public))}
-
-
 class Looking(StandaloneClient):
     """Looks at the public images when it trains."""
 
@@ -39,7 +30,6 @@ class Looking(StandaloneClient):
 @pytest.fixture(autouse=True)
 def methods(monkeypatch):
     monkeypatch.setitem(METHODS, "everybody", Method(Everybody, Looking, ""))
-    monkeypatch.setitem(METHODS, "server", Method(Server, StandaloneClient, ""))
 
 
 def pictures(path, seed=0):
@@ -112,7 +102,7 @@ def test_one_pixel_one_label_or_another_size_is_another_digest(tmp_path):
 
 
 def test_a_wrong_public_set_is_one_line_that_says_which(tmp_path):
-    config = small(tmp_path, method="server", public_path=str(tmp_path / "none"))
+    config = small(tmp_path, method="everybody", public_path=str(tmp_path / "none"))
     with pytest.raises(UserError, match=r"public data set: data-path.*none") as error:
         open_public(config)
     assert "\n" not in str(error.value)

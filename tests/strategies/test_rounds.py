@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 import torch
-from flwr.app import Error, Message
+from flwr.app import Error, Message, MetricRecord
 from helpers.tiny import tiny
 
 from fedhet.clients.base import MethodClient
@@ -190,3 +190,41 @@ def test_a_run_in_which_nobody_ever_replied_fails_with_the_first_reason(tmp_path
     here = r"\(test_rounds.py:\d+\)"
     with pytest.raises(RunFailed, match=f"client 0: ZeroDivisionError: by hand {here}$"):
         simulate(tiny(tmp_path, rounds=1))
+
+
+# --- what is sent, in which order -----------------------------------------------------------------
+
+
+SECONDS = {0: 1.0, 1: 9.0, 2: 4.0}
+
+
+def slow(node, message, reply):
+    """Replies that claim to have taken long, each node its own time per image."""
+    if message.metadata.message_type == "train":
+        numbers = dict(reply.content["metrics"].items())
+        numbers["seconds"] = SECONDS[node] * numbers["num-examples"]
+        reply.content["metrics"] = MetricRecord(numbers)
+    return reply
+
+
+def train_messages(grid, round_):
+    """The round's train messages in the order in which they were sent."""
+    trained = [message for message in grid.sent if message.metadata.message_type == "train"]
+    return [message for message in trained if instruction(message).round == round_]
+
+
+def test_long_jobs_are_sent_longest_first_once_their_time_is_known(tmp_path):
+    config = tiny(tmp_path, models=["cnn-3", "cnn-4", "cnn-5"], rounds=2)
+    _, grid = simulate(config, tamper=slow)
+    order = {
+        round_: [message.metadata.dst_node_id - 100 for message in train_messages(grid, round_)]
+        for round_ in (1, 2)
+    }
+    assert order == {1: [0, 1, 2], 2: [1, 2, 0]}
+
+
+@pytest.mark.parametrize(("method", "records"), [("lg_fedavg", 1), ("fedssa", 3)])
+def test_what_all_clients_get_is_encoded_once(tmp_path, method, records):
+    _, grid = simulate(tiny(tmp_path, method=method, rounds=1))
+    sent = [message.content["arrays"] for message in train_messages(grid, 1)]
+    assert len(sent) == 3 and len({id(record) for record in sent}) == records

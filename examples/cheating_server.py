@@ -57,8 +57,7 @@ def main(folder: Path) -> None:
         server, cohort = Collector(NAMES, 3, TERMS), Cohort(NAMES, attempt, len(NAMES))
         for name in NAMES:  # each masks for what it was sent, of which this is the digest
             sent = elms if name == "elm" else bytes(32)
-            masked = site[name].mask(1, cohort, sent, COUNTS[name], Reply({}, {}, []))
-            server.take(name, masked.arrays)
+            server.take(name, site[name].mask(1, cohort, sent, COUNTS[name], Reply({})).arrays)
         server.close()
         ask(server, attempt, NAMES)
         return server

@@ -245,9 +245,10 @@ def models(
 ) -> None:
     """List the models with parameters, size and cost; your own too, if you name them."""
     from fedhet.config.load import build_config, read_overrides
-    from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
+    from fedhet.data.inputs import IMAGE, Inputs
     from fedhet.models import MODELS, model_sizes
     from fedhet.models.names import expand
+    from fedhet.models.zoo import EXAMPLES
     from fedhet.site.local_data import load_dataset
 
     given = words or []
@@ -261,12 +262,7 @@ def models(
         asked: dict[str, Inputs] = {dataset.inputs.kind: dataset.inputs}
         count = classes or len(dataset.classes)
     else:
-        asked = {
-            IMAGE: Inputs.image(config.image_size),
-            SIGNAL: Inputs(SIGNAL, (6, 128)),
-            TABLE: Inputs.table(tuple(f"x{number}" for number in range(10))),
-            TOKENS: Inputs(TOKENS, (64,), 5000),
-        }
+        asked = EXAMPLES | {IMAGE: Inputs.image(config.image_size)}
         count = classes or CLASSES
     if kind is not None:
         if kind not in asked:

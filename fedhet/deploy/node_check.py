@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from fedhet.data.cache import open_dataset
-from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
+from fedhet.data.inputs import IMAGE
 from fedhet.data.partition import read_partition_file
 from fedhet.data.rows import NPZ_SUFFIXES, ROW_SUFFIXES, find_files, holds, open_rows
 from fedhet.data.signals import Npz
@@ -20,16 +20,11 @@ from fedhet.errors import Refused, UserError, one_line
 from fedhet.files import read_tensors, tried_folder
 from fedhet.models import MODELS, build_model
 from fedhet.models.names import is_built_in, is_known, validate_model_name, with_weights
+from fedhet.models.zoo import EXAMPLES
 from fedhet.site.limits import read_limits
 
 ENOUGH = 1 << 30  # bytes free for states and caches
 SKEW = 5.0  # seconds; Flower refuses a signature that is older than a few seconds
-_EXAMPLES = {  # examples to build a model for, before a run names its own
-    IMAGE: Inputs.image(32),
-    SIGNAL: Inputs(SIGNAL, (3, 64)),
-    TABLE: Inputs.table(("a", "b")),
-    TOKENS: Inputs(TOKENS, (32,), 100),
-}
 
 
 @dataclass(frozen=True)
@@ -123,7 +118,7 @@ def _model(plan: NodePlan) -> str:
     if not is_built_in(name) and rows:
         return f"{name}, which is tested when a run begins"
     with torch.random.fork_rng(devices=[]):
-        build_model(name, classes=2, inputs=_EXAMPLES[kind])
+        build_model(name, classes=2, inputs=EXAMPLES[kind])
     return f"{name}, from '{weights}'" if weights else name
 
 

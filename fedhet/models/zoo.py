@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from fedhet import plugins
 from fedhet.config.schema import RunConfig
-from fedhet.data.inputs import IMAGE, PLURAL, Inputs
+from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.errors import Damaged, UserError, brief, nearest
 from fedhet.files import read_tensors
 from fedhet.models.base import SplitModel, untouched
@@ -48,6 +48,12 @@ _TORCHVISION: dict[str, dict[str, Any]] = {
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation in [0, 1]
 _HALF = ((0.5,) * 3, (0.5,) * 3)  # of images in [-1, 1], as torchvision's GoogLeNet takes them
 _RGB = Inputs.image(32)
+EXAMPLES = {  # what a model is built for where no data set is named
+    IMAGE: _RGB,
+    SIGNAL: Inputs(SIGNAL, (6, 128)),
+    TABLE: Inputs.table(tuple(f"x{number}" for number in range(10))),
+    TOKENS: Inputs(TOKENS, (64,), 5000),
+}
 
 
 class Backbone(SplitModel):

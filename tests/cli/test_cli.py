@@ -43,6 +43,10 @@ COMMANDS = (
     (["sweep", "compare/digits", "--workers", "no"], ["'--workers'", "'no'"]),
     (["report", ".", "--out", "."], ["--out: '.' is a folder of runs"]),
     (["partition", "quickstart", "clients=x"], ["clients", "'x'"]),
+    (["new", "method", "My-Method"], ["'My-Method' is not allowed"]),
+    (["new", "method", "_1"], ["'_1' is not allowed"]),
+    (["new", "method", "fedssa"], ["already has a method 'fedssa'"]),
+    (["new", "model", "x"], ["'model' is not allowed"]),
 )
 
 

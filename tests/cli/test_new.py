@@ -46,21 +46,6 @@ def test_the_skeleton_passes_lint_types_and_its_tests(tmp_path, monkeypatch, cap
     del sys.modules["my_method"]
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["method", "My-Method"], "'My-Method' is not allowed"),
-        (["method", "_1"], "'_1' is not allowed"),
-        (["method", "fedssa"], "already has a method 'fedssa'"),
-        (["model", "x"], "'model' is not allowed"),
-    ],
-)
-def test_a_wrong_name_writes_nothing(tmp_path, monkeypatch, capsys, words, text):
-    monkeypatch.chdir(tmp_path)
-    assert execute(["new", *words]) == 2
-    assert text in capsys.readouterr().err and not list(tmp_path.iterdir())
-
-
 def test_a_folder_that_takes_no_file_is_one_line(tmp_path, monkeypatch, capsys):
     def full(path, *_, **_more):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))

@@ -149,7 +149,8 @@ def load(kind: str, name: str) -> Any:
     Raises UserError if it cannot be imported or is not there.
     """
     module, colon, attribute = name.partition(":")
-    sys.path += [path for path in _here if path not in sys.path]
+    if colon:
+        sys.path += [path for path in _here if path not in sys.path]
     before = list(sys.path)
     sys.path.sort(key=_is_top)  # theirs may have the names of our folders
     try:

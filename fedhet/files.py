@@ -29,6 +29,7 @@ from fedhet.errors import Damaged, UserError, nearest, one_line
 CLIENT_ID = r"[A-Za-z0-9._-]{1,64}"
 NOBODY = "the round"  # in a list of failures: no client's id
 _ID_HINT = "up to 64 of A-Z a-z 0-9 . _ -"
+HOMELESS = "this machine knows no such home directory: set HOME, or write paths without ~"
 _LIKENESS = 0.8  # to a missing file's name, from which on another name is offered
 _DEPTH = 100  # levels of a YAML file
 _LARGE = 1 << 64  # whole numbers from here on fit no array and no seed
@@ -55,11 +56,7 @@ def plain_path(path: str | os.PathLike[str]) -> Path:
     try:
         found = Path(path).expanduser().absolute()
     except RuntimeError as error:
-        user = Path(path).parts[0]
-        if user == "~":
-            raise
-        text = f"'{path}': this machine has no user '{user}': write the path in full"
-        raise UserError(text) from error
+        raise UserError(f"'{path}': {HOMELESS}") from error
     try:
         str(found).encode()
     except UnicodeEncodeError as error:

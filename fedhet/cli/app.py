@@ -19,6 +19,7 @@ from fedhet.cli.common import Command, silence, tell
 from fedhet.config.schema import RunConfig, kebab
 from fedhet.engines.system import Interrupted, direct
 from fedhet.errors import RunFailed, UserError, brief
+from fedhet.files import HOMELESS
 from fedhet.plugins import look_here
 
 app = typer.Typer(
@@ -108,10 +109,7 @@ def _call(arguments: list[str]) -> int:
     except RuntimeError as error:
         if "home directory" not in str(error):
             raise
-        if os.path.expanduser("~") != "~":
-            text = "a path begins with ~USER, and this machine has no such user: write it in full"
-            raise UserError(text) from error
-        raise UserError("this user has no home directory: set HOME") from error
+        raise UserError(HOMELESS) from error
     return code if isinstance(code, int) else 0
 
 

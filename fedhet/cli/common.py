@@ -124,7 +124,6 @@ class RunProgress:
         self.rounds = rounds
         self.quiet = quiet or silent
         self.silent = silent
-        self.done = 0
         self._printed = 0.0
         console = Console(stderr=quiet)
         self._bar = Progress(
@@ -165,17 +164,17 @@ class RunProgress:
 
         if not records:
             return
-        self.done = records[-1]["round"]
+        done = records[-1]["round"]
         note = headline(self.metric, records[-1])
         left = seconds_left([record["seconds"] for record in records], self.rounds)
         if left is not None:
             note += f", {duration(left)} left"
-        self.show(self.done, note)
+        self.show(done, note)
         now = time.monotonic()
-        last = self.done == self.rounds
+        last = done == self.rounds
         if self._bar.disable and not self.quiet and (last or now - self._printed > PLAIN_INTERVAL):
             self._printed = now
-            say(f"{self.title}: round {self.done}/{self.rounds}, {note}", sys.stdout)
+            say(f"{self.title}: round {done}/{self.rounds}, {note}", sys.stdout)
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

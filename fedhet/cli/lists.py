@@ -126,8 +126,9 @@ def keys(
 
     known = [*METHODS, *plugins.installed("method")]
     method = word if word and (method_name(word) in known or ":" in word) else None
-    owners = [method] if method else METHODS if word else []
-    schemas = {"": RunConfig} | {owner: find_method(owner).params for owner in owners}
+    schemas: dict[str, type[Schema]] = {"": RunConfig}
+    for owner in [method] if method else list(METHODS) if word else []:
+        schemas[owner] = find_method(owner).params
     rows = [
         (key, owner, what)
         for owner, schema in schemas.items()

@@ -31,7 +31,7 @@ from fedhet.config.load import build_config, find_method
 from fedhet.config.schema import RunConfig
 from fedhet.data.inputs import IMAGE, READ_KEYS, SIGNAL, TABLE, TOKENS, Inputs, load_inputs
 from fedhet.data.preparation import preparation
-from fedhet.errors import Damaged, Refused, UserError, brief
+from fedhet.errors import Damaged, UserError, brief
 from fedhet.files import (
     appearing,
     client_order,
@@ -198,12 +198,9 @@ def load_model(
     except OSError as error:
         raise UserError(f"'{folder}': {WEIGHTS} cannot be read: {error.strerror}") from error
     except (
-        Refused, KeyError, TypeError, ValueError, RuntimeError, AttributeError, SafetensorError
+        KeyError, TypeError, ValueError, RuntimeError, AttributeError, SafetensorError
     ) as error:  # fmt: skip
-        cause = error.__cause__ if isinstance(error, Refused) else error
-        if cause is None or (cause is not error and not isinstance(cause, KeyError | RuntimeError)):
-            raise
-        raise UserError(f"'{folder}': the tensors do not fit {name}: {brief(cause)}") from error
+        raise UserError(f"'{folder}': the tensors do not fit {name}: {brief(error)}") from error
 
 
 def _read_description(state: Path) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def test_what_holds_no_good_generation(copied, tmp_path):
     description = json.loads((copied / "client.json").read_text())
     description["classes"].append("one too many")
     (copied / "client.json").write_text(json.dumps(description))
-    assert "do not fit client.json" in fails(copied, out, 2)
+    assert "generation 2 does not fit" in fails(copied, out, 2)
     for path in copied.glob("*.safetensors"):
         path.unlink()
     assert "the client has not trained" in fails(copied, out)

@@ -149,10 +149,9 @@ def load(kind: str, name: str) -> Any:
     Raises UserError if it cannot be imported or is not there.
     """
     module, colon, attribute = name.partition(":")
-    if colon:
-        sys.path += [path for path in _here if path not in sys.path]
     before = list(sys.path)
-    sys.path.sort(key=_is_top)  # theirs may have the names of our folders
+    # Theirs may have the names of our folders, such as `clients`.
+    sys.path[:] = sorted([*before, *(_here if colon else ())], key=_is_top)
     try:
         if not colon:
             return installed(kind)[name].load()
@@ -164,7 +163,7 @@ def load(kind: str, name: str) -> Any:
             "at the server and on every node)"
         ) from error
     finally:
-        sys.path[:] = [*before, *(path for path in sys.path if path not in before)]
+        sys.path[:] = dict.fromkeys([*before, *sys.path])
     if not hasattr(found, attribute):
         raise UserError(f"{kind} {name!r}: {attribute!r} does not exist in module {module!r}")
     return getattr(found, attribute)

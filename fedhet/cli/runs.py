@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from fedhet.records.run_folder import RunFolder
 
 DEMO_METHODS = ("standalone", "lg_fedavg", "fedssa")
-DEMO = (
-    "dataset=digits", "clients=10", "classes-per-client=4", "rounds=14", "local-epochs=1",
-    "batch-size=16", "engine=inline",
-)  # fmt: skip
 PICTURES = (".png", ".svg", ".pdf")
 WIDEST = 20  # classes that a table can show side by side
 
@@ -173,22 +169,16 @@ def demo(
 ) -> None:
     """Compare FedSSA, LG-FedAvg and Standalone on the embedded digits, in a minute or two."""
     loading(as_json=as_json)
-    from fedhet.cli.app import execute
-    from fedhet.cli.sweeps import SweepProgress
-    from fedhet.config.load import load_config
+    from fedhet.cli.sweeps import Selection, SweepProgress, open_sweep
     from fedhet.records.run_folder import RunFolder
-    from fedhet.sweeps.grid import Cell
-    from fedhet.sweeps.sweep import FINISHED, Job, Sweep
+    from fedhet.sweeps.sweep import FINISHED
 
     base = plain_path(out) / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
-    cells = [
-        Cell({"method": method}, load_config(None, [*DEMO, f"method={method}", f"name={method}"]))
-        for method in DEMO_METHODS
-    ]
-    found = Sweep("demo", base, [Job(cell, base / cell.config.name) for cell in cells], execute)
-    tell(f"starting {len(cells)} runs side by side, one process each; logs: {found.folder}")
+    _, found = open_sweep(Selection("compare/digits", ["seed=0"], base, "full", "1/1", ""))
+    found.jobs = [job for job in found.jobs if job.cell.config.method in DEMO_METHODS]
+    tell(f"starting {len(found.jobs)} runs side by side, one process each; logs: {found.folder}")
     with interruptible(), SweepProgress(found, quiet=as_json) as progress:
-        found.run(len(cells), progress.update)
+        found.run(len(found.jobs), progress.update)
     for job in found.jobs:
         if job.state != FINISHED:
             raise RunFailed(f"{job.cell.config.method} {job.state}: {job.reason} ({base})")

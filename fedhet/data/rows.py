@@ -325,7 +325,9 @@ class CsvFile(RowFile):
         # A title may stand before the record that is the header, or the first row without one.
         least = width if width < 3 else width - 1
         first = next(k for k, (_, row) in enumerate(records) if len(row) >= least)
-        if first:
+        if self._counts(records):
+            first = 1
+        elif first:
             self.found.append(f"{first} lines before the header are left out")
         head, *body = [row for _, row in records[first:]]
         if len(head) == width + 1 and not head[-1].strip():  # a delimiter after the header alone
@@ -340,6 +342,8 @@ class CsvFile(RowFile):
         if header or first:
             self._skip += records[first if header else first - 1][0]
         cells = [*self.form.columns] or (head if header else [])
+        if not self.form.columns and any(cell != cell.strip() for cell in cells):
+            self.found.append("spaces around names are left out")
         cells = [cell.strip().strip("\ufeff") for cell in cells]
         self.columns = self._named([*cells, *[""] * (width - len(cells))])
         rows = body if header else [head, *body]
@@ -352,6 +356,17 @@ class CsvFile(RowFile):
         if self.index:
             self.found.append(f"without a name and left out: {', '.join(self.index)}")
         self._choose_numbers(values)
+
+    def _counts(self, records: Sequence[_Record]) -> bool:
+        """Return whether the first line is scikit-learn's: rows, columns of features, classes."""
+        rows, columns, *classes = [*(cell.strip() for cell in records[0][1]), "", ""]
+        width, many = len(records[1][1]) if records[1:] else 0, len(records) - 1
+        known = rows.isdecimal() and columns == str(width - 1) and width > 2
+        known = known and (int(rows) == many or min(many, int(rows)) >= SAMPLE_ROWS)
+        if not known or any(map(_PLAIN.fullmatch, classes)):
+            return False
+        self.found.append(f"the first line ({rows} rows of {columns} features) is left out")
+        return True
 
     def _is_header(self, head: Sequence[str], body: Sequence[list[str]], width: int) -> bool:
         """Return whether the first row holds names; raise NoHeader if a key must give them."""

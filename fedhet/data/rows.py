@@ -362,7 +362,7 @@ class CsvFile(RowFile):
         rows, columns, *classes = [*(cell.strip() for cell in records[0][1]), "", ""]
         width, many = len(records[1][1]) if records[1:] else 0, len(records) - 1
         known = rows.isdecimal() and columns == str(width - 1) and width > 2
-        known = known and (int(rows) == many or min(many, int(rows)) >= SAMPLE_ROWS)
+        known = known and (many - int(rows) in (0, 1) or min(many, int(rows)) >= SAMPLE_ROWS)
         if not known or any(map(_PLAIN.fullmatch, classes)):
             return False
         self.found.append(f"the first line ({rows} rows of {columns} features) is left out")

@@ -23,6 +23,7 @@ from fedhet.records.run_folder import RunFolder, digest, parts
 from fedhet.site.state import FileStore
 
 CheckArrays = Callable[[RunConfig, Roster, Mapping[str, Array]], None]
+DEEPEST = 32  # folders in each other; Ray makes a dozen
 SHOWN = 3  # findings in an error's one line
 FLOWER = "flwr"  # below it Flower and Ray make links of their own; it is only ever removed
 
@@ -74,6 +75,8 @@ def check_entries(folder: Path) -> None:
         raise Damaged(f"'{error.filename}' cannot be read: {error.strerror}") from error
 
     for root, folders, files in os.walk(folder, onerror=fail):
+        if len(Path(root).relative_to(folder).parts) > DEEPEST:
+            raise Damaged(f"'{folder}': folders lie more than {DEEPEST} deep in each other")
         for path in (Path(root, name) for name in sorted([*folders, *files])):
             if path.is_symlink() or not (path.is_file() or path.is_dir()):
                 raise Damaged(

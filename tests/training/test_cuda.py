@@ -13,73 +13,91 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from test_same_bytes import CASES, KINDS
+from helpers.products import FIVE, SHORT
+from test_same_bytes import KINDS, METHODS
 
 import fedhet
+from fedhet.errors import RunFailed
 from fedhet.testing import cut_and_resume, simulate, small
 from fedhet.training import loop
 
 if not torch.cuda.is_available():
     pytest.skip("torch finds no CUDA device", allow_module_level=True)
 
-SHORT = {"local_epochs": 5, "batch_size": 8, "representation": 32}  # enough steps for a graph
+ALL = [("images", method) for method in METHODS] + [
+    (kind, method) for kind in KINDS for method in FIVE
+]
+FEW = {"local_epochs": 5, "batch_size": 8, "representation": 32}  # enough steps for a graph
 VARIANTS = {
     "adam": {"optimizer": "adam", "lr": 1e-3}, "clipped": {"grad_clip": 0.5},
     "augmented": {"augment": "crop-flip"}, "cosine": {"lr_schedule": "cosine"},
     "bf16": {"precision": "bf16"}, "tf32": {"precision": "tf32"},
+    "noise": {"method": "lg_fedavg", "dp_clip": 2.0, "dp_epsilon": 8.0, "dp_delta": 1e-5},
+    "masked": {"method": "lg_fedavg", "secure_sum": "masked", "clients": 5, "sum_threshold": 4},
     "torchvision": {"models": ["resnet18"]},
 }  # fmt: skip
-PLAIN = [case for case in CASES if case.partition("/")[0] in ("images", *KINDS)]
-FEDSSA = "images/fedssa"
 
 
-def config_of(folder, case, **changes):
-    """A case of ``test_same_bytes.py``, or a variant of FedSSA on images."""
+def config_of(folder, kind, method, **changes):
     folder.mkdir(exist_ok=True)
-    kind = case.partition("/")[0]
-    data = KINDS[kind](folder) if kind in KINDS else {}
-    own = CASES[FEDSSA] | VARIANTS[case] if case in VARIANTS else CASES[case]
-    return small(folder, **own | data | SHORT | {"device": "cuda"} | changes)
+    images = {"models": ["cnn-4", "cnn-5"], "image_size": 16}
+    data = KINDS[kind](folder) | {"partition": "iid"} if kind in KINDS else images
+    short = SHORT.get(method, {}) | {"device": "cuda"}
+    return small(folder, **{"method": method} | FEW | data | short | changes)
+
+
+def run_config(config):
+    """As `fedhet run` does, in the engine that it names."""
+    keys = {
+        key.replace("-", "_"): value
+        for key, value in config.model_dump(by_alias=True, exclude_unset=True).items()
+    }
+    return fedhet.run(progress=False, **keys).summary
 
 
 def summary(config):
     return simulate(config)[0].read_summary()
 
 
-@pytest.mark.parametrize("case", [*PLAIN, *VARIANTS, "noise", "masked"])
-def test_a_run_repeats_itself_with_graphs_and_without(tmp_path, caplog, monkeypatch, case):
+@pytest.mark.parametrize(("kind", "method"), ALL)
+def test_a_run_repeats_itself_with_graphs_and_without(tmp_path, caplog, monkeypatch, kind, method):
     caplog.set_level(logging.WARNING, logger="fedhet")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        found = summary(config_of(tmp_path / "a", case))
-    again = summary(config_of(tmp_path / "b", case))
+        found = summary(config_of(tmp_path / "a", kind, method))
+    again = summary(config_of(tmp_path / "b", kind, method))
     assert not found["failures"]
     assert found["run_sha256"] == again["run_sha256"]
     assert "stays eager" not in caplog.text
     assert not [str(one.message) for one in said if "determinis" in str(one.message)]
-    if case in PLAIN:
-        monkeypatch.setattr(loop, "WORTH_IT", 1 << 30)
-        assert found["run_sha256"] == summary(config_of(tmp_path / "c", case))["run_sha256"]
+    monkeypatch.setattr(loop, "WORTH_IT", 1 << 30)
+    assert found["run_sha256"] == summary(config_of(tmp_path / "c", kind, method))["run_sha256"]
 
 
-@pytest.mark.parametrize("case", PLAIN)
-def test_a_run_is_close_to_the_cpus(tmp_path, case):
-    here, there = (
-        [line["train_loss"] for line in simulate(config)[0].read_rounds()]
-        for config in (config_of(tmp_path / name, case, device=name) for name in ("cuda", "cpu"))
+@pytest.mark.parametrize(("kind", "method"), ALL)
+def test_a_run_is_close_to_the_cpus(tmp_path, kind, method):
+    on_gpu, on_cpu = (
+        simulate(config_of(tmp_path / device, kind, method, device=device))[0]
+        for device in ("cuda", "cpu")
     )
-    drawn = case.endswith("fedclassavg")  # views of its images are drawn on the device
+    here, there = ([line["train_loss"] for line in run.read_rounds()] for run in (on_gpu, on_cpu))
+    drawn = method == "fedclassavg"  # views of its images are drawn on the device
     assert np.allclose(here, there, rtol=0.05 if drawn else 0.02), (here, there)
 
 
-def test_resumed_and_in_worker_processes_it_ends_with_the_same_bytes(tmp_path):
-    whole = summary(config_of(tmp_path / "a", FEDSSA))["run_sha256"]
-    cut = cut_and_resume(config_of(tmp_path / "b", FEDSSA), 2)
-    assert cut.read_summary()["run_sha256"] == whole
-    config = config_of(tmp_path / "c", FEDSSA, engine="processes", actors=2)
-    keys = config.model_dump(by_alias=True, exclude_unset=True)
-    keys = {key.replace("-", "_"): value for key, value in keys.items()}
-    assert fedhet.run(progress=False, **keys).summary["run_sha256"] == whole
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_repeat_themselves(tmp_path, caplog, variant):
+    changes = {"method": "fedssa"} | VARIANTS[variant]
+    runs = [summary(config_of(tmp_path / n, "images", **changes)) for n in "ab"]
+    assert not runs[0]["failures"]
+    assert runs[0]["run_sha256"] == runs[1]["run_sha256"]
+    assert "stays eager" not in caplog.text
+
+
+def test_a_resumed_run_ends_with_the_same_bytes(tmp_path):
+    whole = summary(config_of(tmp_path / "a", "images", "fedssa"))
+    cut = cut_and_resume(config_of(tmp_path / "b", "images", "fedssa"), 2)
+    assert cut.read_summary()["run_sha256"] == whole["run_sha256"]
 
 
 def test_training_waits_for_the_device_once_an_epoch_at_most(tmp_path, monkeypatch):
@@ -98,9 +116,27 @@ def test_training_waits_for_the_device_once_an_epoch_at_most(tmp_path, monkeypat
 
     monkeypatch.setattr(loop, "WORTH_IT", 1 << 30)
     monkeypatch.setattr("fedhet.clients.base.train", watched)
-    summary(config_of(tmp_path, "images/fedmrl"))
+    summary(config_of(tmp_path, "images", "fedmrl"))
     assert waits
-    assert max(map(len, waits)) <= SHORT["local_epochs"] + 1, waits[0]
+    assert max(map(len, waits)) <= FEW["local_epochs"] + 1, waits[0]
+
+
+def test_out_of_memory_is_the_clients_failure(tmp_path):
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total + 1e-4)
+    try:
+        with pytest.raises(RunFailed, match=r"out of GPU memory: .* set actors="):
+            simulate(config_of(tmp_path, "images", "fedssa", models=["resnet18"], rounds=1))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_worker_processes_end_with_the_bytes_of_one_process(tmp_path):
+    config = config_of(tmp_path / "a", "images", "fedssa", engine="processes", actors=2)
+    found = run_config(config)
+    again = summary(config_of(tmp_path / "b", "images", "fedssa"))
+    assert found["run_sha256"] == again["run_sha256"]
 
 
 def test_a_run_on_the_cpu_leaves_the_gpu_alone(tmp_path):

@@ -12,8 +12,7 @@ from fedhet.config.registry import METHODS
 from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.data.preparation import preparation
 from fedhet.errors import UserError
-from fedhet.models.names import MODELS, TORCHVISION_NAMES
-from fedhet.models.zoo import SMALLEST
+from fedhet.models.names import MODELS, SMALLEST, TORCHVISION_NAMES
 from fedhet.testing import check_method, make_client, simulate, small
 
 KINDS = (IMAGE, SIGNAL, TABLE, TOKENS)

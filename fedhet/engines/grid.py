@@ -457,15 +457,17 @@ class RayTasks:
 
     def submit(self, message: Message) -> None:
         """Take a message, which has an id."""
-        self._running[self._task.remote(self._order, message)] = message
+        with _signals_of_ray():
+            self._running[self._task.remote(self._order, message)] = message
 
     def replies(self, patience: float) -> list[Message]:
         """Return the replies that have come; wait up to ``patience`` seconds for the first."""
         given = list(self._running)
-        ready = self._ray.wait(given, timeout=patience)[0] if given else []
-        if ready:  # and all others that are
-            ready = self._ray.wait(given, num_returns=len(given), timeout=0)[0] or ready
-        return [self._reply(task, self._running.pop(task)) for task in ready]
+        with _signals_of_ray():
+            ready = self._ray.wait(given, timeout=patience)[0] if given else []
+            if ready:  # and all others that are
+                ready = self._ray.wait(given, num_returns=len(given), timeout=0)[0] or ready
+            return [self._reply(task, self._running.pop(task)) for task in ready]
 
     def _reply(self, task: Any, message: Message) -> Message:
         try:
@@ -485,6 +487,15 @@ class RayTasks:
     def close(self) -> None:
         """End all processes."""
         self._stack.close()
+
+
+@contextlib.contextmanager
+def _signals_of_ray() -> Iterator[None]:
+    """Let Ctrl-C through this block as what it raises: Ray's C code wraps that."""
+    try:
+        yield
+    except SystemError as error:
+        raise (error.__cause__ or error) from None
 
 
 def _start_ray(ray: Any, tries: int, words: Mapping[str, Any]) -> None:

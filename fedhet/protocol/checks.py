@@ -272,7 +272,7 @@ def read_arrays(message: Message) -> list[Array]:
     """Return the payload's arrays; raise Refused for anything but plain numbers."""
     try:
         return arrays_of(message)
-    except Exception as error:  # NumPy's reader raises many kinds of errors for foreign bytes
+    except Exception as error:  # bytes of the other side can raise any error
         raise Refused(f"the payload cannot be read: {brief(error)}") from error
 
 

@@ -194,7 +194,7 @@ class Dealt:
 
 def read_evaluations(path: Path) -> list[ClientLine]:
     """Return the lines of a ``clients.csv``; OSError where there is none."""
-    (_, columns), *rows = _rows(path) or [(0, list(FIRST))]
+    (_, columns), *rows = read_rows(path) or [(0, list(FIRST))]
     if tuple(columns[: len(FIRST)]) != FIRST:
         raise Damaged.at(f"'{path}'", "line 1", f"other columns than {', '.join(FIRST)}")
     return [
@@ -205,7 +205,7 @@ def read_evaluations(path: Path) -> list[ClientLine]:
 
 def read_partition(path: Path) -> Dealt:
     """Return a ``partition.csv``; OSError where there is none, Damaged for an empty file."""
-    rows = _rows(path)
+    rows = read_rows(path)
     if not rows:
         raise Damaged.at(f"'{path}'", "line 1", "no head of a table")
     counts = {}
@@ -215,7 +215,7 @@ def read_partition(path: Path) -> Dealt:
     return Dealt(tuple(rows[0][1][1:]), counts)
 
 
-def _rows(path: Path) -> list[tuple[int, list[str]]]:
+def read_rows(path: Path) -> list[tuple[int, list[str]]]:
     """Return the lines of a CSV of ours with their numbers, the head first; Damaged for others."""
     source = f"'{path}'"
     reader = csv.reader(io.StringIO(decoded(read_bytes(path), source), newline=""), strict=True)

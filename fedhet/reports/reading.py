@@ -4,7 +4,6 @@ A packed record is one JSON file with everything of a run folder that a report u
 machine, its processor. It is small enough to be committed, and gives the same report.
 """
 
-import csv
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,9 +26,9 @@ from fedhet.files import (
     read_jsonl,
     read_yaml,
     shaped,
-    unquoted,
     write_text,
 )
+from fedhet.records.formats import read_partition, read_rows
 from fedhet.records.summary import diverged
 
 FORMAT = "fedhet run record 1"
@@ -172,14 +171,14 @@ def _read_folder(path: Path) -> RunRecord | LeftOut:
     names = list(filter(_kept, dict.fromkeys(chain.from_iterable(lines))))
     columns = [_numbers(name, [line.get(name) for line in lines]) for name in names]
     rounds = pd.DataFrame(np.column_stack(columns), columns=names)
-    clients = _clients(_read_csv(path / "clients.csv"))
-    environment, partition = path / "environment.json", path / "partition.csv"
+    clients = _clients(_last_lines(path / "clients.csv"))
+    environment = path / "environment.json"
     return _checked(
         RunRecord(
             path.name, {key: value for key, value in config.items() if key not in _MACHINE},
             summary, read_json(environment) if environment.exists() else {},
             rounds, clients.sort_values("client", key=lambda ids: ids.map(client_order)),
-            _counts(_read_csv(partition)) if partition.exists() else None, path,
+            _counts(path / "partition.csv"), path,
         )
     )  # fmt: skip
 
@@ -197,31 +196,32 @@ def _kept(name: str) -> bool:
     return name in _ROUND or name.startswith(("test_", "val_")) or name.endswith("norm")
 
 
-def _read_csv(path: Path) -> dict[str, Sequence[str]]:
-    """Return the last line of each client in a table, by columns."""
-    with path.open(newline="") as file:
-        head, *rows = csv.reader(file)
-    names = list(map(unquoted, head))
+def _last_lines(path: Path) -> dict[str, Sequence[str]]:
+    """Return the last line of each client in ``clients.csv``, by columns."""
+    (_, names), *rows = read_rows(path) or [(0, ["client"])]
     if "client" not in names:
         raise ValueError(f"{path.name}: column client is missing")
-    lines = {row[names.index("client")]: row for row in rows}
+    lines = {row[names.index("client")]: row for _, row in rows}
     columns = zip(*lines.values(), strict=True) if lines else [()] * len(names)
     return dict(zip(names, columns, strict=True))
 
 
 def _clients(columns: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
     """Return texts, then numbers as floats, of which an empty one is missing."""
-    texts = {name: list(map(unquoted, columns[name])) for name in _TEXTS}
+    texts = {name: list(columns[name]) for name in _TEXTS}
     names = [name for name in columns if name not in {*_TEXTS, *_UNUSED}]
     numbers = [[math.nan if one == "" else one for one in columns[name]] for name in names]
     values = np.array(numbers, dtype=float).reshape(len(names), -1)
     return pd.DataFrame(texts | dict(zip(names, values, strict=True)))
 
 
-def _counts(columns: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Return ``partition.csv`` as numbers."""
-    classes = {name: np.array(own, dtype=int) for name, own in columns.items() if name != "client"}
-    return pd.DataFrame(classes, list(map(unquoted, columns["client"])))
+def _counts(path: Path) -> pd.DataFrame | None:
+    """Return ``partition.csv``; None where there is none."""
+    if not path.exists():
+        return None
+    dealt = read_partition(path)
+    counts = list(dealt.counts.values())
+    return pd.DataFrame(counts, list(dealt.counts), list(dealt.classes))
 
 
 def _unpacked(path: Path) -> RunRecord:

@@ -290,7 +290,7 @@ class WorkerPool:
         for number in range(processes(launch.config, memory)):
             self._start(number)
 
-    def _start(self, number: int) -> None:
+    def _start(self, number: int) -> Worker:
         order = {**self._order, "environment": device_of(number, self._gpus)}
         try:
             worker = self._server.fork(order)
@@ -299,6 +299,7 @@ class WorkerPool:
             self._server = ForkServer()
             worker = self._server.fork(order)
         self._workers[worker] = number
+        return worker
 
     def submit(self, message: Message) -> None:
         """Take a message, which has an id."""
@@ -320,9 +321,12 @@ class WorkerPool:
         """Give each worker that is ready and has nothing to do the next message."""
         for worker in list(self._workers):
             if self._waiting and worker.pid and worker not in self._running:
-                self._running[worker] = message = self._waiting.popleft()
-                with contextlib.suppress(OSError):  # it has just died: reading tells
-                    worker.connection.send(message)
+                self._give(worker, self._waiting.popleft())
+
+    def _give(self, worker: Worker, message: Message) -> None:
+        self._running[worker] = message
+        with contextlib.suppress(OSError):  # it has just died: reading tells
+            worker.connection.send(message)
 
     def _read(self, worker: Worker) -> Message | None:
         """Read from a worker that it is ready, or a reply."""
@@ -332,27 +336,31 @@ class WorkerPool:
             return self._replace(worker)
         if isinstance(received, int):
             worker.pid, self._failed_starts = received, 0
+            if worker in self._running:
+                self._give(worker, self._running[worker])
             return None
         del self._running[worker]
         assert isinstance(received, Message)
         return received
 
     def _replace(self, worker: Worker) -> Message | None:
-        """Replace a dead worker. Return an error reply if its message ended two workers."""
+        """Replace a dead worker. Return an error reply if its message ended two workers.
+
+        The message goes to the new worker: another one may have been killed at the same time.
+        """
         if not worker.pid:
             self._failed_starts += 1
         if self._failed_starts > STARTS:
             raise RunFailed("worker processes do not start: see log.txt, or the line above")
-        number = self._workers.pop(worker)
+        number, message = self._workers.pop(worker), self._running.pop(worker, None)
         worker.end()
-        self._start(number)
-        message = self._running.pop(worker, None)
+        new = self._start(number)
         if message is None:
             return None
-        self._deaths[message.metadata.message_id] += 1
+        self._deaths[message.metadata.message_id] += worker.pid > 0
         if self._deaths[message.metadata.message_id] > 1:
             return Message(Error(code=ENDED, reason=DIES), reply_to=message)
-        self._waiting.appendleft(message)
+        self._running[new] = message
         return None
 
     def cancel(self, identities: Collection[str]) -> None:

@@ -47,7 +47,7 @@ KEY = "fraction: 0.5"
         ("summary.json", '"run_sha256": "fd0"', '"run_sha256": "x"', "not the round that"),
         ("clients.csv", "2,3,cnn-1,2,4.0", "2,3,cnn-1,2,9.0", "clients.csv ends with 3.75 %"),
         ("clients.csv", "2,3,cnn-1,2,4.0", "2,3,cnn-1,2,x", "could not convert"),
-        ("clients.csv", "2,3,cnn-1,2,4.0", "2,3," + "c" * 200_000 + ",2,4.0", "not CSV: field"),
+        ("clients.csv", "2,3,cnn-1,2,4.0", '2,3,"cnn-1,2,4.0', "not CSV: unexpected end"),
         ("rounds.jsonl", '"round": 2', '"round": 5', "2 lines are not the rounds from 1 on"),
         ("rounds.jsonl", FLOPS, '"train_flops": NaN', "line 1 is damaged: not JSON"),
         ("rounds.jsonl", FLOPS, '"train_flops": -1', "is missing or negative"),

@@ -537,6 +537,7 @@ def flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
     if data.site_names:
         columns["site"] = np.array(data.site_names)[data.sites].tolist()
     try:
+        signature(make).bind_partial(**given)  # a misspelt keyword before a missing one
         signature(make).bind(**given)
     except TypeError as error:
         raise UserError(f"partition: '{kind}': {error}; it takes {', '.join(takes)}") from error

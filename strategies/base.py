@@ -10,8 +10,8 @@ resume, reads the evaluation from the train reply, and limits every wait. One ro
 A method overrides hooks that take and return plain arrays. They are called in this order:
 ``download``, then ``expect`` and ``check`` for each upload, then ``aggregate``. ``arrays`` and
 ``load`` are the method's state. With ``secure-sum`` no upload reaches the server: each client makes
-its ``contribution``, and ``combine`` takes their sum. :mod:`fedhet.strategies.plain` aggregates
-plain uploads, and :mod:`fedhet.sums.server` aggregates sums.
+its ``contribution``, and ``combine`` takes their sum. :mod:`fedhet.strategies.aggregator`
+aggregates plain uploads, and :mod:`fedhet.sums.server` aggregates sums.
 """
 
 import logging
@@ -49,7 +49,7 @@ from fedhet.records.ledger import Checkpoint, Ledger, save_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import confusion_rows, headline, imbalance, out_of_patience
 from fedhet.site.local_data import PublicSet, open_public
-from fedhet.strategies.plain import PlainAggregator, Upload
+from fedhet.strategies.aggregator import PlainAggregator, Upload
 from fedhet.strategies.robust import Rule
 from fedhet.sums.contribution import Own, Summand, Vector
 from fedhet.sums.server import SumAggregator

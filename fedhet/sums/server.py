@@ -110,7 +110,7 @@ class SumLedger(Ledger):
 class SumAggregator:
     """Aggregates the rounds of a run with ``secure-sum``, whose server sees sums alone.
 
-    The loop over rounds uses it as it does :class:`fedhet.strategies.plain.PlainAggregator`.
+    The loop over rounds uses it as it does :class:`fedhet.strategies.aggregator.PlainAggregator`.
     """
 
     ledger_type = SumLedger

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from fedhet.config.schema import MAJORITY, METRICS
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     path
@@ -30,3 +32,20 @@ def test_every_file_that_a_page_names_is_there():
         bare = BARE.findall(text)
         lost += [f"{page.name}: {name}" for name in bare if not any(ROOT.glob(f"tests/**/{name}"))]
     assert lost == []
+
+
+def test_names_on_the_page_about_a_round_are_in_the_code():
+    page = (ROOT / "docs/explanation/round.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(?:\w+\.)?([A-Za-z_]\w*)`", page))
+    code = [
+        path.read_text("utf-8")
+        for room in ROOMS.split("|")
+        for path in ROOT.glob(f"{room}/**/*.py")
+    ]
+    assert len(named) > 30
+    assert named - set(re.findall(r"\w+", "\n".join(code))) == set()
+
+
+def test_the_page_about_metrics_lists_them_all():
+    page = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [*METRICS, MAJORITY]

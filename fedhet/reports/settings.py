@@ -262,9 +262,14 @@ def _tell_titles_apart(settings: Sequence[Setting]) -> None:
             key for key in same[0].keys
             if key != "precision" and len({plain(one.keys[key]) for one in same}) > 1
         ]  # fmt: skip
-        for number, setting in enumerate(same if count > 1 else []):
+        for setting in same if count > 1 else []:
             said = [f"{symbols.get(k, k)} = {cut(plain(setting.keys[k]))}" for k in differing[:3]]
-            setting.title = ", ".join([title, *said]) if said else f"{title} ({number + 1})"
+            setting.title = ", ".join([title, *said])
+    told = Counter[str]()
+    for setting in settings:  # they may differ in a fourth key alone
+        told[setting.title] += 1
+        if (number := told[setting.title]) > 1:
+            setting.title += f" ({number})"
 
 
 def _filled(setting: Setting, pattern: str) -> str:

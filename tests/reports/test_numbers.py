@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from fedhet import load_sweep
 from fedhet.errors import UserError
 from fedhet.reports.comparison import STATISTICS, holm, intervals, signed_rank
 from fedhet.reports.frame import COLUMNS
+from fedhet.reports.tables import overview
 
 
 def test_a_t_interval_and_one_block_without():
@@ -128,13 +130,12 @@ def test_several_precisions_are_one_setting_in_that_of_most_runs(tmp_path):
 
 
 def test_settings_of_one_title_are_told_apart_by_their_keys(tmp_path):
-    for rounds in (1, 2):
-        for clients in (4, 5):
-            make_run(
-                tmp_path, "fd", 0, [[1.0] * 4] * rounds, name=f"{rounds}-{clients}", clients=clients
-            )
-    titles = load_sweep(tmp_path).settings
-    assert len(set(titles)) == 4 and all("T = " in title for title in titles)
+    for at, keys in enumerate(product((0.1, 0.2), (0.0, 0.9), (8, 16), (1, 3))):
+        more = dict(zip(("lr", "momentum", "batch-size", "local-epochs"), keys, strict=True))
+        make_run(tmp_path, "fd", 0, [[1.0] * 4], name=str(at), **more)
+    runs = load_sweep(tmp_path)
+    assert len(set(runs.settings)) == 16 and all("lr = " in title for title in runs.settings)
+    assert len(overview(runs.comparisons).shown.columns) == 1 + 16
 
 
 def test_a_second_run_of_a_cell_is_left_out_and_said(sweep):

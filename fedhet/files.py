@@ -252,8 +252,8 @@ def read_bytes(path: Path) -> bytes:
         if path.exists() and not path.is_file():  # reading a pipe would block
             raise Damaged.at(f"'{path}'", "", "no regular file")
         return path.read_bytes()
-    except FileNotFoundError:
-        raise
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(error.errno, error.strerror, str(path)) from error
     except OSError as error:
         raise Damaged.at(f"'{path}'", "", f"cannot be read: {error.strerror}") from error
 

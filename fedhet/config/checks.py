@@ -173,7 +173,7 @@ def unknown_key(key: str, method: str, own: set[str]) -> str:
     """One line on a key that neither every run nor ``method``, with its ``own`` keys, has."""
     if key == "params":
         return f"params: unknown key; write the method's keys beside the others: {sorted(own)}"
-    if key in {"grid", "paired"}:
+    if key in {"grid", "paired", "title"}:
         return f"{key}: this is a preset of many runs: `fedhet sweep` runs them"
     plain, owners = re.sub("[-_]+", "-", key.lower()).strip("-"), dict[str, list[str]]()
     for name, known in METHODS.items():
@@ -185,7 +185,7 @@ def unknown_key(key: str, method: str, own: set[str]) -> str:
     for name, field in RunConfig.model_fields.items():  # a symbol of the papers
         if re.match(rf"{re.escape(key)}[ ,;]", f"{field.description} "):
             return f"{key}: unknown key; did you mean '{kebab(name)}' ({key})?"
-    hint = nearest(plain, sorted(COMMON | own | owners.keys()))
+    hint = nearest(plain, sorted(COMMON | own | owners.keys() | {"grid"}))
     whose = [
         f"{k} is a key of {', '.join(names)}" for k, names in owners.items() if f"'{k}'" in hint
     ]
@@ -199,6 +199,8 @@ def check_single(schema: type[Schema], key: str, value: Any) -> None:
     listed = listed and not value.startswith("flwr:")  # whose arguments may be lists
     if isinstance(field.default, tuple) or not (listed or isinstance(value, list)):
         return
+    if isinstance(field.default, float) and re.fullmatch(r"-?\d+,\d+", str(value)):
+        raise UserError(f"{key}: '{value}' is not allowed: write {str(value).replace(',', '.')}")
     values = value if isinstance(value, list) else [part.strip() for part in value.split(",")]
     shown = f"{key}: [{', '.join(map(str, values))}]"
     raise UserError(f"{key}: '{value}' is not allowed: one value is needed; {SWEEPS % shown}")

@@ -42,6 +42,7 @@ def find_method(name: str) -> Method:
     name = method_name(name)
     if name in METHODS:
         return METHODS[name]
+    check_single(RunConfig, "method", name)
     if not plugins.is_own("method", name):
         known = [*METHODS, *plugins.installed("method")]
         raise UserError(

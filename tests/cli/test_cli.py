@@ -34,6 +34,8 @@ COMMANDS = (
     (["run", "quikstart"], ["'quikstart'", "did you mean 'quickstart'", "fedssa"]),
     (["run", "none.yaml"], ["'none.yaml'", "cannot be read"]),
     (["resume", "none"], ["none' is not a run folder"]),
+    (["resume", __file__], ["test_cli.py' is not a run folder"]),
+    (["sweep", "compare/digits", "method=fd,fedssa"], ["`grid: {method: [fd, fedssa]}`"]),
     (["runs", "none"], ["none' is not a folder"]),
     (["methods", "FedSAA"], ["did you mean 'fedssa'"]),
     (["models", "cnn5"], ["did you mean 'cnn-5'"]),

@@ -75,9 +75,14 @@ class MethodStrategy(Strategy, Generic[P]):
     refuses: ClassVar[Mapping[str, str]] = {}  # kinds of input that it cannot work with, and why
 
     def __init_subclass__(cls) -> None:
-        """Allow ``secure-sum`` for a class with its own ``combine``, not only ``aggregate``."""
+        """Ask a class with its own ``aggregate`` for ``combine`` and ``aggregations`` as well.
+
+        Otherwise it has no ``secure-sum`` and means alone, whatever the class it derives from has.
+        """
         super().__init_subclass__()
         own = vars(cls)
+        if "aggregate" in own and "aggregations" not in own:
+            cls.aggregations = MethodStrategy.aggregations
         if "not_summed" not in own and {"aggregate", "combine"} & set(own):
             cls.not_summed = "" if "combine" in own else MethodStrategy.not_summed
 

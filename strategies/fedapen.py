@@ -23,6 +23,7 @@ from pydantic import Field
 from fedhet.config.schema import Params
 from fedhet.strategies.averaging import AveragingStrategy
 from fedhet.strategies.base import Upload
+from fedhet.strategies.robust import ROBUST
 
 
 class FedAPENParams(Params):
@@ -46,6 +47,7 @@ class FedAPENStrategy(AveragingStrategy[FedAPENParams]):
 
     not_summed = ""  # `aggregate` adds the mean of a metric alone, which `sum-metrics` gives
 
+    aggregations = ROBUST
     shares_small_model = True
     metric_ranges = {"ensemble_weight": (0.0, 1.0)}  # lambda
 

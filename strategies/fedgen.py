@@ -39,6 +39,7 @@ from fedhet.protocol.payload import Array, Float32, Int64, Payload, rest
 from fedhet.rng import torch_seeded
 from fedhet.strategies.averaging import AveragingStrategy
 from fedhet.strategies.base import Upload
+from fedhet.strategies.robust import ROBUST
 from fedhet.strategies.server_training import (
     MOST_EPOCHS,
     load_state,
@@ -117,6 +118,7 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
         "its server needs each client's images per class to train the generator; use "
         "method=lg_fedavg, which shares the same header"
     )
+    aggregations = ROBUST
 
     def initialise(self) -> None:
         """Draw the header and G."""

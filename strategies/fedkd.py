@@ -45,6 +45,7 @@ from fedhet.protocol.payload import Array, LowRank, Payload, blank
 from fedhet.rng import one_thread
 from fedhet.strategies.averaging import AveragingStrategy
 from fedhet.strategies.base import Upload
+from fedhet.strategies.robust import ROBUST
 
 # --- truncated singular value decompositions --------------------------------------------------
 
@@ -217,6 +218,7 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
     )
 
     upload_type = LowRank
+    aggregations = ROBUST
     shares_small_model = True
     plans_rounds = True  # the energy grows from t-start to t-end over all rounds
 

@@ -229,4 +229,5 @@ def test_who_aggregates_in_another_way_is_not_summed_by_inheritance():
             return {}
 
     assert Own.not_summed == MethodStrategy.not_summed != ""
+    assert Own.aggregations == ("mean",) != AveragingStrategy.aggregations
     assert Both.not_summed == ""

@@ -21,6 +21,7 @@ from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake, Roster
 from fedhet.records.ledger import load_checkpoint
 from fedhet.records.run_folder import RunFolder
+from fedhet.records.summary import left_out
 from fedhet.records.tracker import Tracker
 from fedhet.rng import one_blas_thread
 from fedhet.site.local_data import public_digest
@@ -117,11 +118,8 @@ def _check_replies(folder: RunFolder) -> None:
     """Raise RunFailed if no client ever replied validly."""
     rounds = folder.read_rounds()
     if not any(record["replied"] for record in rounds):
-        first = next(iter(rounds[0]["failures"]), {"client": "?", "reason": "no reply"})
-        raise RunFailed(
-            f"all clients failed in every round; the first failure: client {first['client']}: "
-            f"{first['reason']}"
-        )
+        first = next(map(left_out, rounds[0]["failures"]), "no reply")
+        raise RunFailed(f"all clients failed in every round; the first failure: {first}")
 
 
 def declared_inputs(config: RunConfig) -> Inputs | None:

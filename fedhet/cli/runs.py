@@ -77,7 +77,7 @@ def _console(*, quiet: bool) -> "Console":
 
 def _print_result(folder: "RunFolder", *, as_json: bool) -> None:
     """Print the result; the run folder is the last line, or a key of the JSON."""
-    from fedhet.records.summary import UNSUMMED, duration, headline, percent
+    from fedhet.records.summary import UNSUMMED, duration, headline, left_out, percent
 
     summary = folder.read_summary()
     if as_json:
@@ -95,8 +95,7 @@ def _print_result(folder: "RunFolder", *, as_json: bool) -> None:
             f"{len(summary['failures'])} failures"
         )
         for first in summary["failures"][:1]:
-            where = f"round {first['round']}, client {first['client']}: {first['reason']}"
-            print(f"the first failure: {one_line(where)}")
+            print(one_line(f"the first failure: round {first['round']}, {left_out(first)}"))
         summed = summary.get("secure_sum", {})
         if few := summed.get(UNSUMMED):
             print(

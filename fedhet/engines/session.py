@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -44,7 +45,7 @@ from fedhet.protocol.payload import Array
 from fedhet.records import verification
 from fedhet.records.ledger import load_checkpoint
 from fedhet.records.run_folder import RunFolder
-from fedhet.records.summary import DIVERGENCE, imbalance, nobody_replied
+from fedhet.records.summary import DIVERGENCE, imbalance, left_out, nobody_replied
 from fedhet.records.tracker import tracker_package
 from fedhet.records.verification import Verification
 from fedhet.site.local_data import (
@@ -266,14 +267,19 @@ def _check_resumable(folder: RunFolder, config: RunConfig) -> None:
             f"run '{folder.path}' cannot be resumed: keep-state=false deleted the clients' states "
             "at its end"
         )
-    last = records[-1] if records else {}
-    if status == "failed" and finished == config.rounds and nobody_replied(last):
-        first = "".join(f"client {f['client']}: {f['reason']}" for f in last["failures"][:1])
+    if status == "failed" and _lost_at_end(records, config.rounds):
+        first = "".join(map(left_out, records[-1]["failures"][:1]))
         raise UserError(
-            f"run '{folder.path}' has no round left, and all clients failed in the last one "
-            f"({first}): when that is repaired, continue with rounds=N, N > {finished}, or "
-            f"start again with `fedhet run {folder.config} name=NEW`"
+            f"run '{folder.path}' has no round left, and the last one was lost ({first}): when "
+            f"that is repaired, continue with rounds=N, N > {finished}, or start again with "
+            f"`fedhet run {folder.config} name=NEW`"
         )
+
+
+def _lost_at_end(records: Sequence[Mapping[str, Any]], rounds: int) -> int:
+    """Return how many rounds in a row were lost up to the last of ``rounds``."""
+    lost = len(list(takewhile(nobody_replied, reversed(records))))
+    return lost if lost and records[-1]["round"] == rounds else 0
 
 
 def _run(
@@ -303,7 +309,7 @@ def _run(
         raise
     except BaseException as error:
         if isinstance(error, Interrupted | KeyboardInterrupt) or launch.folder.rounds.exists():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, Damaged):
                 console.say(_how_to_go_on(launch, connection))
         raise
     finally:
@@ -316,8 +322,11 @@ def _how_to_go_on(launch: Launch, connection: str | None) -> str:
     if status == "failed" and DIVERGENCE.search(reason):
         lr = f"{launch.config.lr:g}"
         return f"it diverged, and would again: start another run with a smaller lr (it was {lr})"
+    rounds = launch.config.rounds
+    lost = _lost_at_end(launch.folder.read_rounds(), rounds)
+    more = f" rounds={rounds + lost}" if lost else ""
     where = "" if connection is None else f" --superlink {connection}"
-    return f"continue it with: fedhet resume {launch.folder.path}{where}"
+    return f"continue it with: fedhet resume {launch.folder.path}{more}{where}"
 
 
 def _beginning(launch: Launch, connection: str | None) -> str:

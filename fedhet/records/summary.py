@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhet.config.schema import BESIDE_ACCURACY, METRICS, RunConfig
-from fedhet.files import client_order
+from fedhet.files import NOBODY, client_order, is_id
 from fedhet.records.formats import read_partition
 
 ABSENT = ("test_accuracy_std", "test_accuracy_p10", "test_accuracy_min", "clients.csv")
@@ -172,6 +172,13 @@ def seconds_left(seconds: Sequence[float], rounds: int) -> float | None:
 def nobody_replied(record: Mapping[str, Any]) -> bool:
     """Whether a round's line says that no reply counted."""
     return not record.get("replied", 1)
+
+
+def left_out(failure: Mapping[str, Any]) -> str:
+    """Return who was left out of a round and why; of a lost round the reason alone."""
+    who = failure["client"]
+    named = f"client {who}: " if is_id(who) else f"{who}: "  # a node that was refused has no id
+    return ("" if who == NOBODY else named) + str(failure["reason"])
 
 
 def diverged(line: Mapping[str, Any]) -> bool:

@@ -1,7 +1,10 @@
 """The command line in this process: every mistake is one line and a code; nothing is launched."""
 
+import json
+
 import pytest
 from cli.refusals import SMALL, refused
+from watch.folders import line
 
 from fedhet.cli.app import execute
 from fedhet.engines import session
@@ -88,7 +91,7 @@ def test_a_failed_run_is_3_an_interrupted_one_130_and_both_can_go_on(
     assert f"fedhet resume {here / 'runs' / 'cut'}" in capsys.readouterr().err
 
     def killed(launch, _on_rounds):  # between a round's line and its checkpoint
-        launch.folder.append_round({"round": 1})
+        launch.folder.append_round(json.loads(line(1)))
         raise RunFailed("killed")
 
     monkeypatch.setattr(session, "simulate", killed)

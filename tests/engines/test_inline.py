@@ -16,8 +16,9 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from fedhet import server_app
 from fedhet.cli.app import execute
+from fedhet.cli.common import RunProgress
 from fedhet.clients.fedssa import FedSSAClient
-from fedhet.engines import grid
+from fedhet.engines import grid, session
 from fedhet.engines.launch import Launch, conclude
 from fedhet.engines.system import Interrupted
 from fedhet.errors import RunFailed
@@ -79,20 +80,24 @@ def test_a_clients_traceback_is_on_the_console_and_in_the_log(tmp_path, capsys, 
 def test_when_a_mistake_that_nobody_survived_is_mended_more_rounds_are_asked_for(
     tmp_path, capsys, monkeypatch
 ):
+    said = []
+
     def receive(self, payload):
         raise TypeError("by hand")
 
     with monkeypatch.context() as patch:
         patch.setattr(FedSSAClient, "receive", receive)
         with pytest.raises(RunFailed, match="all clients failed in every round"):
-            launched(small(tmp_path, rounds=1, name="broken"), "")
+            console = session.Console(said.append, RunProgress)
+            session.start(small(tmp_path, rounds=1, name="broken"), "", console)
     run = str(tmp_path / "runs" / "broken")
     capsys.readouterr()
     assert execute(["resume", run]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     for part in ("client 0: TypeError: by hand (test_inline.py:", "rounds=N, N > 1", "start again"):
         assert part in line
-    assert execute(["resume", run, "rounds=2"]) == 0
+    program, *words = said[-1].removeprefix("continue it with: ").split()
+    assert (program, words) == ("fedhet", ["resume", run, "rounds=2"]) and execute(words) == 0
     records = RunFolder(tmp_path / "runs" / "broken").read_rounds()
     assert [record["replied"] > 0 for record in records] == [False, True]
 

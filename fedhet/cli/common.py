@@ -36,6 +36,7 @@ Trust = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
 PLAIN_INTERVAL = 5.0  # seconds between lines where no bar can be drawn
+NAMED = 3  # clients left out of a round that its line names
 
 
 class Command(TyperCommand):
@@ -125,6 +126,7 @@ class RunProgress:
         self.quiet = quiet or silent
         self.silent = silent
         self._printed = 0.0
+        self._told, self._missing = -1, ""  # rounds shown so far; who was left out of the last
         console = Console(stderr=quiet)
         self._bar = Progress(
             TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
@@ -156,25 +158,34 @@ class RunProgress:
 
     def update(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Show the rounds finished so far, lines of ``rounds.jsonl``."""
-        from fedhet.records.summary import (  # noqa: PLC0415  (numpy: `--help` does not wait)
-            duration,
-            headline,
-            seconds_left,
-        )
+        from fedhet.protocol.messages import distinct  # noqa: PLC0415  (`--help` waits for neither)
+        from fedhet.records import summary  # noqa: PLC0415
 
-        if not records:
-            return
-        done = records[-1]["round"]
-        note = headline(self.metric, records[-1])
-        left = seconds_left([record["seconds"] for record in records], self.rounds)
-        if left is not None:
-            note += f", {duration(left)} left"
-        self.show(done, note)
-        now = time.monotonic()
-        last = done == self.rounds
-        if self._bar.disable and not self.quiet and (last or now - self._printed > PLAIN_INTERVAL):
-            self._printed = now
-            say(f"{self.title}: round {done}/{self.rounds}, {note}", sys.stdout)
+        # At first only the last round: those before it were told before the run was resumed.
+        new, self._told = records[self._told :], len(records)
+        seconds = summary.seconds_left([record["seconds"] for record in records], self.rounds)
+        left = f", {summary.duration(seconds)} left" if seconds is not None else ""
+        for record in new:
+            missing = distinct(map(summary.left_out, record["failures"]), NAMED)
+            changed, self._missing = missing != self._missing, missing
+            lost = summary.nobody_replied(record)
+            note = "lost" if lost else summary.headline(self.metric, record)
+            if missing or changed or lost:
+                note += f", {record['replied']} of {record['sampled']} replied"
+            self.show(record["round"], note + left)
+            note += f" ({missing})" * (changed and missing != "")
+            self._line(record["round"], note + left, at_once=changed or lost)
+
+    def _line(self, done: int, note: str, *, at_once: bool) -> None:
+        """Print a round's line; beside a bar only what must be seen ``at_once``."""
+        line = one_line(f"{self.title}: round {done}/{self.rounds}, {note}", None)
+        due = done == self.rounds or time.monotonic() - self._printed > PLAIN_INTERVAL
+        if not self._bar.disable and at_once:
+            with contextlib.suppress(OSError):
+                self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        elif self._bar.disable and not self.quiet and (at_once or due):
+            self._printed = time.monotonic()
+            say(line, sys.stdout)
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -421,9 +421,10 @@ def failure_text(error: object, number: object) -> str:
     return f"{code} (its log: no. {place}): {code.meaning}"
 
 
-def distinct(reasons: Iterable[str]) -> str:
-    """Return reasons side by side, each once whatever its number."""
-    return "; ".join(sorted({re.sub(r" \(its log: no\. \w+\)", "", text) for text in reasons}))
+def distinct(reasons: Iterable[str], most: int = sys.maxsize) -> str:
+    """Return reasons side by side, each once whatever its number; of more than ``most`` a count."""
+    found = sorted({re.sub(r" \(its log: no\. \w+\)", "", text) for text in reasons})
+    return "; ".join([*found[:most], *[f"{len(found) - most} more"] * (len(found) > most)])
 
 
 # --- sending ----------------------------------------------------------------------------------

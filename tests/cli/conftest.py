@@ -1,9 +1,11 @@
 """What the tests of the command line share: an empty folder, a pretended simulation."""
 
+import json
 from pathlib import Path
 
 import pytest
 from cli.refusals import SMALL
+from watch.folders import line
 
 from fedhet.cli.app import execute
 from fedhet.engines import session
@@ -32,7 +34,7 @@ def pretend(monkeypatch):
     def install(ending: BaseException | None = None) -> list[Launch]:
         def simulate(launch, on_rounds):
             launches.append(launch)
-            on_rounds([{"round": 1, "seconds": 1.0, "test_accuracy_mean": 50.0}])
+            on_rounds([json.loads(line(1))])
             status = "failed" if ending else "completed"
             launch.folder.write_summary(launch.config, status, 2, str(ending or ""))
             if ending:

@@ -1,16 +1,18 @@
 """A terminal, pipe or folder that is gone: what goes on goes on, what cannot begin says so."""
 
+import json
 import os
 import sys
 
 import pytest
 from cli.refusals import refused
+from watch.folders import line
 
 from fedhet.cli import deploy
 from fedhet.cli.app import main
 from fedhet.cli.common import RunProgress, tell
 
-ROUNDS = [{"round": 1, "seconds": 1.0, "test_accuracy_mean": 50.0}]
+ROUNDS = [json.loads(line(1))]
 
 
 @pytest.fixture(params=["closed", "full"])

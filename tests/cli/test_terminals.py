@@ -1,12 +1,14 @@
 """What others call their folders, classes and clients is shown, and never obeyed by a terminal."""
 
 import json
+import math
 
 import pytest
 from helpers.tiny import tiny
+from watch.folders import failure, line
 
 from fedhet.cli.app import execute
-from fedhet.cli.common import show_table
+from fedhet.cli.common import RunProgress, show_table
 from fedhet.testing import simulate
 
 EVIL = "n\x1b]0;owned\x07\x9b31m"
@@ -17,6 +19,35 @@ def test_a_table(capsys):
     said = capsys.readouterr().out
     assert "\x1b" not in said and "\x07" not in said and "\x9b" not in said
     assert "n?]0;owned??31m" in said and "[red]x" in said
+
+
+@pytest.mark.parametrize("bar", [False, True])
+def test_a_round_names_whom_it_did_without_when_that_changes(capsys, bar):
+    away = [failure("west", "offline")]
+    numbered = [failure("west", f"no data (its log: no. {number})") for number in "12"]
+    many = [failure(name, "offline") for name in "dcba"]
+    lost = [*away, failure("the round", "owners cannot be counted: 1 of 2 uploads came")]
+    rounds = [
+        {}, {"failures": away, "replied": 1}, {"failures": away, "replied": 1}, {},
+        {"failures": numbered[:1], "replied": 1}, {"failures": numbered[1:], "replied": 1},
+        {"failures": many, "replied": 1}, {"failures": lost, "replied": 0}, {},
+    ]  # fmt: skip
+    lines = [json.loads(line(number, **changes)) for number, changes in enumerate(rounds, 1)]
+    progress = RunProgress("fedssa", 10)
+    progress._bar.disable, progress._printed = not bar, math.inf  # no line is due
+    for count in range(len(lines) + 1):
+        progress.update(lines[:count])
+    assert [said.removeprefix("fedssa: ").partition(", 0:")[0] for said in
+            capsys.readouterr().out.splitlines()] == [
+        "round 2/10, accuracy 20.00 %, 1 of 2 replied (client west: offline)",
+        "round 4/10, accuracy 40.00 %, 2 of 2 replied",
+        "round 5/10, accuracy 50.00 %, 1 of 2 replied (client west: no data)",
+        "round 7/10, accuracy 70.00 %, 1 of 2 replied (client a: offline; client b: offline; "
+        "client c: offline; 1 more)",
+        "round 8/10, lost, 0 of 2 replied (client west: offline; owners cannot be counted: "
+        "1 of 2 uploads came)",
+        "round 9/10, accuracy 90.00 %, 2 of 2 replied",
+    ]  # fmt: skip
 
 
 @pytest.fixture

@@ -462,8 +462,9 @@ class Handshake:
                 break
             if (nodes and not expected and settled) or time.monotonic() > begun + timeout:
                 break
-            of = f"{expected - len(nodes)} of {expected} clients" if expected else "clients"
-            text = f"waiting for {of} since {since}, until start-timeout={timeout:g} s{refused}"
+            come = f"{len(nodes)} of {expected} have" if expected else f"{len(nodes)} have"
+            until = f"start-timeout={timeout:g} s"
+            text = f"waiting for clients since {since}: {come} come; {until}{refused}"
             if text != said and time.monotonic() >= begun + min(PATIENT, timeout / 2):
                 said = text
                 log.info("%s", text)

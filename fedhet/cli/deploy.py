@@ -235,7 +235,7 @@ def status(
     """List nodes with model, examples, last round and failures, and the runs."""
     from fedhet.deploy.control import Control, ServerFolder, collect
     from fedhet.deploy.network import Waiting
-    from fedhet.records.summary import percent
+    from fedhet.records.summary import headline
 
     folder = ServerFolder(superlink.expanduser().absolute())
     if not folder.credentials.ca.is_file():
@@ -258,11 +258,11 @@ def status(
         [
             Path(run["folder"]).name or run["run"], run["method"] or "-", run["status"],
             f"{run.get('round', '-')}/{run.get('rounds', '-')}",
-            percent(run.get("test_accuracy_mean")), run.get("failures", "-"),
+            headline(run["metric"], run) if "metric" in run else "-", run.get("failures", "-"),
         ]
         for run in found["runs"]
     ]  # fmt: skip
-    show_table("runs", ("run", "method", "status", "round", "accuracy", "failures"), rows)
+    show_table("runs", ("run", "method", "status", "round", "metric", "failures"), rows)
 
 
 def unit(

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
+from fedhet.config.schema import METRICS
 from fedhet.deploy.certs import CertificateFolder
 from fedhet.deploy.network import read_certificate, validity
 from fedhet.errors import Damaged, RunFailed, UserError
@@ -314,8 +315,10 @@ def _answered(error: httpx.HTTPStatusError) -> dict[str, Any]:
 
 def collect(control: Control) -> dict[str, Any]:
     """Nodes and runs; ``nodes`` know more where the newest run's folder can be read here."""
-    runs = control.runs()
-    told = [(run, _told(run)) for run in runs]
+    runs: dict[str, RunStatus] = {}  # of a run that was resumed only the newest submission
+    for run in control.runs():
+        runs.setdefault(run.folder or str(run.id), run)
+    told = [(run, _told(run)) for run in runs.values()]
     latest = next((what for _, what in told if what), {})
     clients = latest.get("clients", {})
     nodes = [
@@ -373,10 +376,13 @@ def _told(run: RunStatus) -> dict[str, Any]:
     for client, known in clients.items():
         known["failures"] = failures[client]
     last: Mapping[str, Any] = records[-1] if records else {}
+    metric = run.config.get("metric")
+    metric = metric if metric in METRICS else "accuracy"
     return {
         "clients": clients,
         "round": last.get("round", 0),
         "rounds": run.config.get("rounds"),
-        "test_accuracy_mean": last.get("test_accuracy_mean"),
+        "metric": metric,
+        **{key: last.get(key) for key in ("test_accuracy_mean", f"test_{metric}_mean")},
         "failures": sum(failures.values()),
     }

@@ -200,9 +200,10 @@ class Link:
         return [NodeStatus(1, "b", "online"), NodeStatus(2, "a", "offline")]
 
     def runs(self):
-        config = {"method": "fedssa", "rounds": 3}
+        config = {"method": "fedssa", "rounds": 3, "metric": "auroc"}
         return [
             RunStatus(8, "running", "2026", config, self.folder),
+            RunStatus(6, "finished", "2026", config | {"rounds": 2}, self.folder),  # before resume
             RunStatus(7, "finished", "2025", {}, ""),
         ]
 
@@ -215,7 +216,7 @@ def test_status_puts_superlink_and_run_folder_together(tmp_path):
     )
     failed = {"failures": [{"client": "b", "reason": "away"}], "lost": [], "sha256": "0" * 64}
     figures = dict.fromkeys(Line.model_fields.keys() - failed.keys() - {"epsilon_spent"}, 0)
-    line = figures | failed | {"round": 2, "test_accuracy_mean": 75.0}
+    line = figures | failed | {"round": 2, "test_accuracy_mean": 75.0, "test_auroc_mean": 0.5}
     (tmp_path / "rounds.jsonl").write_text(json.dumps(line) + "\n")
     found = collect(Link(tmp_path))
     assert found["nodes"] == [
@@ -225,6 +226,7 @@ def test_status_puts_superlink_and_run_folder_together(tmp_path):
     ]  # fmt: skip
     first, second = found["runs"]
     assert (first["round"], first["rounds"], first["failures"]) == (2, 3, 1)
+    assert (first["metric"], first["test_auroc_mean"]) == ("auroc", 0.5)
     assert second == {"run": "7", "status": "finished", "started": "2025", "method": None,
                       "folder": ""}  # fmt: skip
 

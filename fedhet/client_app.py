@@ -192,6 +192,7 @@ def query(asked: Request) -> Reply:
         return Reply({})
     data = asked.data()
     _check_own_choices(asked, data)
+    _say(lambda: f"run {config.name or config.method}: state in {asked.store(data.client).folder}")
     info: dict[str, Any] = {
         "client": data.client,
         "clients": data.clients,

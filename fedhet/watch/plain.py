@@ -57,7 +57,7 @@ def _rounds(look: Mapping[str, Any], told: int) -> Iterator[str]:
             yield f"round {row[0]} of {wanted}: {said}"
             for at, client, why in failures:
                 if at == row[0]:
-                    yield f"  client {client} failed: {why}"
+                    yield f"  {client and f'client {client} failed: '}{why}"
 
 
 def _changed(look: Mapping[str, Any], told: dict[tuple[str, str], str]) -> Iterator[str]:

@@ -151,7 +151,10 @@ class RunView:
         tables = [_clients(rounds, scores, examples, failed, metrics)]
         if failed:
             heads = [("round", "count"), ("client", "text"), ("why", "text")]
-            newest = failed[: -FAILURES - 1 : -1]
+            newest = [
+                (at, "", f"the round is lost: {why}") if client == NOBODY else (at, client, why)
+                for at, client, why in failed[: -FAILURES - 1 : -1]
+            ]
             more = len(failed) - len(newest)
             tables.append(_table("failures", "Failures", heads, newest, more))
         if self.sites is not None:

@@ -9,6 +9,7 @@ from watch.folders import append, begin, end, failure, line, scores
 
 from fedhet.cli.app import execute
 from fedhet.errors import UserError
+from fedhet.files import NOBODY
 from fedhet.records.run_folder import RunFolder
 from fedhet.watch import plain, view
 from fedhet.watch.view import RunView, SweepView, open_view
@@ -138,15 +139,16 @@ def test_cells_have_a_page(tmp_path):
 
 def test_plain_lines_of_a_run(tmp_path, monkeypatch):
     run = begin(tmp_path / "run", rounds=2)
-    append(run / "rounds.jsonl", line(1, failures=[failure("1", "late")]))
+    failures = [failure("1", "late"), failure(NOBODY, "no sum")]
+    append(run / "rounds.jsonl", line(1, failures=failures))
     steps = iter([lambda: append(run / "rounds.jsonl", line(2)), lambda: end(run, 2)])
     monkeypatch.setattr(time, "sleep", lambda _: next(steps)())
     with RunFolder(run).lock():
         said = list(plain.follow(RunView(run)))
     assert said[0] == "run: fedssa on digits"
     assert said[1].startswith("round 1 of 2: accuracy 10.00 %, validation 5.00 %, 10th percentile")
-    assert said[2] == "  client 1 failed: late" and said[3] == "running"
-    assert said[4].startswith("round 2 of 2: accuracy 20.00 %")
+    assert said[2:5] == ["  the round is lost: no sum", "  client 1 failed: late", "running"]
+    assert said[5].startswith("round 2 of 2: accuracy 20.00 %")
     assert said[-5] == "completed" and said[-4].startswith("round: 2 of 2, accuracy: 20.00 %")
     assert said[-1].startswith("  client 1, examples 4, failures 1, why round 1: late")
 

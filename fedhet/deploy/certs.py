@@ -116,7 +116,7 @@ def advice(places: CertificateFolder, servers: Sequence[str]) -> str:
     lines += [
         f"then, on the server:  fedhet server {places.folder}",
         f"on a client:          fedhet node {places.folder}/clients/NAME --server HOST:8443 "
-        "--data FOLDER",
+        "--data FILE",
     ]
     return "\n".join(lines)
 

@@ -178,11 +178,6 @@ class FederationServer:
     _runs: dict[int, str] = field(default_factory=dict)
     _registered: set[str] = field(default_factory=set)
 
-    @property
-    def where(self) -> str:
-        """The address that it listens at, ``host:port``."""
-        return address(self.host, self.port)
-
     def run(self) -> None:
         """Run until a signal raises an exception; raise UserError if it cannot start."""
         self._check()
@@ -209,13 +204,14 @@ class FederationServer:
         made = home == self.folder.home  # by us
         if self.database.is_dir() or not (home.is_dir() or made):
             raise UserError(f"--database: '{self.database}' is not allowed: a file in a folder")
+        where = address(self.host, self.port)
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((self.host, self.port))
             except (OSError, OverflowError) as error:
-                raise UserError(f"--host, --port: {self.where} cannot be used: {error}") from error
+                raise UserError(f"--host, --port: {where} cannot be used: {error}") from error
 
     def _serve(self, started: list[subprocess.Popen[bytes]]) -> None:
         credentials = self.folder.credentials
@@ -240,7 +236,8 @@ class FederationServer:
         proxy = ReverseProxy(self.host, self.port, self.inner, credentials)
         kind, words = proxy.command(self.folder.home)
         started.append(self._start(words))
-        self.say(f"clients reach {self.where} (reverse proxy: {kind}); log: {self.folder.log}")
+        where = address(self.host, self.port)
+        self.say(f"clients reach {where} (reverse proxy: {kind}); log: {self.folder.log}")
         self.say(f"submit a run: fedhet run CONFIG --superlink {self.folder.tls}")
         waiting = Waiting("the SuperLink", self.say)
         while True:

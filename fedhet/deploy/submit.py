@@ -81,10 +81,9 @@ def _start(control: NamedControl, envelope: str) -> int:
         try:
             return control.start(app, envelope)
         except RunFailed as error:
-            try:
+            found = None
+            with contextlib.suppress(UserError, RunFailed):
                 found = control.find(envelope)
-            except (UserError, RunFailed):
-                found = None
             if found is None:
                 raise RunFailed(
                     f"the SuperLink may or may not have accepted the run: {error}; check with "

@@ -116,7 +116,6 @@ class NodePlan:
     server: str  # host:port
     config: Mapping[str, str | int]  # Flower's node-config
     log: Path
-    port: int = 0  # of the SuperNode's own API on 127.0.0.1; 0: a free one
     code: str = "installed"  # or "sent": whose ClientApp answers
     trusted: Path | None = None  # Flower's --trusted-entities
 
@@ -276,7 +275,7 @@ class Node:
         """Run one SuperNode and print lines about it; return whether to start another at once."""
         if self.plan.code == "sent":
             self.say(SENT)
-        port = self.plan.port or free_ports(1)[0]
+        port = free_ports(1)[0]
         process = self._process = subprocess.Popen(
             guarded(self.plan.words(port)), env=dict(env), stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0, start_new_session=True,

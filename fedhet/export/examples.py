@@ -51,6 +51,7 @@ class Truth:
         self.target, self.names, self._classes = reading.target, classes, Classes(reading, classes)
         self.labels: list[Indices] = []
         self.problem = ""  # why there are no more
+        self.left_out = 0  # windows with gaps, which no model takes
 
     def add(self, targets: pd.Series | None, examples: int) -> None:
         """Note the targets of some examples, None where the file has none."""
@@ -146,20 +147,24 @@ def batches(places: Sequence[Path], inputs: Inputs, form: Form, truth: Truth) ->
             found = _rows(_opened(path, inputs, form), inputs, truth.target)
         else:
             found = _windows(path, inputs, truth) if inputs.kind == SIGNAL else _lines(path, inputs)
-        yield from _cut(found, f"{place}:", truth)
+        yield from _cut(found, inputs, f"{place}:", truth)
 
 
 def of_frame(frame: pd.DataFrame, inputs: Inputs, form: Form, truth: Truth) -> Iterator[Batch]:
     """Yield numbers and examples of the rows of a DataFrame, as :func:`batches` of a file."""
-    return _cut(_rows(rows.of_frame(frame, form), inputs, truth.target), "", truth)
+    return _cut(_rows(rows.of_frame(frame, form), inputs, truth.target), inputs, "", truth)
 
 
-def _cut(found: _Found, place: str, truth: Truth) -> Iterator[Batch]:
+def _cut(found: _Found, inputs: Inputs, place: str, truth: Truth) -> Iterator[Batch]:
+    """Yield batches of the examples, without windows with gaps, as in training."""
     for names, examples, targets in found:
-        truth.add(targets, len(names))
-        for start in range(0, len(names), EVALUATION_BATCH):
-            part = slice(start, start + EVALUATION_BATCH)
-            shown = [place + name for name in names[part]]
+        good = finite(examples) if inputs.kind == SIGNAL else np.ones(len(names), dtype=bool)
+        kept = np.flatnonzero(good)
+        truth.left_out += len(names) - len(kept)
+        truth.add(None if targets is None else targets[good], len(kept))
+        for start in range(0, len(kept), EVALUATION_BATCH):
+            part = kept[start : start + EVALUATION_BATCH]
+            shown = [place + names[k] for k in part]
             yield shown, torch.from_numpy(np.ascontiguousarray(examples[part]))
 
 
@@ -233,10 +238,7 @@ def _windows(path: Path, inputs: Inputs, truth: Truth) -> _Found:
     y = next((name for name in (truth.target, *TARGETS) if name in file.columns), "")
     targets = file.rows([y])[y] if y else None
     for piece in file.windows():
-        part = small_numbers(piece)
-        if not (good := finite(part)).all():
-            raise UserError(f"{file.where}: x[{start + int(np.argmin(good))}] is not finite")
-        end = start + len(part)
+        end = start + len(piece)
         names = [str(index) for index in range(start, end)]
-        yield names, part, None if targets is None else targets[start:end]
+        yield names, small_numbers(piece), None if targets is None else targets[start:end]
         start = end

@@ -69,7 +69,8 @@ def classify(model: Personalised, examples: Any) -> Answers:
 
     ``examples`` are a DataFrame with the columns of the training data, a path or several, or an
     array (n, ...) of examples as they are stored, of texts (n,). The index is the DataFrame's, else
-    the names of files and lines. Raise UserError if they are not what the model takes.
+    the names of files and lines; windows with gaps are left out. Raise UserError if they are not
+    what the model takes.
     """
     truth = Truth(reading_of(model.config), model.classes)
     if isinstance(examples, np.ndarray) and examples.dtype.kind in "OU":
@@ -80,23 +81,25 @@ def classify(model: Personalised, examples: Any) -> Answers:
     for these, stored in pieces:
         names += these
         logits.append(_logits(model, these, stored))
+    lost = [f"{truth.left_out:,} windows with gaps are left out"] if truth.left_out else []
+    lost += files.warnings() if files is not None else []
     if not names:
-        why = "the files have no example" if files is None else "; ".join(files.warnings())
-        raise UserError(f"examples: nothing to classify: {why or 'the folders have no image'}")
+        why = "; ".join(lost) or f"the files have no {'example' if files is None else 'image'}"
+        raise UserError(f"examples: nothing to classify: {why}")
     answers, labels = torch.cat(logits).double(), torch.from_numpy(np.concatenate(truth.labels))
-    index = examples.index if isinstance(examples, pd.DataFrame) else names
+    framed = isinstance(examples, pd.DataFrame)
+    index = examples.index[[int(name) for name in names]] if framed else names
     columns = [f"p_{name}" for name in model.classes]
     frame = pd.DataFrame(answers.softmax(dim=1).numpy(), index=index, columns=columns)
     frame.insert(0, "class", [model.classes[label] for label in answers.argmax(dim=1).tolist()])
     warnings = [f"no metrics: {truth.problem}"] if truth.problem else []
-    warnings += files.warnings() if files is not None else []
     known = labels >= 0
     found, labels = answers[known].log_softmax(dim=1), labels[known]
     accuracy = 100 * (found.argmax(dim=1) == labels).double().mean()
     metrics = {"accuracy": accuracy, **(metrics_of(found, labels) if len(labels) else {})}
     defined = {name: float(value) for name, value in metrics.items() if value.isfinite()}
     what = "examples" if files is None else "images"
-    return Answers(frame, what, "; ".join(warnings), len(labels), defined)
+    return Answers(frame, what, "; ".join([*warnings, *lost]), len(labels), defined)
 
 
 def _read(

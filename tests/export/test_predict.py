@@ -4,6 +4,7 @@ import csv
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -138,6 +139,23 @@ def test_a_raw_file_has_the_recorded_accuracy(made, tmp_path):
     assert bool(fitted) == (config.dataset != "texts")
     examples = torch.from_numpy(model.inputs.zeros(2))
     assert model.prepare(examples).shape == (2, *model.inputs.shape)
+    if config.dataset == "signals":
+        windows_with_gaps_are_left_out(model, folder, dict(np.load(config.data_path)), tmp_path)
+
+
+def windows_with_gaps_are_left_out(model, folder, arrays, tmp_path):
+    arrays["x"] = arrays["x"].astype(np.float32)
+    arrays["x"][5, 0, 3] = np.nan
+    np.savez(tmp_path / "gap.npz", **arrays)
+    found = predict(folder, [tmp_path / "gap.npz"], tmp_path / "p.csv")
+    assert found.warning == "1 windows with gaps are left out"
+    kept = [k for k in range(120) if k != 5]
+    assert [int(path.rpartition(":")[2]) for path in found.frame.index] == kept
+    frame = pd.DataFrame(arrays["x"].reshape(120, -1), index=range(1000, 1120))
+    assert model.predict(frame).index.tolist() == [1000 + k for k in kept]
+    np.savez(tmp_path / "gap.npz", **{name: values[5:6] for name, values in arrays.items()})
+    with pytest.raises(UserError, match="nothing to classify: 1 windows with gaps are left out"):
+        predict(folder, [tmp_path / "gap.npz"], tmp_path / "p.csv")
 
 
 def test_what_does_not_fit_is_one_line(made, tmp_path):

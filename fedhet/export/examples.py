@@ -18,6 +18,7 @@ from torch import Tensor
 from fedhet.data import rows
 from fedhet.data.images import SCAN, decode_all, files_below, is_image, losses
 from fedhet.data.inputs import (
+    PLURAL,
     SIGNAL,
     TABLE,
     TOKENS,
@@ -136,13 +137,16 @@ def batches(places: Sequence[Path], inputs: Inputs, form: Form, truth: Truth) ->
     """
     for place in places:
         path = place.expanduser()
-        if path.is_dir():
+        if not path.is_dir() and not path.is_file():
+            raise UserError(f"'{place}' does not exist{near(place)}")
+        if path.is_dir() or (inputs.kind != SIGNAL and holds(path, rows.NPZ_SUFFIXES)):
             files = {SIGNAL: "NPZ or CSV", TABLE: "CSV or Parquet"}.get(
                 inputs.kind, "CSV, Parquet or text"
             )
-            raise UserError(f"'{place}' is a folder: give the {files} files themselves")
-        if not path.is_file():
-            raise UserError(f"'{place}' does not exist{near(place)}")
+            raise UserError(
+                f"'{place}' is {'a folder' if path.is_dir() else 'an NPZ of signals'}, but the "
+                f"model takes {PLURAL[inputs.kind]}: give {files} files"
+            )
         if inputs.kind == TABLE or holds(path, ROW_SUFFIXES):
             found = _rows(_opened(path, inputs, form), inputs, truth.target)
         else:

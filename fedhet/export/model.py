@@ -209,8 +209,9 @@ def _read_description(state: Path) -> dict[str, Any]:
     except Damaged as error:
         raise UserError(f"'{state}': {DESCRIPTION} is damaged: {error.what}") from error
     except OSError as error:
-        patterns = ("*", "*/*", "state/*/*")  # a run folder has state/<experiment>/<client>
-        found = sorted({p.parent for x in patterns for p in state.glob(f"{x}/{DESCRIPTION}")})
+        # A run folder has state/<experiment>/<client>, one of `export --all` <client>.
+        files = [f"{x}/{DESCRIPTION}" for x in ("*", "*/*", "state/*/*")]
+        found = sorted({p.parent for file in (f"*/{CARD}", *files) for p in state.glob(file)})
         hint = "`fedhet export RUN --all --out DIR` exports the models of a run"
         if found:
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""

@@ -109,11 +109,12 @@ def fails(state, out, generation=None):
     return str(error.value)
 
 
-def test_what_is_no_state_folder(run, copied, tmp_path):
+def test_what_is_no_state_folder(run, model, copied, tmp_path):
     config, folder = run
     out = tmp_path / "m"
     assert "is neither an exported model" in fails(tmp_path / "nowhere", out)
     assert "did you mean" in fails(copied.parent, out)
+    assert f"did you mean '{model}'" in fails(model.parent, out)
     said = fails(folder.path, out)  # the run folder instead of a client's state
     assert str(states(folder, config)["0"]) in said and "and 2 more" in said
     (copied / "client.json").write_text("{")

@@ -160,15 +160,19 @@ def windows_with_gaps_are_left_out(model, folder, arrays, tmp_path):
 
 def test_what_does_not_fit_is_one_line(made, tmp_path):
     config, _, _, model = made
-    wrong = tmp_path / ("other.npz" if config.dataset == "signals" else "other.csv")
+    (tmp_path / "other.csv").write_text("something,else\n1,2\n")
+    np.savez(tmp_path / "other.npz", x=np.zeros((3, 5, 16), np.float32))
+    takes = {"table": "rows of a table: give CSV or", "texts": "texts: give CSV"}
+    messages = {
+        "other.csv": "has no column",
+        "other.npz": f"an NPZ of signals, but .* takes {takes.get(config.dataset)}",
+        "absent.csv": "does not exist",
+        "": "is a folder, but the model takes .*: give .* files",
+    }
     if config.dataset == "signals":
-        np.savez(wrong, x=np.zeros((3, 5, 16), np.float32))
-        message = r"windows are \(5, 16\), and the model takes \(2, 16\)"
-    else:
-        wrong.write_text("something,else\n1,2\n")
-        message = "has no column"
-    for path, reason in ((wrong, message), (tmp_path / "absent.csv", "does not exist"),
-                         (tmp_path, "is a folder: give the .* files themselves")):  # fmt: skip
+        messages["other.csv"] = "2 columns, but the model takes 2 x 16"
+        messages["other.npz"] = r"windows are \(5, 16\), and the model takes \(2, 16\)"
+    for name, reason in messages.items():
         with pytest.raises(UserError, match=reason):
-            predict(model, [path], tmp_path / "p.csv")
+            predict(model, [tmp_path / name], tmp_path / "p.csv")
     assert not (tmp_path / "p.csv").exists()

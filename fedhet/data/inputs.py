@@ -433,7 +433,11 @@ class Classes:
         made = coded(values, self._label)
         for row, value in values[made == _UNKNOWN].items():
             key = "labels" if self._reading.labels else "classes"
-            raise UserError(f"{where(row)}: {shown(str(value))} has no class in {key}")
+            known = [one for name, some in self._reading.labels for one in some or (name,)]
+            raise UserError(
+                f"{where(row)}: {shown(str(value))} has no class in {key} "
+                f"({listed(known or self._names)}): add it there, or correct the file"
+            )
         self._examples += int((made >= 0).sum())
         return made
 

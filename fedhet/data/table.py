@@ -433,7 +433,10 @@ class TableRows:
         found = coded(column, code)
         for row, value in column[found == unknown].items():
             where = file.at(row, str(column.name))
-            raise UserError(f"{where}: {shown(str(value))} is not one of its categories")
+            raise UserError(
+                f"{where}: {shown(str(value))} is not one of its categories "
+                f"({listed(list(codes))}): add it to categories, or correct the file"
+            )
         return np.where(found < 0, np.nan, found)
 
 

@@ -186,8 +186,8 @@ class RunConfig(Schema):
     )
     data_path: str = Field(
         "",
-        description="folder or zip of `image-folder`; file of `table`, `signals` or `texts`, or a "
-        "folder with one file for each site; local copy of `hf:NAME`; download folder of "
+        description="file of `table`, `signals` or `texts`, or a folder with one for each site, "
+        "or folder or zip of `image-folder`; local copy of `hf:NAME`; download folder of "
         "torchvision's data sets",
     )
     target: str = Field(

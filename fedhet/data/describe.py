@@ -64,9 +64,12 @@ def initialise(
     keys |= {key: value for key, value in given.items() if key not in keys}
     lines: list[str] = []
     if keys["dataset"] == "signals" and _is_npz(place):
-        arrays = Npz(place).columns if place.is_file() else []  # in a folder each is a site
-        names = [name for name in arrays if table.site_words(name)]
-        keys |= {"site": names} if names and "site" not in given else {}
+        first = rows.find_files("signals", path, rows.NPZ_SUFFIXES)[0]
+        arrays = Npz(first, keys.get("axes", ""))
+        lines, keys["axes"] = arrays.found, arrays.axes
+        names = [name for name in arrays.columns if table.site_words(name)]
+        if names and "site" not in given and place.is_file():  # in a folder each is a site
+            keys["site"] = names
     elif keys["dataset"] in DATASETS:
         lines = _of_rows(keys, given, checked)
     dataset = checked(keys)[1]()
@@ -122,7 +125,7 @@ def _of_rows(keys: dict[str, Any], given: Mapping[str, Any], checked: Checked) -
         keys["columns"] = [f"c{k}" for k in range(1, error.width + 1)]
         return _of_rows(keys, given, checked)
     signals = keys["dataset"] == "signals"
-    asked = not reading.site and len(paths) == 1 and not signals
+    asked = "site" not in given and len(paths) == 1 and not signals
     reading, columns, lines = table.guess(
         file, reading, site=asked, text=keys["dataset"] == "texts"
     )

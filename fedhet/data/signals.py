@@ -41,7 +41,7 @@ class Npz(RowFile):
     """The arrays of an NPZ file: windows ``x`` some at a time as (k, c, t), columns whole.
 
     ``shape`` is (n, c, t). Without ``axes`` time comes first where that axis is much longer, which
-    a line in ``found`` says.
+    a line in ``found`` says; ``axes`` is then the order that was taken.
     """
 
     def __init__(self, path: Path, axes: str = "") -> None:
@@ -65,7 +65,8 @@ class Npz(RowFile):
             )
         n, second, third = shape if len(shape) == 3 else (shape[0], 1, shape[1])
         guessed = len(shape) == 3 and not axes and second >= LONGER * third
-        self._turned = guessed or (len(shape) == 3 and axes == AXES[1])
+        self.axes = axes or AXES[guessed]
+        self._turned = len(shape) == 3 and self.axes == AXES[1]
         self.shape = (n, third, second) if self._turned else (n, second, third)
         if max(second, third) > MAX_SIDE or second * third > MAX_SIZE:
             raise UserError(f"{self.where}: windows of {self.shape[1:]} are too large")

@@ -326,7 +326,7 @@ def guess_target(columns: Mapping[str, Column], reading: Reading) -> str:
 def guess_site(columns: Mapping[str, Column], reading: Reading) -> str:
     """Return the column that names whose a row is, by its name and values; empty for none."""
     for name in sorted(filter(site_words, columns), key=site_words, reverse=True):
-        free = name != reading.target and name not in reading.ignore
+        free = name not in {reading.target, *reading.ignore, *dict(reading.categories)}
         if free and 2 <= columns[name].values <= min(COUNTED, columns[name].known // 20):
             return name
     return ""
@@ -371,7 +371,8 @@ def guess(
         if wanted and (name := guessed(columns, reading)):
             value: Any = (name,) if key == "site" else name
             reading = replace(reading, **{key: value})
-            lines.append(f"{key}: '{name}' is used as {what} ({key}=COLUMN names another)")
+            none = "; site= says that there is none" if key == "site" else ""
+            lines.append(f"{key}: '{name}' is used as {what} ({key}=COLUMN names another{none})")
     return reading, columns, lines
 
 

@@ -2,6 +2,7 @@
 
 import shutil
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -38,9 +39,11 @@ def test_a_table_is_described_and_its_preset_runs(tmp_path, capsys):
     assert partition.ids == ("ward-0", "ward-1", "ward-2") and data.inputs.columns == ("age", "sex")
     assert execute(["init", "p.csv"]) == 2
     assert "'p.yaml' already exists" in capsys.readouterr().err
-    assert execute(["init", "p.csv", "target=sex", "site=outcome", "--out", "o.yaml"]) == 0
-    config = load_config(tmp_path / "o.yaml")
-    assert config.target == "sex" and config.site == ("outcome",)
+    given = {"site=outcome": ("outcome",), "site=": (), "categories=[ward]": ()}
+    for number, (word, site) in enumerate(given.items()):
+        assert execute(["init", "p.csv", "target=sex", word, "--out", f"{number}.yaml"]) == 0
+        config = load_config(tmp_path / f"{number}.yaml")
+        assert config.target == "sex" and config.site == site
 
 
 def test_a_file_without_header_and_a_file_of_texts(tmp_path, capsys):
@@ -56,6 +59,13 @@ def test_a_file_without_header_and_a_file_of_texts(tmp_path, capsys):
     assert execute(["init", "t.csv"]) == 0
     config = load_config(tmp_path / "t.yaml")
     assert (config.dataset, config.text, config.target) == ("texts", "review", "sentiment")
+
+
+def test_the_axes_of_windows_are_told_and_written(tmp_path, capsys):
+    np.savez(tmp_path / "w.npz", x=np.zeros((60, 32, 2)), y=np.arange(60) % 2)
+    assert execute(["init", "w.npz"]) == 0
+    assert "is taken as 2 channels of 32 steps" in capsys.readouterr().out
+    assert load_config(tmp_path / "w.yaml").axes == "time-channels"
 
 
 def test_the_classes_of_a_folder_of_images_are_told_and_written(tmp_path, capsys):

@@ -39,6 +39,7 @@ _ID = re.compile(
     r"(^|[^a-z])(id|ids|no|nr|num|number|index|idx|key|uuid|guid|mrn|pid|serial|row|record|case"
     r"|code|(pat|patient|pid|sub|subj|subject|study|case|record|obs)_?(id|no|nr|num|number)|rownames?|row_names?|unnamed|patient|subject|person|encounter|sample|instance)([^a-z]|$)"
 )
+_COMMA = re.compile(r"[+-]?[\d.]*,\d+")
 _DATE = re.compile(
     r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})( .*)?"
     r"|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?( ?[AP]M)?|\d{1,2}[- ][A-Za-z]{3,9}[- ]\d{2,4}.*"
@@ -162,6 +163,7 @@ class Column:
             "empty": not self.known,
             "number": not self.words and not self.is_id,
             "date": self.is_date,
+            "comma": self.values > CODES and _COMMA.fullmatch(self.word) is not None,
             "id": self.is_id,
             "mixed": 2 * self.words < self.known and self.values > CODES,
             "category": few and not different_sentences,
@@ -187,14 +189,15 @@ def look(file: RowFile, names: Sequence[str]) -> dict[str, Column]:
 LEFT_OUT = {  # fates of columns that are no features, and why
     "id": "with a different value in every row", "empty": "without a value", "date": "dates",
     "many": "sentences, or too many values for categories", "mixed": "numbers and words",
+    "comma": "numbers with a comma (decimal=, or thousands=, reads them)",
 }  # fmt: skip
 
 
 class Plan:
     """What becomes of the columns that no key names: features, or left out, or refused.
 
-    ``fates`` of columns are number, category and those of ``LEFT_OUT``, of which date, many and
-    mixed are refused where nobody looks at a preset.
+    ``fates`` of columns are number, category and those of ``LEFT_OUT``, of which date, comma, many
+    and mixed are refused where nobody looks at a preset.
     """
 
     def __init__(self, columns: Mapping[str, Column], reading: Reading) -> None:
@@ -237,6 +240,8 @@ class Plan:
                 f"ignore={names} leaves them out, categories={names} takes each value as a column "
                 "of its own"
             )
+        if commas := self.of("comma"):
+            parts.append(f"columns of {LEFT_OUT['comma']}: {listed(commas)}")
         if parts:
             raise UserError(f"{where}: {'; '.join(parts)}")
 

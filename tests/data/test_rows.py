@@ -103,6 +103,18 @@ def test_numbers_are_read_as_found_or_as_a_key_says(opened, content, form, first
     assert said in " ".join(data.notes)
 
 
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [(Form(separator=","), "separator: ',' does not .* header of .*: separator=semicolon does"),
+     (Form(decimal="."), r"columns of numbers with a comma \(decimal=, .*\): a")],
+)  # fmt: skip
+def test_a_key_that_does_not_fit_the_file_is_named_without_values(opened, form, message):
+    rows = "".join(f"{20 + k},5;{k % 7};{k % 2}\n" for k in range(30))
+    with pytest.raises(UserError, match=message) as found:
+        opened("a;b;y\n" + rows, Reading(target="y", form=form))
+    assert "20" not in str(found.value)
+
+
 def test_columns_that_are_named_as_categories_are_kept_as_they_are_written(opened):
     data = opened(INDEX, Reading(categories=(("column-1", ()),)))
     assert data.inputs.columns == ("column-1", "x") and data.examples[:, 0].tolist() == [0, 1, 2]

@@ -37,6 +37,7 @@ _MODELS = {  # and the learning rate
     IMAGE: (["cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5"], 0.01), SIGNAL: (["@signal-5"], 0.01),
     TABLE: (["@table-5"], 0.05), TOKENS: (["@tokens-5"], 0.1),
 }  # fmt: skip
+_RATE = 0.01  # highest where `class-weights` are offered: with larger ones rare rows diverge
 _WEIGHTS = (
     "in training a rare class counts as much as a common one; its probabilities are then too high"
 )
@@ -193,6 +194,7 @@ def _training(keys: dict[str, Any], given: Mapping[str, Any], dataset: Dataset) 
         keys["classes"] = list(dataset.classes)
     if _is_uneven(dataset):
         keys.setdefault("metric", "balanced_accuracy")
+        rate = min(rate, _RATE)
     sites = np.bincount(dataset.sites, minlength=len(dataset.site_names))
     if "partition" not in given:
         natural = len(sites) > 1 and np.sum(sites >= 10) > 1

@@ -329,7 +329,8 @@ class StepLimits:
         free = "" if self.start else f" x {SPREAD:g} for representations"
         return {
             client: f"its update is {length / usual:.4g} times the median of this round's and "
-            f"earlier ones, above max-update-ratio={self.ratio:g}{free}"
+            f"earlier ones, above max-update-ratio={self.ratio:g}{free}: use a smaller lr, or a "
+            "larger ratio if such steps are meant"
             for client, length in lengths.items()
             if length > limit
         }

@@ -95,7 +95,7 @@ def test_the_headline_sees_rare_classes(tmp_path, ill, metric):
     config = load_config(tmp_path / "p.yaml")
     assert config.metric == metric
     preset, rare = (tmp_path / "p.yaml").read_text(), "else 3" in ill
-    assert ("\n# class-weights: balanced  # " in preset) == rare
+    assert ("\n# class-weights: balanced  # " in preset) == rare == (config.lr == 0.01)
     for split, advice in ((8, 1, 1), 'split="6:1:3"'), ((6, 1, 3), "several partition seeds"):
         found = load_partition(config.model_copy(update={"split": split}), config.clients)[1]
         few = [one for one in found.warnings if "few test examples of a class: client 0 has" in one]

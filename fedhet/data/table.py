@@ -241,7 +241,10 @@ class Plan:
                 "of its own"
             )
         if commas := self.of("comma"):
-            parts.append(f"columns of {LEFT_OUT['comma']}: {listed(commas)}")
+            parts.append(
+                f"columns of {LEFT_OUT['comma']}: {listed(commas)}; ignore={','.join(commas)} "
+                "leaves them out"
+            )
         if parts:
             raise UserError(f"{where}: {'; '.join(parts)}")
 

@@ -94,7 +94,7 @@ def image_stream(
     ScanFound asks for that. Raise UserError if none can be read.
     """
     inputs, kept, flags, bad = about.inputs, [], [], list(ignored)
-    low, high = np.inf, -np.inf
+    low, high, levels = np.inf, -np.inf, 0
     with closing(images):
         for index, image in enumerate(images):
             if image.pixels is None:
@@ -103,6 +103,7 @@ def image_stream(
             if image.flags & SCAN and inputs.scan:
                 low = min(low, float(image.pixels.min()))
                 high = max(high, float(image.pixels.max()))
+                levels = max(levels, len(np.unique(image.pixels)))
             elif image.flags & SCAN and scans:
                 raise ScanFound
             kept.append(index)
@@ -115,8 +116,9 @@ def image_stream(
     scan, factors = np.array([bool(one & SCAN) for one in flags]), about.factors
     if inputs.scan and scan.any():
         notes.append(
-            f"{scan.sum()} images of more than 8 bits, values {low:g} to {high:g} once resized"
-            ": every client scales them by the range of its own (window=LOW,HIGH fixes it)"
+            f"{scan.sum()} images of more than 8 bits, values {low:g} to {high:g} once resized, "
+            f"up to {levels} levels each: every client scales them by the range of its own "
+            "(window=LOW,HIGH fixes it)"
         )
     if inputs.scan and scan.any() and not scan.all():
         top = 2.0 ** np.ceil(np.log2(high + 1)) - 1 if high > 1 else high

@@ -201,6 +201,13 @@ class CsvFile(RowFile):
             records = [(line, row) for line, row in records if not row[0].startswith("#")]
         if not records:
             raise UserError(f"{self.where}: the file is empty")
+        if form.separator and len(records[0][1]) == 1 and not form.columns:
+            other = CsvFile(path, replace(form, separator="")).form.separator
+            if other not in (self.form.separator, SPACE):
+                raise UserError(
+                    f"separator: '{form.separator}' does not separate the header of {self.where}, "
+                    f"but {other!r} does: leave the key out"
+                )
         self._name_columns(records)
 
     # --- its form
@@ -303,23 +310,11 @@ class CsvFile(RowFile):
             if given or separator != SPACE or (even == 1 and not others):
                 found.append((even, width, separator, rows))
         best = max(found, key=lambda one: one[:2])
-        if given and best[3] and len(best[3][0][1]) == 1 and not self.form.columns:
-            self._check_separator(text.splitlines()[:SAMPLE_ROWS])
         self.form = replace(self.form, separator=best[2])
         if best[2] != "," and not given:
             word = next(name for name, sign in SEPARATORS.items() if sign == best[2])
             self.found.append(f"separated by {word} (separator)")
         return best[3]
-
-    def _check_separator(self, lines: Sequence[str]) -> None:
-        """Raise UserError if the header is one column, and a sign is in all lines equally often."""
-        for word, sign in SEPARATORS.items():
-            counts = {line.count(sign) for line in lines if line.strip()}
-            if len(counts) == 1 and counts != {0}:
-                raise UserError(
-                    f"separator: '{self.form.separator}' does not separate the header of "
-                    f"{self.where}: separator={word} does; without the key it is guessed"
-                )
 
     def _quote(self, text: str) -> str:
         """Return the sign around texts: a single quote where fields begin and end with it."""

@@ -105,7 +105,7 @@ def test_numbers_are_read_as_found_or_as_a_key_says(opened, content, form, first
 
 @pytest.mark.parametrize(
     ("form", "message"),
-    [(Form(separator=","), "separator: ',' does not .* header of .*: separator=semicolon does"),
+    [(Form(separator=","), "separator: ',' does not .* header of .*, but ';' does: leave"),
      (Form(decimal="."), r"columns of numbers with a comma \(decimal=, .*\): a")],
 )  # fmt: skip
 def test_a_key_that_does_not_fit_the_file_is_named_without_values(opened, form, message):

@@ -43,11 +43,8 @@ class Dataset(Content):
 
 def default_cache_dir() -> Path:
     """Return ``$FEDHET_CACHE``, ``$XDG_CACHE_HOME/fedhet`` or ``~/.cache/fedhet``."""
-    if os.environ.get("FEDHET_CACHE"):
-        return Path(os.environ["FEDHET_CACHE"])
-    if os.environ.get("XDG_CACHE_HOME"):
-        return Path(os.environ["XDG_CACHE_HOME"]) / "fedhet"
-    return Path("~/.cache/fedhet")
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("FEDHET_CACHE") or f"{base}/fedhet")
 
 
 def open_dataset(  # noqa: PLR0913 - one keyword per configuration key

@@ -100,6 +100,7 @@ def as_yaml(value: Any) -> Any:
 def _words(value: Any) -> Any:
     """Return a comma separated text (command line) as the list that YAML would give."""
     if isinstance(value, str):
+        value = re.sub(r"^\[(.*)\]$", r"\1", value.strip())
         return [word.strip() for word in value.split(",") if word.strip()]
     return value
 

@@ -135,7 +135,7 @@ def test_a_key_or_a_value_is_told_whose_it_is(capsys, here):
     assert not list(here.iterdir())
     (here / "c.yaml").write_text("seed: [0, 1]\n")
     assert "`grid: {seed: [0, 1]}`" in refused(capsys, "run", "c.yaml")
-    assert notes("models=cnn-1,cnn-5", "classes=1,2,3,4") == []  # these take several
+    assert notes("models=[cnn-1, cnn-5]", "classes=1,2,3,4") == []  # these take several
 
 
 def test_a_file_that_is_missing_or_is_no_preset_is_told_what_to_do(capsys, here):

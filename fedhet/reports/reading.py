@@ -22,6 +22,7 @@ from fedhet.errors import Damaged, UserError, one_line
 from fedhet.files import (
     client_order,
     finite,
+    near,
     read_json,
     read_jsonl,
     read_yaml,
@@ -99,7 +100,7 @@ def read_runs(places: Iterable[Path]) -> tuple[list[RunRecord], list[LeftOut]]:
                 f"'{place}' has no run folder (config.yaml and rounds.jsonl), sweep or packed "
                 "record"
                 if place.exists()
-                else f"'{place}' does not exist"
+                else f"'{place}' does not exist{near(place)}"
             )
         for path in found:
             try:

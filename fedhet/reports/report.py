@@ -178,7 +178,9 @@ def to_text(made: Report) -> str:
 
 
 def _check_apart(out: Path, places: Sequence[Path]) -> None:
-    """Raise UserError if the report would lie in a folder of runs."""
+    """Raise UserError if the report would lie in a folder of runs, or in a file."""
+    if out.is_file():
+        raise UserError(f"--out: '{out}' is a file: choose a folder for the report")
     names = ("config.yaml", "*/config.yaml", "sweeps/*/sweep.json")
     holds_runs = any(any(out.glob(name)) for name in names)
     if holds_runs or plain_path(out).resolve() in {plain_path(one).resolve() for one in places}:

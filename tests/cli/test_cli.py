@@ -47,6 +47,7 @@ COMMANDS = (
     (["models", "--classes", "0"], ["'--classes'", "0 is not in the range x>=1"]),
     (["sweep", "compare/digits", "--workers", "no"], ["'--workers'", "'no'"]),
     (["report", ".", "--out", "."], ["--out: '.' is a folder of runs"]),
+    (["report", ".", "--out", __file__], ["test_cli.py' is a file"]),
     (["partition", "quickstart", "clients=x"], ["clients", "'x'"]),
     (["new", "method", "My-Method"], ["'My-Method' is not allowed"]),
     (["new", "method", "_1"], ["'_1' is not allowed"]),

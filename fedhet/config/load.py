@@ -150,7 +150,7 @@ def resumed_config(started: Mapping[str, Any], changes: Mapping[str, Any]) -> Ru
 def build_config(values: Mapping[str, Any]) -> RunConfig:
     """Check a flat mapping of keys; raises :class:`UserError` for the first mistake."""
     name = method_name(str(values.get("method", "fedssa")))
-    if isinstance(values.get("method"), str | list):
+    if isinstance(values.get("method"), list):
         check_single(RunConfig, "method", values["method"])
     method, values = find_method(name), {**values, "method": name}
     own = method_keys(method)

@@ -38,6 +38,8 @@ _MODELS = {  # and the learning rate
     TABLE: (["@table-5"], 0.05), TOKENS: (["@tokens-5"], 0.1),
 }  # fmt: skip
 _RATE = 0.01  # highest where `class-weights` are offered: with larger ones rare rows diverge
+_CODES = 20  # different values up to which a column is looked at alone
+_TOLD = 0.02  # of the errors of always naming the commonest class: a column with fewer tells it
 _WEIGHTS = (
     "in training a rare class counts as much as a common one; its probabilities are then too high"
 )
@@ -94,7 +96,8 @@ def initialise(
         target.write_text("\n".join(preset) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"'{target}' cannot be written: {error.strerror}") from error
-    warnings = (f"warning: {one}" for one in (*dataset.warnings, *about))
+    told = _telling(dataset, keys["target"]) if dataset.inputs.kind == TABLE else ()
+    warnings = (f"warning: {one}" for one in (*dataset.warnings, *about, *told))
     for line in (*lines, *dataset.notes, *warnings):  # a column's name may have several
         yield "  " * line.startswith("  ") + one_line(line, None)
     yield from (f"wrote {target}; it runs with:", f"fedhet run {target}")
@@ -183,6 +186,25 @@ def _is_uneven(dataset: Dataset) -> bool:
     counts = np.bincount(dataset.labels, minlength=len(dataset.classes))
     share = counts[counts > 0] / counts.sum()
     return bool(share.max() > COMMONEST or share.min() * len(share) < RARE)
+
+
+def _telling(dataset: Dataset, target: str) -> Iterator[str]:
+    """Yield a line for each column of few values that nearly gives the class, as a copy would."""
+    step = len(dataset.labels) // 10_000 + 1
+    labels = dataset.labels[::step]
+    errors = len(labels) - np.bincount(labels).max()
+    for name, values in zip(dataset.inputs.columns, dataset.examples[::step].T, strict=True):
+        different, places = np.unique(values, return_inverse=True)
+        if len(different) > _CODES:
+            continue
+        counts = np.zeros((len(different), len(dataset.classes)), dtype=np.int64)
+        np.add.at(counts, (places, labels), 1)
+        wrong = len(labels) - counts.max(axis=1).sum()
+        if wrong <= _TOLD * errors:
+            yield (
+                f"column '{name}' alone gives '{target}' in {1 - wrong / len(labels):.1%} of the "
+                f"rows: if it is known only after '{target}', add it to ignore"
+            )
 
 
 def _training(keys: dict[str, Any], given: Mapping[str, Any], dataset: Dataset) -> dict[str, Any]:

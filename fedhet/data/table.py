@@ -323,11 +323,16 @@ def guess_target(columns: Mapping[str, Column], reading: Reading) -> str:
     if may:
         each = [f"{name} ({columns[name].many})" for name in may]
         raise UserError(f"target: which column is the class? target=COLUMN, such as {listed(each)}")
-    middle = next((n for n in reversed(names) if not columns[n].words), names[-1])
+    advice = ""
+    if last := next((one for one in reversed(columns.values()) if one.low < one.high), None):
+        middle = (last.low + last.high) / 2
+        half = np.format_float_positional(middle, 3, unique=False, fractional=False, trim="-")
+        advice = (
+            f"; divide a measurement with labels, such as target={last.name} "
+            f'labels="{{low: ..{half}, high: {half}..}}"'
+        )
     raise UserError(
-        f"target: no column looks like a class: give target=COLUMN, one of "
-        f"{listed(names)}; divide a measurement with labels, such as target={middle} "
-        f"labels={{low: ..5, high: 5..}}"
+        f"target: no column looks like a class: give target=COLUMN, one of {listed(names)}{advice}"
     )
 
 

@@ -128,7 +128,7 @@ def test_the_target_is_guessed_or_asked_for(tmp_path, name):
         return
     asked = "which column is the class. target=COLUMN"
     if name == "measurements":
-        asked = "give target=COLUMN, one of a, b; divide a measurement with labels"
+        asked = "one of a, b; divide a .* target=b labels=.{low: ..75.6, high: 75.6"
     with pytest.raises(UserError, match=f"target: .*{asked}"):
         guess(file, Reading())
 
@@ -147,6 +147,14 @@ def test_what_may_be_wrong_is_said_at_once(tmp_path, capsys):
     assert "  remarks: left out: sentences, or too many values" in told
     assert "sites that differ only in case or spaces" in told and "'Mercy' and 'mercy'" in told
     assert "warning: classes 'Ill', 'ill' differ only in case" in told
+    rows = "".join(f"{k % 9},{'ny'[k % 2]},{k % 2 or k % 5},{k % 2}\n" for k in range(90))
+    (tmp_path / "copy.csv").write_text("age,alive,stage,survived\n" + rows)
+    assert execute(["init", "copy.csv"]) == 0
+    told = [one for one in capsys.readouterr().out.splitlines() if one.startswith("warning: ")]
+    assert told == [
+        "warning: column 'alive' alone gives 'survived' in 100.0% of the rows: if it is known only "
+        "after 'survived', add it to ignore"
+    ]
     (tmp_path / "one.csv").write_text("age,outcome\n" + "5,1\n" * 90)
     assert execute(["init", "one.csv", "target=outcome"]) == 2
     assert "have the same class" in capsys.readouterr().err and not (tmp_path / "one.yaml").exists()

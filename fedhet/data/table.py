@@ -324,7 +324,7 @@ def guess_target(columns: Mapping[str, Column], reading: Reading) -> str:
         each = [f"{name} ({columns[name].many})" for name in may]
         raise UserError(f"target: which column is the class? target=COLUMN, such as {listed(each)}")
     advice = ""
-    if last := next((one for one in reversed(columns.values()) if one.low < one.high), None):
+    if last := next((one for one in [*columns.values()][::-1] if one.low < one.high), None):
         middle = (last.low + last.high) / 2
         half = np.format_float_positional(middle, 3, unique=False, fractional=False, trim="-")
         advice = (

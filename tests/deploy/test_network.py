@@ -5,7 +5,7 @@ import threading
 import httpx
 import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from helpers.programs import Tinyproxy
+from helpers.programs import ConnectProxy
 
 from fedhet.cli.app import execute
 from fedhet.cli.deploy import _address
@@ -27,9 +27,9 @@ def tls(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def proxy(tmp_path, monkeypatch):
+def proxy(monkeypatch):
     """A proxy that lets nobody but `ELSEWHERE` through."""
-    made = Tinyproxy(tmp_path)
+    made = ConnectProxy()
     made.allow(ELSEWHERE)
     monkeypatch.setenv("https_proxy", f"http://me:secret@127.0.0.1:{made.port}")
     yield made

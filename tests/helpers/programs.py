@@ -1,12 +1,14 @@
 """Programs that a test starts, watches and kills; each is ended by its pid."""
 
 import contextlib
-import os
-import re
+import select
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import psutil
 from helpers.pace import PATIENCE
@@ -100,32 +102,60 @@ class Process:
         return self.log.read_text(errors="replace").count(text) if self.log.exists() else 0
 
 
-class Tinyproxy:
+class _Tunnel(BaseHTTPRequestHandler):
+    """Answers CONNECT alone."""
+
+    server: "_Tunnels"
+
+    def do_CONNECT(self) -> None:
+        self.close_connection = True
+        host, _, port = self.path.rpartition(":")
+        if host not in self.server.hosts:
+            return self.send_error(403)
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port))) as there:
+            self.send_response(200)
+            self.end_headers()
+            ends = {self.connection: there, there: self.connection}
+            self.server.ends |= ends.keys()
+            while True:
+                for one in select.select(ends, [], [])[0]:
+                    if not (data := one.recv(1 << 16)):
+                        return None
+                    ends[one].sendall(data)
+
+    def log_message(self, form: str, *values: object) -> None:
+        self.server.lines.append(form % values)
+
+
+class _Tunnels(ThreadingHTTPServer):
+    def __init__(self, port: int, hosts: Sequence[str]) -> None:
+        self.hosts, self.lines, self.ends = hosts, list[str](), set[socket.socket]()
+        super().__init__(("127.0.0.1", port), _Tunnel)
+
+
+class ConnectProxy:
     """An HTTP proxy on 127.0.0.1 that lets those through whom :meth:`allow` names, nobody else."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         (self.port,) = free_ports(1)
-        self._log, self._hosts = folder / "tinyproxy.log", folder / "tinyproxy.hosts"
-        config = folder / "tinyproxy.conf"
-        config.write_text(
-            f'Port {self.port}\nListen 127.0.0.1\nLogFile "{self._log}"\n'
-            f'Filter "{self._hosts}"\nFilterDefaultDeny Yes\n'
-        )
-        words = ["tinyproxy", "-d", "-c", str(config)]
-        self._process = Process(words, folder / "tinyproxy.out", os.environ)
+        self._server: _Tunnels | None = None
 
     def allow(self, *hosts: str) -> None:
         """Start it, again if it runs: these hosts may be reached."""
-        self._process.end()
-        self._hosts.write_text("".join(f"^{re.escape(host)}$\n" for host in hosts or ("none",)))
-        self._log.write_text("")
-        self._process.start()
-        wait_for(lambda: "listen" in self.log().lower(), "tinyproxy runs", pause=0.05)
+        self.stop()
+        self._server = _Tunnels(self.port, hosts)
+        Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def log(self) -> str:
-        """What it has done since it was started."""
-        return self._log.read_text()
+        """What it has answered since it was started."""
+        return "\n".join(self._server.lines) if self._server else ""
 
     def stop(self) -> None:
-        """End it."""
-        self._process.end()
+        """End it, and what goes through it."""
+        if self._server:
+            self._server.shutdown()
+            self._server.server_close()
+            for one in self._server.ends:
+                with contextlib.suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+            self._server = None

@@ -1,7 +1,7 @@
 """A whole node behind a proxy, and what everybody says who waits."""
 
 import pytest
-from helpers.programs import Tinyproxy, wait_for
+from helpers.programs import ConnectProxy, wait_for
 from network.federation import HOST, Federation
 
 pytestmark = pytest.mark.network
@@ -12,9 +12,9 @@ def answered(federation: Federation, k: int, since: int) -> bool:
 
 
 @pytest.fixture
-def proxied(federation, tmp_path):
+def proxied(federation):
     """Node 2 started with `https_proxy`, and the proxy."""
-    proxy = Tinyproxy(tmp_path)
+    proxy = ConnectProxy()
     proxy.allow(HOST)
     federation.whole().nodes[2].end()
     before = federation.env

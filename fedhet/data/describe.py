@@ -200,7 +200,7 @@ def _telling(dataset: Dataset, target: str) -> Iterator[str]:
         counts = np.zeros((len(different), len(dataset.classes)), dtype=np.int64)
         np.add.at(counts, (places, labels), 1)
         wrong = len(labels) - counts.max(axis=1).sum()
-        if wrong <= _TOLD * errors:
+        if wrong < _TOLD * errors:
             yield (
                 f"column '{name}' alone gives '{target}' in {1 - wrong / len(labels):.1%} of the "
                 f"rows: if it is known only after '{target}', add it to ignore"

@@ -155,6 +155,11 @@ def test_what_may_be_wrong_is_said_at_once(tmp_path, capsys):
         "warning: column 'alive' alone gives 'survived' in 100.0% of the rows: if it is known only "
         "after 'survived', add it to ignore"
     ]
+    rare = "".join(
+        f"{k % 9},{int(k in (5, 7))}\n" for k in range(30_000)
+    )  # in no row of the sample
+    (tmp_path / "rare.csv").write_text("age,died\n" + rare)
+    assert execute(["init", "rare.csv"]) == 0 and "alone gives" not in capsys.readouterr().out
     (tmp_path / "one.csv").write_text("age,outcome\n" + "5,1\n" * 90)
     assert execute(["init", "one.csv", "target=outcome"]) == 2
     assert "have the same class" in capsys.readouterr().err and not (tmp_path / "one.yaml").exists()

@@ -155,7 +155,7 @@ class ConnectProxy:
         if self._server:
             self._server.shutdown()
             self._server.server_close()
-            for one in self._server.ends:
+            for one in list(self._server.ends):  # a tunnel may still be opening
                 with contextlib.suppress(OSError):
                     one.shutdown(socket.SHUT_RDWR)
             self._server = None

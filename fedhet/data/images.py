@@ -2,14 +2,13 @@
 
 import io
 import os
-import signal
 import zipfile
-from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -28,7 +27,7 @@ from fedhet.data.inputs import (
     listed_ids,
     safe_ids,
 )
-from fedhet.errors import UserError, one_line
+from fedhet.errors import UserError
 from fedhet.files import cpus
 
 Pixels = npt.NDArray[Any]  # uint8 (h, w, c), or float32 (h, w, 1) of scans
@@ -42,7 +41,7 @@ _FORMATS = ("BMP", "DIB", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _BYTE_MODES = ("1", "L", "P", "LA", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB")
 _SPLITS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation", "eval"})
 MAX_DEPTH = 4  # of a walk: a wrong path such as / must have an end
-_MAX_WORKERS, _PER_WORKER, _PIECE = 16, 500, 64
+_MAX_WORKERS, _PIECE = 16, 512
 _ORIENTATION = 0x0112  # in EXIF
 
 
@@ -84,7 +83,7 @@ def losses(flags: Sequence[int], inputs: Inputs, bad: Sequence[str], most: int =
 
 
 def image_stream(
-    about: Content, images: Generator[Decoded, None, None], *, ignored: Sequence[str] = (),
+    about: Content, images: Iterator[Decoded], *, ignored: Sequence[str] = (),
     keep_empty: bool = True, scans: bool = False,
 ) -> Stream:  # fmt: skip
     """Return the images that can be read; ``about`` is the content if all can.
@@ -95,20 +94,19 @@ def image_stream(
     """
     inputs, kept, flags, bad = about.inputs, [], [], list(ignored)
     low, high, levels = np.inf, -np.inf, 0
-    with closing(images):
-        for index, image in enumerate(images):
-            if image.pixels is None:
-                bad.append(image.name(about.paths[index]))
-                continue
-            if image.flags & SCAN and inputs.scan:
-                low = min(low, float(image.pixels.min()))
-                high = max(high, float(image.pixels.max()))
-                levels = max(levels, len(np.unique(image.pixels)))
-            elif image.flags & SCAN and scans:
-                raise ScanFound
-            kept.append(index)
-            flags.append(image.flags)
-            yield image.pixels[None]
+    for index, image in enumerate(images):
+        if image.pixels is None:
+            bad.append(image.name(about.paths[index]))
+            continue
+        if image.flags & SCAN and inputs.scan:
+            low = min(low, float(image.pixels.min()))
+            high = max(high, float(image.pixels.max()))
+            levels = max(levels, len(np.unique(image.pixels)))
+        elif image.flags & SCAN and scans:
+            raise ScanFound
+        kept.append(index)
+        flags.append(image.flags)
+        yield image.pixels[None]
     if not kept:
         names = listed(bad, 5)
         raise UserError(f"data-path: none of {len(bad)} files is a readable image ({names})")
@@ -186,7 +184,7 @@ def decoded(image: Image.Image, shape: Shape, *, scans: bool = False) -> Decoded
     return Decoded(to_pixels(image, shape, scans=scans), flags)
 
 
-def _decode(read: Callable[[str], bytes], name: str, shape: Shape, *, scans: bool) -> Decoded:
+def _decode(read: Callable[[str], bytes], shape: Shape, name: str, *, scans: bool) -> Decoded:
     """Return one image, or why there is none: decoders raise nearly every exception."""
     try:
         with Image.open(io.BytesIO(read(name)), formats=_FORMATS) as image:
@@ -214,50 +212,18 @@ def open_zip(path: Path) -> zipfile.ZipFile:
 
 def decode_all(
     root: Path, names: Sequence[str], shape: Shape, *, scans: bool = False
-) -> Generator[Decoded, None, None]:
+) -> Iterator[Decoded]:
     """Yield uint8 of that shape (with ``scans`` float32), or why there is none, per name.
 
-    Names are below ``root``, a folder or a zip. Pillow holds the interpreter's lock for most of a
-    small image: many are decoded by worker processes. Raises UserError if one of those dies.
+    Names are below ``root``, a folder or a zip. Threads decode, so that it works in every process
+    (a daemon may have no children): Pillow decodes and resizes without the interpreter's lock.
     """
-    workers = min(_MAX_WORKERS, cpus(), 1 + len(names) // _PER_WORKER)
-    some = partial(_decode_some, root, shape, scans)
-    size = _PIECE if workers > 1 or not root.is_dir() else 1
-    pieces = [names[start : start + size] for start in range(0, len(names), size)]
-    alone = (some(piece) for piece in pieces)
-    with closing(_in_workers(some, pieces, workers) if workers > 1 else alone) as found:
-        yield from chain.from_iterable(found)
-
-
-def _decode_some(root: Path, shape: Shape, scans: bool, names: Sequence[str]) -> list[Decoded]:
-    if root.is_dir():
-        return [_decode(lambda n: (root / n).read_bytes(), n, shape, scans=scans) for n in names]
-    with open_zip(root) as archive:
-        return [_decode(archive.read, name, shape, scans=scans) for name in names]
-
-
-def _in_workers(
-    some: Callable[[Sequence[str]], list[Decoded]], pieces: Sequence[Sequence[str]], workers: int
-) -> Generator[list[Decoded], None, None]:
-    """Yield pieces in order; a few are ahead, so that memory stays bounded."""
-    from joblib.externals import loky  # only where there are many images
-
-    os.environ["PYTHONSAFEPATH"] = "1"  # for its tracker of resources as well
-    # Ctrl-C reaches the whole process group: the parent ends the workers.
-    ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
-    pool = loky.ProcessPoolExecutor(max_workers=workers, initializer=ignore)
-    ahead: deque[Any] = deque()
-    try:
-        for piece in pieces:
-            ahead.append(pool.submit(some, piece))
-            if len(ahead) > 4 * workers:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
-    except loky.process_executor.BrokenProcessPool as error:
-        raise UserError(f"data-path: a decoding process ended early ({one_line(error)})") from error
-    finally:
-        pool.shutdown(wait=True, kill_workers=True)
+    with nullcontext() if root.is_dir() else open_zip(root) as archive:
+        read = archive.read if archive else lambda name: (root / name).read_bytes()
+        decode = partial(_decode, read, shape, scans=scans)
+        with ThreadPoolExecutor(min(_MAX_WORKERS, cpus())) as pool:
+            for start in range(0, len(names), _PIECE):  # memory stays bounded
+                yield from pool.map(decode, names[start : start + _PIECE])
 
 
 # --- folders ----------------------------------------------------------------

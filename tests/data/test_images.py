@@ -1,8 +1,8 @@
 """Image folders and zips: every kind of file in them, also grey ones, wide ones and scans."""
 
 import io
-import os
 import zipfile
+from multiprocessing import get_context
 
 import numpy as np
 import pytest
@@ -140,15 +140,8 @@ def test_wrong_paths_are_one_line(tmp_path):
         assert [p for p in (tmp_path / "cache").glob("*") if p.suffix != ".lock"] == []
 
 
-@pytest.fixture
-def _two_workers(monkeypatch):
-    monkeypatch.setattr(images, "_PER_WORKER", 1)
+def test_images_are_decoded_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr(images, "_PIECE", 3)
-    monkeypatch.setattr(images, "cpus", lambda: 2)
-
-
-@pytest.mark.usefixtures("_two_workers")
-def test_worker_processes_keep_the_order(tmp_path):
     files = {f"{i % 2}/{i:02}.png": _file(colour=(i, 2 * i, 255 - i)) for i in range(20)}
     files["0/04.png"] = b"rubbish"
     data = _open(_zip(tmp_path / "in.zip", files), tmp_path)
@@ -158,12 +151,17 @@ def test_worker_processes_keep_the_order(tmp_path):
     assert "0/04.png" in data.warnings[0]
 
 
-@pytest.mark.usefixtures("_two_workers")
-def test_a_worker_that_dies_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(images, "_decode_some", lambda *_: os._exit(9))
-    with pytest.raises(UserError, match="decoding process ended early"):
-        _open(_write(tmp_path / "in", PAIR), tmp_path)
-    assert [p for p in (tmp_path / "cache").iterdir() if p.suffix != ".lock"] == []
+def test_a_daemon_decodes_many_images(tmp_path):
+    """A node's ClientApp runs in a daemonic process, which may have no children."""
+    image, folder, cache = _file(), tmp_path / "in", tmp_path / "cache"
+    _write(folder, {f"{i % 2}/{i}.png": image for i in range(600)})
+    daemon = get_context("spawn").Process(
+        target=open_dataset, args=("image-folder",), daemon=True,
+        kwargs={"data_path": str(folder), "cache_dir": cache, "image_size": 16},
+    )  # fmt: skip
+    daemon.start()
+    daemon.join(120)
+    assert daemon.exitcode == 0 and len([one for one in cache.iterdir() if one.is_dir()]) == 1
 
 
 def test_what_only_calls_itself_a_png_is_not_handed_to_other_programs(tmp_path):

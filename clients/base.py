@@ -40,7 +40,7 @@ from fedhet.site.state import (
     to_bundle,
 )
 from fedhet.sums.contribution import Vector
-from fedhet.training.augment import crop_flip, jitter_scale
+from fedhet.training.augment import crop_flip, flip_erase_crop, jitter_scale
 from fedhet.training.loop import (
     Examples,
     Fixed,
@@ -390,10 +390,11 @@ class MethodClient(NumPyClient, Generic[P]):
         """Return the examples as training draws them."""
         if self.config.augment == "none":
             return data
-        if self.config.augment == "jitter-scale":
-            draws = self.torch_generator("augment")
-            return replace(data, perturb=partial(jitter_scale, generator=draws))
-        return replace(data, augment=partial(crop_flip, generator=self.torch_generator("augment")))
+        draws = self.torch_generator("augment")
+        if self.config.augment == "crop-flip":
+            return replace(data, augment=partial(crop_flip, generator=draws))
+        prepared = {"jitter-scale": jitter_scale, "flip-erase-crop": flip_erase_crop}
+        return replace(data, perturb=partial(prepared[self.config.augment], generator=draws))
 
     def _go_back_to(self, generation: int, digest: str) -> None:
         """Restore the state that the server names; raise Refused if it is no longer kept."""
@@ -511,7 +512,7 @@ class MethodClient(NumPyClient, Generic[P]):
         for key in ("small_model", "representation", "grey", *READ_KEYS):
             if getattr(self.config, key) != RunConfig.model_fields[key].default:
                 keys.add(key)
-        plain = self.inputs.kind == IMAGE and not self.inputs.scan
+        plain = self.inputs.kind == IMAGE and not self.inputs.fitted
         about = {} if plain else {"inputs": self.inputs.dump()}
         return {
             "client": self.setup.data.client,

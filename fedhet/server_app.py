@@ -126,7 +126,7 @@ def declared_inputs(config: RunConfig) -> Inputs | None:
     """Return what examples must be, where the configuration says it; else the first client does."""
     kind = kind_of(config.dataset)
     if kind == IMAGE:
-        return Inputs.image(config.image_size, grey=config.grey)
+        return Inputs.image(config.image_size, grey=config.grey, standardised=config.standardise)
     if config.dataset == "texts" and config.text:  # else the first client has found it
         return Inputs(TOKENS, (config.length,), config.vocabulary, (config.text,))
     return None

@@ -95,7 +95,9 @@ class MethodStrategy(Strategy, Generic[P]):
         self.short_classes: int | None = None  # that stayed as they were for lack of owners
         self.images_per_weight = 1  # images that a weight of 1 stands for in `combine`
         self.classes = len(roster.classes)
-        self.inputs = roster.inputs or Inputs.image(config.image_size, grey=config.grey)
+        self.inputs = roster.inputs or Inputs.image(
+            config.image_size, grey=config.grey, standardised=config.standardise
+        )
         self.d = config.representation
 
     # --- hooks of a method: plain arrays in, plain arrays out --------------------------------

@@ -37,7 +37,7 @@ def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, str]:
         "evaluate-all": (config.fraction == 1, "fraction=1 samples every client in every round"),
         "data-path": (given, here),
         **dict.fromkeys(
-            ("image-size", "grey"),
+            ("image-size", "grey", "standardise"),
             (kind_of(config.dataset) not in {"", IMAGE}, f"dataset={config.dataset} is not images"),
         ),
         "weighting": (

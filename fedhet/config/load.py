@@ -200,7 +200,8 @@ def check_kind(config: RunConfig, kind: str) -> None:
     where = f"is not allowed with dataset={config.dataset} (kind {kind})"
     if kind in refuses:
         raise UserError(f"method: '{config.method}' {where}: {refuses[kind]}")
-    own = {"crop-flip": IMAGE, "jitter-scale": SIGNAL}.get(config.augment, kind)
+    of = {"crop-flip": IMAGE, "flip-erase-crop": IMAGE, "jitter-scale": SIGNAL}
+    own = of.get(config.augment, kind)
     if kind not in {"", own}:
         raise UserError(f"augment: '{config.augment}' {where}: it is for {own}s")
 

@@ -241,6 +241,11 @@ class RunConfig(Schema):
     window: Window = Field(
         (), description="LOW,HIGH of images of more than 8 bits; empty: each client's own range"
     )
+    standardise: bool = Field(
+        False,
+        description="images of 8 bits by mean and deviation of each channel of the client's own "
+        "training images, instead of to [-1, 1]",
+    )
     public_dataset: str = Field(
         "", description="public data set, for methods that use one; values as of dataset"
     )
@@ -322,9 +327,10 @@ class RunConfig(Schema):
         description="balanced: in every cross-entropy a class counts by n / (classes x examples), "
         "over the client's train split",
     )
-    augment: Literal["none", "crop-flip", "jitter-scale"] = Field(
+    augment: Literal["none", "crop-flip", "flip-erase-crop", "jitter-scale"] = Field(
         "none",
         description="crop-flip (images): random crop with a margin of s/8 and horizontal flip; "
+        "flip-erase-crop (images): the same after preparation, a rectangle erased in between; "
         "jitter-scale (signals): noise, and a factor for each channel",
     )
     precision: Precision = Field("fp32", description="arithmetic of training: fp32, tf32, bf16")

@@ -54,6 +54,7 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
     image_size: int | tuple[int, int] = 32,
     grey: bool = False,
     window: tuple[float, float] | tuple[()] = (),
+    standardise: bool = False,
     classes: Sequence[str] = (),
     seed: int = 0,
     cache_dir: Path | None = None,
@@ -63,14 +64,14 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
 
     Arguments are as the configuration's keys. ``image_size`` is the side of the square in pixels,
     or height and width; ``window`` the lowest and highest value of scans of more than 8
-    bits, empty for each client's own. ``classes`` are names in label order; empty means the
-    source's own. An image folder must not hold others, and may lack some; of the other sources
-    these are kept. ``seed`` is that of the synthetic examples.
+    bits, empty for each client's own; ``standardise`` is for images of 8 bits. ``classes`` are
+    names in label order; empty means the source's own. An image folder must not hold others, and
+    may lack some; of the other sources these are kept. ``seed`` is that of the synthetic examples.
 
     Raise UserError for a wrong name, path or class, a failed download, or a cache folder that
     cannot be written.
     """
-    image = Inputs.image(image_size, grey=grey, window=window)
+    image = Inputs.image(image_size, grey=grey, window=window, standardised=standardise)
     wanted = tuple(classes)
     if twice := [name for name in wanted if wanted.count(name) > 1]:
         raise UserError(f"classes: {twice[0]!r} is named twice")
@@ -78,7 +79,9 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
     source = find_source(
         name, data_path=data_path, seed=seed, downloads=cache / "downloads", reading=reading
     )
-    material = json.dumps([_FORMAT, source.key, image.shape, wanted, window])
+    material = json.dumps(
+        [_FORMAT, source.key, image.shape, wanted, window, *["standardised"] * standardise]
+    )
     folder = cache / hashlib.sha256(material.encode()).hexdigest()
     # Without the lock: a complete entry must open from a read-only folder, too.
     found = _load(folder)

@@ -56,7 +56,8 @@ class Inputs:
     table's as stored, in order, or the one column of a file of texts; ``categories`` are the
     allowed values of those that are no numbers. ``scale`` is what a signal's stored numbers are
     divided by. ``scan``: images of more than 8 bits, stored as float32 (h, w, 1) and scaled by the
-    range of a client's own, or by ``window``.
+    range of a client's own, or by ``window``. ``standardised``: images of 8 bits by the mean and
+    deviation of each channel of a client's own.
     """
 
     kind: Kind
@@ -67,6 +68,7 @@ class Inputs:
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     scan: bool = False
     window: tuple[()] | tuple[FiniteFloat, FiniteFloat] = ()
+    standardised: bool = False
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     @staticmethod
@@ -75,14 +77,16 @@ class Inputs:
         *,
         grey: bool = False,
         window: tuple[()] | tuple[float, float] = (),
+        standardised: bool = False,
     ) -> Inputs:
         """Return RGB or grey images, square of side ``size`` or of that height and width.
 
         ``window`` are the lowest and highest value of scans of more than 8 bits; empty: 8 bits.
+        ``standardised``: images of 8 bits by a client's own mean and deviation of each channel.
         """
         high, wide = (size, size) if isinstance(size, int) else size
         shape = (1 if grey else 3, high, wide)
-        return Inputs(IMAGE, shape, scan=bool(window), window=window)
+        return Inputs(IMAGE, shape, scan=bool(window), window=window, standardised=standardised)
 
     @staticmethod
     def table(
@@ -105,7 +109,7 @@ class Inputs:
     @property
     def fitted(self) -> bool:
         """Return whether the preparation is fitted to a client's own examples."""
-        return self.kind in (SIGNAL, TABLE) or self.scan
+        return self.kind in (SIGNAL, TABLE) or self.scan or self.standardised
 
     @property
     def stored(self) -> tuple[int, ...]:
@@ -212,6 +216,8 @@ def load_inputs(value: Any) -> Inputs:
             (kind == TOKENS) != (inputs.vocabulary > 1),
         "scan and window are for images only":
             (inputs.scan and kind != IMAGE) or (inputs.window and not inputs.scan),
+        "standardise is for images of 8 bits":
+            inputs.standardised and (inputs.scan or kind != IMAGE),
         "a column or a category is named twice": any(len(set(one)) < len(one) for one in lists),
         "categories of a column that is not there": not set(names) <= set(inputs.columns),
         "a table's columns do not give its shape": kind == TABLE and table.shape != inputs.shape,

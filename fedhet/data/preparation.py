@@ -38,6 +38,29 @@ class Preparation(nn.Module):
         return examples.long() if self.inputs.kind == TOKENS else normalise(examples)
 
 
+class PixelPreparation(Preparation):
+    """Images of 8 bits, by ``mean`` and ``deviation`` (c,) of each channel of the train split."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__(inputs)
+        self.register_buffer("mean", torch.zeros(inputs.channels))
+        self.register_buffer("deviation", torch.ones(inputs.channels))
+
+    def fit(self, examples: Tensor) -> None:
+        """Take moments in float64; a channel that never changes is centred only."""
+        mean, square = _moments(examples.flatten(1, 2).mT, 255.0)
+        self.mean.copy_(mean)
+        self.deviation.copy_(_deviation(mean, square))
+
+    def forward(self, examples: Tensor) -> Tensor:
+        """Turn uint8 (B, h, w, c) into float32 (B, c, h, w), channels last in memory."""
+        scaled = (examples.float() / 255.0 - self.mean) / self.deviation
+        return scaled.permute(0, 3, 1, 2)
+
+
 class ScanPreparation(Preparation):
     """Scans of more than 8 bits: the range in use becomes [-1, 1], and what is beyond is cut off.
 
@@ -143,6 +166,8 @@ def preparation(inputs: Inputs) -> Preparation:
     """Return the preparation of a kind, not fitted."""
     if inputs.scan:
         return ScanPreparation(inputs)
+    if inputs.standardised:
+        return PixelPreparation(inputs)
     kinds = {SIGNAL: SignalPreparation, TABLE: TablePreparation}
     return kinds.get(inputs.kind, Preparation)(inputs)
 

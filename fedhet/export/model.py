@@ -56,6 +56,8 @@ _CONFIG = (
 )  # fmt: skip
 _PREPARATIONS = {  # how inputs come of raw examples, for people
     IMAGE: "resized to the shape, bilinear, aspect not kept; pixel / 127.5 - 1, pixel in 0..255",
+    "standardised": "resized to the shape, bilinear, aspect not kept; (pixel / 255 - mean) / "
+    "deviation by channel, as in model.safetensors",
     "scan": "resized to the shape, bilinear, aspect not kept; 2 (x - low) / (high - low) - 1, cut "
     "to [-1, 1], low and high as in model.safetensors",
     SIGNAL: "(x / scale - mean) / deviation by channel, as in model.safetensors",
@@ -142,7 +144,7 @@ def rebuild(description: Mapping[str, Any], folder: Path, generation: int = 0) -
         inputs = load_inputs(description["inputs"])
     else:  # images, by their keys
         _ = description["image-size"]
-        inputs = Inputs.image(config.image_size, grey=config.grey)
+        inputs = Inputs.image(config.image_size, grey=config.grey, standardised=config.standardise)
     architecture = str(description["architecture"])
     if with_weights(architecture)[1]:  # the folder's author would choose which file is opened here
         raise UserError(f"'{folder}': architecture: '{architecture}' is not allowed: omit weights=")
@@ -279,7 +281,13 @@ def _card(
         "input": {
             "shape": ["batch", *model.inputs.shape],
             "dtype": "int64" if model.inputs.kind == TOKENS else "float32",
-            "preparation": _PREPARATIONS["scan" if model.inputs.scan else model.inputs.kind],
+            "preparation": _PREPARATIONS[
+                "scan"
+                if model.inputs.scan
+                else "standardised"
+                if model.inputs.standardised
+                else model.inputs.kind
+            ],  # fmt: skip
         },
         "output": "logits (batch, classes); their softmax is the probabilities",
         **about,

@@ -11,6 +11,7 @@ the head).
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import MethodType
@@ -328,7 +329,8 @@ def _what_it_takes(factory: Callable[..., Any], name: str, inputs: Inputs) -> di
         return {"inputs": inputs}
     if "image_size" not in taken:
         return {}
-    if inputs.kind != IMAGE or inputs != Inputs.image(inputs.shape[-1]):
+    plain = replace(inputs, standardised=False)
+    if inputs.kind != IMAGE or plain != Inputs.image(inputs.shape[-1]):
         raise UserError(
             f"model {name!r}: its factory takes image_size, and this run's examples are "
             f"{PLURAL[inputs.kind]} of shape {inputs.shape}: let it take `inputs` instead"

@@ -89,6 +89,7 @@ def _open(config: RunConfig, name: str, path: str, *, declared: bool = False) ->
         image_size=config.image_size,
         grey=config.grey,
         window=config.window,
+        standardise=config.standardise,
         classes=config.classes,
         seed=config.data_seed,
         reading=reading_of(config, declared=declared),
@@ -335,8 +336,9 @@ def open_public(config: RunConfig) -> Dataset:
     try:
         seed = config.data_seed + 1  # other than the clients', should both be synthetic
         dataset = open_dataset(
-            name, data_path=path, image_size=config.image_size, grey=config.grey, seed=seed
-        )
+            name, data_path=path, image_size=config.image_size, grey=config.grey, seed=seed,
+            standardise=config.standardise,
+        )  # fmt: skip
     except UserError as error:
         raise UserError(f"public data set: {error}") from error
     if dataset.inputs.fitted:

@@ -53,6 +53,38 @@ def crop_flip(images: Tensor, generator: torch.Generator) -> Tensor:
     return padded[each, rows[:, :, None], columns[:, None, :]]
 
 
+def flip_erase_crop(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Return each prepared image (B, c, h, w) flipped, erased and cropped, in this order.
+
+    Flip with probability 0.5; with probability 0.5 a rectangle becomes 0 (area 0.04 to 0.2 of the
+    image, height : width 0.5 to 2, log-uniform: random erasing, Zhong et al. 2017, arXiv
+    1708.04896; one that does not fit is cut to the image); a crop with a margin of an eighth of the
+    sides, of zeros.
+    """
+    count, _, high, wide = images.shape
+    device = images.device
+    draws = torch.rand(8, count, 1, generator=generator, device=device)
+    rows, columns = torch.arange(high, device=device), torch.arange(wide, device=device)
+    area = (0.04 + 0.16 * draws[0]) * high * wide
+    ratio = torch.exp((2 * draws[1] - 1) * math.log(2.0))
+    tall = (area * ratio).sqrt().round().clamp(max=high)
+    broad = (area / ratio).sqrt().round().clamp(max=wide)
+    top = (draws[2] * (high - tall + 1)).floor()
+    left = (draws[3] * (wide - broad + 1)).floor()
+    inside = ((rows >= top) & (rows < top + tall))[:, :, None]
+    inside = inside & ((columns >= left) & (columns < left + broad))[:, None, :]
+    erased = (draws[4] < 0.5)[:, :, None] & inside
+    down, across = high // 8, wide // 8
+    flipped = torch.where(draws[5] < 0.5, wide - 1 - columns, columns)  # (B, w)
+    each = torch.arange(count, device=device)[:, None, None]
+    pixels = images.permute(0, 2, 3, 1)[each, rows[None, :, None], flipped[:, None, :]]
+    pixels = pixels.masked_fill(erased[..., None], 0.0)
+    padded = F.pad(pixels, (0, 0, across, across, down, down))
+    tops = (draws[6] * (2 * down + 1)).long() + rows
+    lefts = (draws[7] * (2 * across + 1)).long() + columns
+    return padded[each, tops[:, :, None], lefts[:, None, :]].permute(0, 3, 1, 2)
+
+
 def two_views(inputs: Tensor, generator: torch.Generator, kind: str = IMAGE) -> Tensor:
     """Return two views of every example, (2B, ...) of (B, ...), first views first."""
     draw = {IMAGE: view, SIGNAL: jitter_scale, TABLE: row_noise}.get(kind, word_dropout)

@@ -162,3 +162,16 @@ def test_a_state_that_the_server_has_not_accepted_is_not_taken(run, tmp_path, ca
     store.path(3).unlink()
     with pytest.raises(UserError, match="generation: 3, the last that the server accepted"):
         load_model(state)
+
+
+def test_standardised_images_are_prepared_as_in_training(tmp_path):
+    config = tiny(tmp_path, method="standalone", clients=2, rounds=1, standardise=True)
+    folder, _ = simulate(config)
+    for client, state in states(folder, config).items():
+        loaded, card = load_model(export(state, tmp_path / f"model-{client}"))
+        assert "deviation by channel" in card["input"]["preparation"]
+        stored = images_of(config, client, "train").examples
+        prepared = loaded.prepare(stored)
+        assert prepared.shape == (len(stored), *loaded.inputs.shape)
+        assert prepared.mean(dim=(0, 2, 3)).abs().max() < 1e-3
+        assert (prepared.std(dim=(0, 2, 3)) - 1).abs().max() < 1e-2

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedhet.config.load import build_config
 from fedhet.rng import generator, torch_seeded
-from fedhet.training.augment import crop_flip
+from fedhet.training.augment import crop_flip, flip_erase_crop
 from fedhet.training.loop import Examples, Phase, normalise, train
 from fedhet.training.optimisers import make_optimiser, schedule
 
@@ -116,3 +116,21 @@ def test_training_sees_augmented_images_and_a_plain_phase_the_images() -> None:
     for plain in (False, True):
         train(Phase(loss, [(weight, 0.1)], 1, plain=plain), data, config, generator(0, "a"), 1)
     assert seen == [True, True, False, False]
+
+
+def test_flip_erase_crop_moves_flips_and_erases_prepared_images() -> None:
+    images = torch.arange(1.0, 32 * 32 + 1).view(1, 1, 32, 32).repeat(3000, 3, 1, 1)
+    views = flip_erase_crop(images, torch.Generator().manual_seed(0))
+    assert torch.equal(views, flip_erase_crop(images, torch.Generator().manual_seed(0)))
+    assert views.shape == images.shape
+    assert torch.equal(views[:, 0], views[:, 2])  # the same draw for all channels
+    middle = views[:, 0, 12:20, 12:20]  # further from the border than the margin of 4
+    flipped = (middle[..., :1] > middle[..., 1:2])[:, 0, 0]
+    whole = (middle != 0).all(dim=(1, 2))
+    assert flipped[whole].float().mean() == pytest.approx(0.5, abs=0.05)
+    # Half of the images lose 4 to 20 % of their area, what lies in the border included.
+    lost = (views[:, 0, 4:28, 4:28] == 0).float().mean(dim=(1, 2))
+    assert (lost > 0).float().mean() == pytest.approx(0.5, abs=0.05)
+    assert 0.04 < lost[lost > 0].mean() < 0.2
+    seen = views[whole & ~flipped, 0, 16, 16].unique()
+    assert len(seen) == 81  # 9 x 9 places of the crop

@@ -365,7 +365,11 @@ class Roster:
         return {
             "classes": list(self.classes),
             "infos": {
-                client: {key: value for key, value in vars(info).items() if key != "inputs"}
+                client: {
+                    key: value.dump() if isinstance(value, Inputs) else value
+                    for key, value in vars(info).items()
+                    if key != "inputs" or value not in (None, self.inputs)
+                }
                 for client, info in self.infos.items()
             },
             "inputs": self.inputs.dump() if self.inputs is not None else None,
@@ -382,7 +386,8 @@ class Roster:
         self.inputs = load_inputs(inputs) if inputs is not None else None
         for client, info in kept["infos"].items():
             plain: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in info.items()}
-            self.infos[client] = ClientInfo(**plain | {"inputs": self.inputs})
+            own = load_inputs(info["inputs"]) if "inputs" in info else self.inputs
+            self.infos[client] = ClientInfo(**plain | {"inputs": own})
         self.generations = dict(kept["generations"])
         self.digests, self.lost = dict(kept["states"]), dict(kept["lost"])
         self.keys = {client: SumKey.load(key) for client, key in kept.get("keys", {}).items()}

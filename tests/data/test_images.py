@@ -19,7 +19,7 @@ from fedhet.export.model import export, load_model
 from fedhet.export.predict import predict
 from fedhet.models import build_model
 from fedhet.site.local_data import load_partition
-from fedhet.testing import simulate, small
+from fedhet.testing import cut_and_resume, simulate, small
 
 RNG = np.random.default_rng(0)
 
@@ -278,6 +278,18 @@ def test_a_scan_is_prepared_by_its_own_range(tmp_path, case):
 def exported(config, model):
     (state,) = simulate(config)[0].path.glob("state/*/0")
     export(state, model)
+
+
+@pytest.mark.parametrize("window", [(), (0, 800)], ids=["by-client", "window"])
+def test_a_run_of_scans_is_resumed(tmp_path, window):
+    scans(tmp_path / "in", RNG.integers(0, 1000, (40, 16, 16)).astype(np.uint16))
+    config = small(
+        tmp_path, dataset="image-folder", data_path=str(tmp_path / "in"), image_size=16, clients=2,
+        rounds=2, partition="iid", window=window,
+    )  # fmt: skip
+    whole, _ = simulate(config)
+    cut = cut_and_resume(config, 2)
+    assert cut.read_rounds()[-1]["sha256"] == whole.read_rounds()[-1]["sha256"]
 
 
 def test_a_run_of_scans_keeps_its_range_and_predicts_with_it(tmp_path):

@@ -10,7 +10,7 @@ from fedhet.clients.base import MethodClient
 from fedhet.config.schema import P
 from fedhet.errors import UserError
 from fedhet.models.base import exchanged
-from fedhet.protocol.messages import Code
+from fedhet.protocol.codes import Code
 from fedhet.protocol.payload import Array, ModelArrays, Payload, blank
 from fedhet.rng import torch_seeded
 

@@ -21,8 +21,8 @@ from fedhet.models import SplitModel, build_model
 from fedhet.models.names import plain_names, with_weights
 from fedhet.models.zoo import small_model
 from fedhet.protocol.checks import check_dtypes, check_shapes, finite_norm
+from fedhet.protocol.codes import Code, coded, refusing
 from fedhet.protocol.flower import NumPyClient, Scalar
-from fedhet.protocol.messages import Code, coded, refusing
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.rng import generator, torch_seed, torch_seeded
 from fedhet.site.limits import Limits, check_steps

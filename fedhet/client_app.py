@@ -27,8 +27,10 @@ from fedhet.files import check_id
 from fedhet.models import build_model
 from fedhet.models.names import with_weights
 from fedhet.protocol.checks import read_arrays, read_instruction
+from fedhet.protocol.codes import MOST, Code, coded
 from fedhet.protocol.flower import is_simulated
-from fedhet.protocol.messages import MOST, Code, Reply, answer, coded, message_bytes
+from fedhet.protocol.messages import Reply, answer
+from fedhet.protocol.wire import message_bytes
 from fedhet.rng import one_blas_thread
 from fedhet.site.limits import (
     Limits,

@@ -8,7 +8,7 @@ class UserError(Exception):
     """A mistake that the user can mend: one line naming the thing, its value and what is allowed.
 
     The command line prints the line without a traceback and exits with code 2. ``code`` is the
-    error code that a deployed node sends instead of the text: see fedhet.protocol.messages.
+    error code that a deployed node sends instead of the text: see fedhet.protocol.codes.
     """
 
     exit_code = 2

@@ -22,7 +22,8 @@ from fedhet.protocol.checks import (
     size,
 )
 from fedhet.protocol.handshake import ClientInfo
-from fedhet.protocol.messages import CONFUSION, QUERY_BYTES, Reply, replies
+from fedhet.protocol.mail import replies
+from fedhet.protocol.messages import CONFUSION, QUERY_BYTES, Reply
 from fedhet.protocol.payload import Payload
 from fedhet.records.ledger import Ledger
 from fedhet.site.privacy import sigma

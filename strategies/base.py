@@ -31,20 +31,13 @@ from fedhet.data.inputs import Inputs
 from fedhet.errors import Rejected, RunFailed, UserError
 from fedhet.files import client_order
 from fedhet.protocol.checks import check_evaluation, form, size
+from fedhet.protocol.codes import distinct
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import ClientInfo, Handshake, Roster
-from fedhet.protocol.messages import (
-    EVALUATE,
-    TRAIN,
-    Reply,
-    distinct,
-    exchange,
-    message_bytes,
-    read_reply,
-    request,
-    to_record,
-)
+from fedhet.protocol.mail import exchange
+from fedhet.protocol.messages import EVALUATE, TRAIN, Reply, read_reply, request
 from fedhet.protocol.payload import Array, Empty, Payload
+from fedhet.protocol.wire import message_bytes, to_record
 from fedhet.records.ledger import Checkpoint, Ledger, save_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import confusion_rows, headline, imbalance, out_of_patience

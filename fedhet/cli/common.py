@@ -158,7 +158,7 @@ class RunProgress:
 
     def update(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Show the rounds finished so far, lines of ``rounds.jsonl``."""
-        from fedhet.protocol.messages import distinct  # noqa: PLC0415  (`--help` waits for neither)
+        from fedhet.protocol.codes import distinct  # noqa: PLC0415  (`--help` waits for neither)
         from fedhet.records import summary  # noqa: PLC0415
 
         # At first only the last round: those before it were told before the run was resumed.

@@ -110,7 +110,7 @@ class SimulationGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Raise NotImplementedError: :func:`fedhet.protocol.messages.exchange` replaces this."""
+        """Raise NotImplementedError: :func:`fedhet.protocol.mail.exchange` replaces this."""
         raise NotImplementedError
 
     def create_message(

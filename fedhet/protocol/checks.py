@@ -17,25 +17,23 @@ from numpy.typing import NDArray
 
 from fedhet.config.schema import BESIDE_ACCURACY, RunConfig
 from fedhet.errors import Refused, Rejected, brief
+from fedhet.protocol.codes import Code, refusing
 from fedhet.protocol.handshake import EXACT, ClientInfo
 from fedhet.protocol.messages import (
     AGREE,
     CONFUSION,
     INTRODUCE,
-    MAX_TEXT,
     OWNERS,
     SUM,
     TRAIN,
     UNIT,
     UNMASK,
-    Code,
     Instruction,
     Reply,
-    arrays_of,
     instruction,
-    refusing,
 )
 from fedhet.protocol.payload import Array, Payload
+from fedhet.protocol.wire import MAX_TEXT, arrays_of
 
 MAX_METRICS = 100
 BLOCK = 1 << 16  # floats that are float64 at a time: they stay in the cache

@@ -33,23 +33,11 @@ from fedhet.config.schema import KEY_POLICIES, OFF, REGISTERED, RunConfig
 from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.errors import RunFailed, UserError, one_line
 from fedhet.files import client_order, is_id
+from fedhet.protocol.codes import distinct
 from fedhet.protocol.flower import NodeInfo, key_as_sent
-from fedhet.protocol.messages import (
-    LONGEST_TEXT,
-    QUERY,
-    REMIND_AFTER,
-    WIRE,
-    Id,
-    Instruction,
-    Mail,
-    Name,
-    Reply,
-    distinct,
-    from_wire,
-    read_reply,
-    request,
-    shown,
-)
+from fedhet.protocol.mail import REMIND_AFTER, Mail
+from fedhet.protocol.messages import QUERY, Instruction, Reply, read_reply, request
+from fedhet.protocol.wire import LONGEST_TEXT, WIRE, Id, Name, from_wire, shown
 from fedhet.rng import generator
 from fedhet.sums.masks import SumKey
 

@@ -15,7 +15,7 @@ from fedhet.config.schema import RunConfig, Schema, Words
 from fedhet.errors import Refused, UserError
 from fedhet.files import parse_object, read_yaml
 from fedhet.models.names import is_built_in
-from fedhet.protocol.messages import Code
+from fedhet.protocol.codes import Code
 from fedhet.site.privacy import noise_multiplier
 
 # Honest payloads of all methods had norms from 1 to 56 in five rounds of three clients on digits; a

@@ -31,7 +31,7 @@ from fedhet.data.preparation import normalise, preparation
 from fedhet.errors import Refused, UserError
 from fedhet.files import check_id
 from fedhet.models.names import with_weights
-from fedhet.protocol.messages import Code
+from fedhet.protocol.codes import Code
 from fedhet.protocol.payload import Array
 from fedhet.rng import generator
 from fedhet.training.loop import Examples

@@ -45,8 +45,9 @@ from pydantic.dataclasses import dataclass as wired
 
 from fedhet.config.schema import RunConfig
 from fedhet.errors import Refused, UserError
-from fedhet.protocol.messages import Code, from_wire, refusing
+from fedhet.protocol.codes import Code, refusing
 from fedhet.protocol.payload import Array, Payload
+from fedhet.protocol.wire import from_wire
 from fedhet.rng import generator
 from fedhet.site.state import FileStore
 from fedhet.sums.contribution import Vector

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from fedhet.errors import Damaged, Refused
 from fedhet.files import private_folder, read_json, read_tensors, replacing, sync
 from fedhet.plugins import MAC, sign
-from fedhet.protocol.messages import Code
+from fedhet.protocol.codes import Code
 from fedhet.training.loop import Fixed
 
 Bundle = dict[str, Tensor]

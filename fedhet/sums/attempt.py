@@ -18,18 +18,10 @@ from fedhet.errors import Rejected
 from fedhet.protocol.checks import check_origin, check_shapes
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake
-from fedhet.protocol.messages import (
-    AGREE,
-    INTRODUCE,
-    QUERY_BYTES,
-    UNMASK,
-    Reply,
-    from_wire,
-    message_bytes,
-    replies,
-    request,
-)
+from fedhet.protocol.mail import replies
+from fedhet.protocol.messages import AGREE, INTRODUCE, QUERY_BYTES, UNMASK, Reply, request
 from fedhet.protocol.payload import Array, Payload, blank
+from fedhet.protocol.wire import from_wire, message_bytes
 from fedhet.records.ledger import Ledger
 from fedhet.sums.contribution import Vector
 from fedhet.sums.masks import (

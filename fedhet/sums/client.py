@@ -42,22 +42,10 @@ from pydantic.dataclasses import dataclass as wired
 from fedhet.config.schema import RunConfig
 from fedhet.errors import Refused, UserError
 from fedhet.protocol.checks import read_arrays
-from fedhet.protocol.messages import (
-    CONFUSION,
-    OWNERS,
-    UNIT,
-    Code,
-    Instruction,
-    Reply,
-    coded,
-    from_wire,
-    pack,
-    refusal,
-    refusing,
-    to_wire,
-    unpack,
-)
+from fedhet.protocol.codes import Code, coded, refusal, refusing
+from fedhet.protocol.messages import CONFUSION, OWNERS, UNIT, Instruction, Reply
 from fedhet.protocol.payload import Array, Empty, Payload
+from fedhet.protocol.wire import from_wire, pack, to_wire, unpack
 from fedhet.site.limits import Limits
 from fedhet.site.privacy import Budget, UploadProtection, clipped, share_steps
 from fedhet.site.state import SUM_KEY, FileStore

@@ -36,7 +36,8 @@ from pydantic import Field, StrictBytes
 from pydantic.dataclasses import dataclass as wired
 
 from fedhet.errors import Refused
-from fedhet.protocol.messages import WIRE, Code, from_wire
+from fedhet.protocol.codes import Code
+from fedhet.protocol.wire import WIRE, from_wire
 
 # --- bytes ------------------------------------------------------------------------------------
 

@@ -18,16 +18,10 @@ from fedhet.errors import Rejected
 from fedhet.files import client_order
 from fedhet.protocol.checks import check_trained
 from fedhet.protocol.handshake import Handshake, Roster
-from fedhet.protocol.messages import (
-    CONFUSION,
-    OWNERS,
-    QUERY_BYTES,
-    UNIT,
-    Reply,
-    message_bytes,
-    replies,
-)
+from fedhet.protocol.mail import replies
+from fedhet.protocol.messages import CONFUSION, OWNERS, QUERY_BYTES, UNIT, Reply
 from fedhet.protocol.payload import Array, Payload
+from fedhet.protocol.wire import message_bytes
 from fedhet.records.ledger import Ledger, next_attempt
 from fedhet.records.summary import EVERYBODY, UNSUMMED
 from fedhet.sums.attempt import PATIENCE, Attempt, Introductions

@@ -9,8 +9,10 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedhet import client_app
+from fedhet.protocol.codes import Code
 from fedhet.protocol.flower import posted, simulating
-from fedhet.protocol.messages import Code, arrays_of, instruction, to_record
+from fedhet.protocol.messages import instruction
+from fedhet.protocol.wire import arrays_of, to_record
 from fedhet.testing import LocalGrid, simulate, small
 
 ROUND, NODE = 3, 100  # the round that is played again and again, and whose

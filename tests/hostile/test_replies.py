@@ -20,7 +20,8 @@ from hostile.lies import (
 )
 
 from fedhet.protocol import messages as wire
-from fedhet.protocol.messages import PACKED, instruction
+from fedhet.protocol.messages import instruction
+from fedhet.protocol.wire import PACKED
 from fedhet.testing import cut_and_resume, simulate, small
 
 

@@ -7,9 +7,16 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from helpers.pace import Clock
 
-from fedhet.protocol import messages as delivery
-from fedhet.protocol.flower import DAMAGED, be_one_process, posted, take_damaged_replies
-from fedhet.protocol.messages import NO_REPLY, NOT_SENT, exchange
+from fedhet.protocol import mail as delivery
+from fedhet.protocol.flower import (
+    DAMAGED,
+    NO_REPLY,
+    NOT_SENT,
+    be_one_process,
+    posted,
+    take_damaged_replies,
+)
+from fedhet.protocol.mail import exchange
 
 
 class Network:

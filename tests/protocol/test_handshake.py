@@ -15,7 +15,7 @@ from fedhet.deploy.certs import make
 from fedhet.engines.grid import SimulationGrid
 from fedhet.errors import RunFailed
 from fedhet.protocol import handshake as handshakes
-from fedhet.protocol import messages
+from fedhet.protocol import mail
 from fedhet.protocol.flower import key_as_sent
 from fedhet.protocol.handshake import Handshake, Roster
 from fedhet.protocol.messages import TRAIN, Instruction, instruction, request
@@ -81,10 +81,10 @@ def test_a_node_whose_answer_was_lost_on_a_network_is_reminded(grid, monkeypatch
 
     grid.tamper = lose_two
     monkeypatch.delattr(SimulationGrid, "pull_interval")  # as on a network
-    monkeypatch.setattr(messages, "REMIND_AFTER", 0.2)
-    monkeypatch.setattr(messages, "PULL_PATIENCE", PATIENCE)  # its pulls end by themselves
+    monkeypatch.setattr(mail, "REMIND_AFTER", 0.2)
+    monkeypatch.setattr(mail, "PULL_PATIENCE", PATIENCE)  # its pulls end by themselves
     clock, roster, asked_at = Clock(), Roster(), []
-    for module in (messages, handshakes):
+    for module in (mail, handshakes):
         monkeypatch.setattr(module, "time", clock)
     handshake = Handshake(grid, "x", roster)
     while "2" not in roster.nodes:

@@ -13,7 +13,8 @@ from hostile.deployed import Deployed, files
 from fedhet.clients.fedssa import FedSSAClient
 from fedhet.config.schema import kebab
 from fedhet.errors import RunFailed
-from fedhet.protocol.messages import Code, instruction
+from fedhet.protocol.codes import Code
+from fedhet.protocol.messages import instruction
 from fedhet.records.run_folder import RunFolder
 from fedhet.site.limits import Limits
 from fedhet.site.state import FileStore

@@ -18,7 +18,8 @@ from flwr.app import Message, MetricRecord, RecordDict
 from hostile.lies import says, sends
 
 from fedhet.protocol.flower import posted
-from fedhet.protocol.messages import TRAIN, UNIT, UNMASK, arrays_of
+from fedhet.protocol.messages import TRAIN, UNIT, UNMASK
+from fedhet.protocol.wire import arrays_of
 from fedhet.strategies.base import MethodStrategy
 from fedhet.sums.client import SumProtection
 from fedhet.sums.masks import from_words

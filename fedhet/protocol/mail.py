@@ -1,0 +1,244 @@
+"""Mail: messages on their way from the server to clients, and their replies."""
+
+import contextlib
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from flwr.app import Error, Message
+from flwr.serverapp import Grid
+
+from fedhet.protocol.flower import (
+    NO_REPLY,
+    NOT_SENT,
+    is_simulated,
+    posted,
+    take_damaged_replies,
+)
+from fedhet.protocol.messages import QUERY_BYTES, Reply, read_reply
+
+log = logging.getLogger("fedhet")
+
+SIMULATION_POLL = 0.01
+NETWORK_POLL = 0.25
+WINDOW = 64  # messages under way in a simulation
+BATCH = 64  # messages in one request to the SuperLink
+PULLS = 64  # requests for replies at a time on a network
+PULL_PATIENCE = 0.5  # seconds to wait for pulls that are under way
+# A SuperLink that is short of CPU drops replies ("database is locked"), and a node that died and
+# came back has forgotten what it was asked. A node that is silent for this long, and for three
+# times what the slowest of the others took, is asked again: longer than Flower needs to notice a
+# dead node.
+REMIND_AFTER = 75.0  # seconds
+REMINDERS = 2  # for one message
+
+
+@dataclass(eq=False)
+class _Sent:
+    """A message that is under way: when it was sent first, and how often again."""
+
+    message: Message
+    since: float
+    reminders: int = 0
+
+
+class Mail:
+    """Messages on their way: not yet sent, and sent but not yet answered.
+
+    Flower's own ``send_and_receive`` sleeps 3 s between polls on a network; here the poll is short.
+    Its simulator scans all outstanding messages at every sweep (quadratic), so there only a window
+    of them is under way; on a network every node gets its message at once.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self.simulated = is_simulated(grid)
+        if not self.simulated:
+            take_damaged_replies()
+        polls = getattr(grid, "poll_interval", SIMULATION_POLL)  # 0: its pulls wait themselves
+        self.interval = polls if self.simulated else NETWORK_POLL  # seconds
+        self.window = WINDOW if self.simulated else sys.maxsize
+        self.waiting: deque[Message] = deque()
+        self.pending: dict[str, _Sent] = {}  # a message that was repeated has several ids
+        self._took: list[float] = []  # seconds of those that are answered
+        self._pulled: SimpleQueue[tuple[Sequence[str], list[Message] | Exception]] = SimpleQueue()
+        self._asked: set[str] = set()  # ids that a thread pulls at the moment
+        self._news = time.monotonic()
+        self._asking = 0.0  # seconds that the last poll took
+
+    def __bool__(self) -> bool:
+        return bool(self.waiting or self.pending)
+
+    def add(self, messages: Iterable[Message]) -> None:
+        """Queue messages; :meth:`poll` sends them."""
+        self.waiting.extend(messages)
+
+    def poll(self) -> list[tuple[Message, Message]]:
+        """Send what the window allows; returns each message that is done, with its reply.
+
+        Replies to anything else (another round's, a stranger's) are never pulled. An error reply
+        may carry the server's own node id: match replies by ``reply_to_message_id``.
+        """
+        done = self._send()
+        started = time.monotonic()
+        replies = list(self._pull())
+        self._asking = time.monotonic() - started
+        for reply in replies:
+            sent = self.pending.get(reply.metadata.reply_to_message_id)
+            if sent is not None:  # nothing else is pulled for it
+                self.pending = {key: one for key, one in self.pending.items() if one is not sent}
+                self._took.append(time.monotonic() - sent.since)
+                done.append((sent.message, reply))
+        if done:
+            self._news = time.monotonic()
+        return done
+
+    def remind(self, timeout: float) -> list[Message]:
+        """Repeat what has gone unanswered for too long, within ``timeout`` seconds; returns it.
+
+        A client that answers twice gives the same answer twice: the first one counts. Until half
+        of the others have answered nobody can say what is long, but half of the time.
+        """
+        if self.simulated or not self.pending:  # nothing is lost in a simulation
+            return []
+        waiting = self._waited_for()
+        known = len(self._took) >= len(waiting)
+        bound = max(REMIND_AFTER, 3 * max(self._took) if known and self._took else timeout / 2)
+        now = time.monotonic()
+        late = [
+            sent
+            for sent in waiting
+            if sent.reminders < REMINDERS and now - sent.since > bound * 2**sent.reminders
+        ]
+        if not late:
+            return []
+        copies = [
+            Message(m.content, m.metadata.dst_node_id, m.metadata.message_type, ttl=m.metadata.ttl)
+            for m in (sent.message for sent in late)
+        ]
+        for identity, sent in zip(self.grid.push_messages(copies), late, strict=False):
+            sent.reminders += 1
+            if identity:
+                self.pending[identity] = sent
+        return [sent.message for sent in late]
+
+    def _waited_for(self) -> list[_Sent]:
+        """Return what is under way, each once."""
+        return list(dict.fromkeys(self.pending.values()))
+
+    def pause(self) -> None:
+        """Wait until the next poll is due: the longer nothing came, the less often we look.
+
+        Polls take time from the training of a simulation, and on a network from the SuperLink:
+        they get a fifth of it at most.
+        """
+        if self.simulated:
+            time.sleep(min(10, 1 + 2 * (time.monotonic() - self._news)) * self.interval)
+        else:
+            time.sleep(max(self.interval, 4 * self._asking))
+
+    def _pull(self) -> Iterable[Message]:
+        """Return the replies that are there.
+
+        On a network up to 64 threads pull, each its own messages. If a client died while it
+        uploaded a reply, Flower waits three minutes or more for the missing parts, and the thread
+        that asked for it returns none of its other replies until then. They are daemons: one that
+        hangs keeps no process alive. Raises what a pull raised.
+        """
+        if not self.pending:
+            return []
+        if self.simulated:
+            return self.grid.pull_messages(list(self.pending))
+        unasked = [identity for identity in self.pending if identity not in self._asked]
+        for share in (unasked[i::PULLS] for i in range(min(PULLS, len(unasked)))):
+            self._asked.update(share)
+            threading.Thread(target=self._pull_some, args=(share,), daemon=True).start()
+        found: list[Message] = []
+        until = time.monotonic() + PULL_PATIENCE
+        with contextlib.suppress(Empty):
+            while self._asked:
+                pulled, result = self._pulled.get(timeout=max(0.0, until - time.monotonic()))
+                self._asked.difference_update(pulled)
+                if isinstance(result, Exception):
+                    raise result
+                found += result
+        place = {identity: i for i, identity in enumerate(self.pending)}  # threads end in any order
+        return sorted(found, key=lambda reply: place.get(reply.metadata.reply_to_message_id, -1))
+
+    def _pull_some(self, identities: Sequence[str]) -> None:
+        """Pull replies in a thread of their own."""
+        try:
+            self._pulled.put((identities, list(self.grid.pull_messages(identities))))
+        except Exception as error:  # noqa: BLE001  (raised where the result is wanted)
+            self._pulled.put((identities, error))
+
+    def close(self, timeout: float) -> list[tuple[Message, Message]]:
+        """Give up: every message that is left, with an error reply.
+
+        A grid that can (``cancel``) ends what still works at them.
+        """
+        if cancel := getattr(self.grid, "cancel", None):
+            cancel(list(self.pending))
+        late = [(sent.message, NO_REPLY, "no reply") for sent in self._waited_for()]
+        unsent = [(message, NOT_SENT, "not sent") for message in self.waiting]
+        self.pending.clear()
+        self.waiting.clear()
+        return [
+            (message, _error(message, code, f"{what} within {timeout:g} s"))
+            for message, code, what in late + unsent
+        ]
+
+    def _send(self) -> list[tuple[Message, Message]]:
+        """Fill the window; returns the messages that could not be sent, with an error reply."""
+        failed: list[tuple[Message, Message]] = []
+        while self.waiting and len(self.pending) < self.window:
+            count = min(len(self.waiting), self.window - len(self.pending), BATCH)
+            batch = [self.waiting.popleft() for _ in range(count)]
+            # Flower answers [] if the request was too large
+            pushed: list[Any] = list(self.grid.push_messages(batch)) or [None] * count
+            for identity, message in zip(pushed, batch, strict=True):
+                if identity:
+                    self.pending[identity] = _Sent(message, time.monotonic())
+                else:
+                    error = _error(message, NOT_SENT, "the message could not be sent")
+                    failed.append((message, error))
+        return failed
+
+
+def exchange(
+    grid: Grid, messages: Iterable[Message], timeout: float
+) -> Iterator[tuple[Message, Message]]:
+    """Yield every message with its reply, as they arrive; missing ones become error replies."""
+    deadline = time.monotonic() + timeout
+    mail = Mail(grid)
+    mail.add(messages)
+    while mail:
+        yield from mail.poll()
+        if time.monotonic() > deadline:
+            break
+        for message in mail.remind(timeout):
+            log.warning("node %d is asked again: no reply yet", message.metadata.dst_node_id)
+        if mail.pending:
+            mail.pause()
+    yield from mail.close(timeout)
+
+
+def replies(
+    grid: Grid, messages: Mapping[str, Message], timeout: float, limit: int = QUERY_BYTES
+) -> Iterator[tuple[str, Reply]]:
+    """Send clients a message each; yield the replies as they come, each read within ``limit``."""
+    whose = {id(message): client for client, message in messages.items()}
+    for sent, message in exchange(grid, messages.values(), timeout):
+        yield whose[id(sent)], read_reply(message, limit)
+
+
+def _error(message: Message, code: int, reason: str) -> Message:
+    if not message.metadata.message_id:  # never pushed: give it an id, so that it can be answered
+        posted(message, f"unsent-{id(message):x}")
+    return Message(Error(code=code, reason=reason), reply_to=message)

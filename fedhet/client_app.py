@@ -176,7 +176,7 @@ def _answers(
             try:
                 with without_denormals():
                     return answer(message, handler(Request(message, context)))
-            except Exception as error:  # a client's fault must reach the server as one line
+            except (Exception, SystemExit) as error:  # a client's fault, which the server is told
                 return answer(message, _failure(error))
 
         register(answered)
@@ -305,7 +305,7 @@ def evaluate(asked: Request) -> Reply:
 # --- failures ----------------------------------------------------------------------------------
 
 
-def _failure(error: Exception) -> Reply:
+def _failure(error: BaseException) -> Reply:
     """Return the error reply: a code and a log number, or the text in a simulation."""
     code, text = code_of(error), brief(error)[:LONGEST]
     if code is Code.UNEXPECTED:
@@ -323,14 +323,14 @@ def _failure(error: Exception) -> Reply:
     return Reply({"error": code.value, "log": number, "state-lost": lost})
 
 
-def code_of(error: Exception) -> Code:
+def code_of(error: BaseException) -> Code:
     """Return the code that a deployed node sends for an error."""
     if isinstance(error, UserError) and error.code:
         return Code(error.code)
     return next((code for kind, code in KNOWN.items() if isinstance(error, kind)), Code.UNEXPECTED)
 
 
-def _show(error: Exception) -> None:
+def _show(error: BaseException) -> None:
     """Print the traceback, unless one of the same error in the same place was printed before."""
     frames = traceback.extract_tb(error.__traceback__)
     key = (type(error), *((frame.filename, frame.lineno) for frame in frames))
@@ -345,7 +345,7 @@ def _say(text: Callable[[], str]) -> None:
         print(f"fedhet: {text()}", file=sys.stderr, flush=True)
 
 
-def _where(error: Exception) -> str:
+def _where(error: BaseException) -> str:
     """Return the last line of ours or the user's in a traceback, as ``(x.py:7)``."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "site-packages" not in frame.filename]

@@ -17,7 +17,7 @@ import fedhet
 from fedhet.cli import deploy, lists, runs, sweeps
 from fedhet.cli.common import Command, silence, tell
 from fedhet.config.schema import RunConfig, kebab
-from fedhet.engines.system import Interrupted, direct
+from fedhet.engines.system import Interrupted, direct, open_streams
 from fedhet.errors import RunFailed, UserError, brief
 from fedhet.files import HOMELESS
 from fedhet.plugins import look_here
@@ -58,6 +58,7 @@ for function in (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: every mistake is one line on stderr and an exit code, without a traceback."""
+    open_streams()
     code = execute(sys.argv[1:] if arguments is None else list(arguments))
     for stream in (sys.stdout, sys.stderr):
         try:

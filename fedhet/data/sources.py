@@ -415,7 +415,7 @@ def _own(dataset: str, data_path: str) -> Source:
         try:
             found = load(data_path)
             return found if isinstance(found, Data) else Data(*found)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(
                 f"dataset {dataset!r}: load({data_path!r}) must return images, labels and "
                 f"class names, or a fedhet.Data: {brief(error)}"

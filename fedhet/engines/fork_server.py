@@ -24,6 +24,8 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
+from fedhet.engines.system import open_streams
+
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from fedhet.engines.fork_server import serve; serve(int(sys.argv[2]), int(sys.argv[3]))"
@@ -132,6 +134,7 @@ def serve(control: int, command: int) -> NoReturn:
     _end_with(command)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects ended workers
+    open_streams()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     gc.set_threshold(*RARELY)
@@ -168,10 +171,10 @@ def _work(handle: int, server: int, answer_all: Any) -> NoReturn:
             os.chdir(order["cwd"])
             os.environ.update(order["environment"])
             log = os.open(order["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-            streams: tuple[tuple[int, Any], ...] = ((1, sys.stdout), (2, sys.stderr))
-            for number, stream in streams:
+            for number, name in ((1, "stdout"), (2, "stderr")):
                 os.dup2(log, number)
-                stream.reconfigure(line_buffering=True)
+                stream = open(number, "w", 1, "utf-8", "backslashreplace", closefd=False)  # noqa: SIM115
+                setattr(sys, name, stream)  # that of the command may be closed
             connection.send(os.getpid())
             answer_all(connection, order)
             code = 0

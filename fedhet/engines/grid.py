@@ -35,7 +35,6 @@ from fedhet.engines.system import QUIET, Interrupted, direct, undisturbed
 from fedhet.errors import RunFailed, UserError, brief
 from fedhet.plugins import look_here
 from fedhet.protocol.flower import ENDED, be_one_process, posted, simulating
-from fedhet.rng import one_blas_thread
 
 FIRST_NODE = 100  # first node id; no code may confuse node ids with client ids
 LOOK = 0.2  # seconds that a pull waits for a reply
@@ -165,21 +164,18 @@ class Inline:
 def run(launch: Launch, on_rounds: OnRounds) -> None:
     """Run a simulation to its end; raise RunFailed if it did not complete.
 
-    The caller holds the lock of :func:`~fedhet.engines.launch.take_over`. ``summary.json`` is
-    always written. KeyboardInterrupt and :class:`Interrupted` end the run as ``stopped``. Raises
-    UserError if the run cannot start.
+    The caller holds :func:`~fedhet.engines.alone.one_run` and the lock of
+    :func:`~fedhet.engines.launch.take_over`. ``summary.json`` is always written. KeyboardInterrupt
+    and :class:`Interrupted` end the run as ``stopped``. Raises UserError if the run cannot start.
     """
     launch.folder.summary.unlink(missing_ok=True)
     reader = Reader(launch.folder, on_rounds)
     ending = ("failed", "the run ended early")
-    cause: Exception | None = None
+    cause: BaseException | None = None
     begun = False
     client_app.shown.clear()  # another run of this process may have had the same
     try:
-        with (
-            _console_to_log(launch), one_blas_thread(), _torch_as_it_was(),
-            contextlib.ExitStack() as stack,
-        ):  # fmt: skip
+        with _console_to_log(launch), contextlib.ExitStack() as stack:
             text = launch.envelope()
             grid = _grid(launch, text, reader.read, stack)
             begun = True
@@ -188,7 +184,7 @@ def run(launch: Launch, on_rounds: OnRounds) -> None:
     except (Interrupted, KeyboardInterrupt) as interrupt:
         ending = ("stopped", str(interrupt) or "SIGINT")
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # code of the user's may raise either
         ending = ("failed", brief(error))
         cause = error
         if isinstance(error, UserError) and not begun:
@@ -604,42 +600,19 @@ def _console_to_log(launch: Launch) -> Iterator[None]:
     Unexpected errors of the server are printed here, where a debugger can still inspect them.
     """
     log = logging.getLogger("fedhet")
-    before = log.handlers[:], log.level, log.propagate
     with launch.folder.log.open("a", encoding="utf-8", buffering=1) as file:
         handler = logging.StreamHandler(file)
         handler.setFormatter(logging.Formatter(server_app.LOG_FORMAT))
         log.handlers[:] = [handler]
         log.setLevel(logging.INFO)
         log.propagate = False
-        try:
-            with contextlib.redirect_stderr(_Tee(sys.stderr, file)):
-                try:
-                    yield
-                except (RunFailed, UserError):
-                    raise
-                except Exception:
-                    traceback.print_exc()
-                    raise
-        finally:
-            log.handlers[:], log.level, log.propagate = before
-
-
-@contextlib.contextmanager
-def _torch_as_it_was() -> Iterator[None]:
-    """Restore the settings of torch that training changes, at the end of this block."""
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    cudnn = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic
-    before = _strictness()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision(precision)
-        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = cudnn
-        if _strictness() != before:  # setting it imports torch's compiler, which takes seconds
-            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-
-
-def _strictness() -> tuple[bool, bool]:
-    lenient = torch.is_deterministic_algorithms_warn_only_enabled()
-    return torch.are_deterministic_algorithms_enabled(), lenient
+        with contextlib.redirect_stderr(_Tee(sys.stderr, file)):
+            try:
+                yield
+            except (RunFailed, UserError):
+                raise
+            except Exception:
+                traceback.print_exc()
+                raise
+            finally:
+                log.handlers.clear()

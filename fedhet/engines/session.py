@@ -32,6 +32,7 @@ from fedhet.data.partition import Partition, count_clients, says_clients
 from fedhet.deploy import bundle
 from fedhet.deploy.control import ServerFolder, connect, tls_of
 from fedhet.deploy.submit import submit_remote
+from fedhet.engines.alone import one_run
 from fedhet.engines.grid import gpu_memory, processes
 from fedhet.engines.grid import run as simulate
 from fedhet.engines.launch import Launch, take_over
@@ -123,6 +124,17 @@ def start(
     ``notes`` are lines about the configuration, which are said once nothing is wrong with it.
     Raises UserError for what the user can mend, RunFailed for a run that did not complete.
     """
+    with one_run(console.say):
+        return _start(config, default_name, console, connection, notes)
+
+
+def _start(
+    config: RunConfig,
+    default_name: str,
+    console: Console,
+    connection: str | None,
+    notes: Sequence[str],
+) -> RunFolder:
     config = absolute_paths(config)
     joins = connection is None and os.environ.get("RAY_ADDRESS")
     if joins and "engine" not in config.model_fields_set:
@@ -168,6 +180,19 @@ def resume(
     Raises Damaged if something in the folder is damaged; ``accept_lost`` goes on without the
     clients whose states are. ``trust``: its code and its services are the user's own.
     """
+    with one_run(console.say):
+        return _resume(path, changes, console, connection, accept_lost=accept_lost, trust=trust)
+
+
+def _resume(
+    path: Path,
+    changes: Mapping[str, Any],
+    console: Console,
+    connection: str | None,
+    *,
+    accept_lost: bool,
+    trust: bool,
+) -> RunFolder:
     folder = _existing(path)
     config = resumed_config(folder.opened(trust=trust), changes)
     if not trust:

@@ -80,6 +80,22 @@ def _handling(handler: Callable[[int, FrameType | None], None] | signal.Handlers
             signal.signal(number, signal.SIG_DFL if old is None else old)
 
 
+def open_streams() -> None:
+    """Open the standard streams that this process was started without, on the null device.
+
+    Services and ``>&-`` close them. A file that is opened later would else get their numbers.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:  # the null device gets this number: the ones below are open
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        stream = getattr(sys, name)
+        if stream is None or stream.closed:
+            nowhere = open(os.devnull, "w" if number else "r", encoding="utf-8")  # noqa: SIM115
+            setattr(sys, name, nowhere)
+
+
 def guarded(command: list[str]) -> list[str]:
     """Return the command such that it gets SIGTERM when we are gone, even by kill -9 (Linux)."""
     if sys.platform != "linux":

@@ -189,7 +189,7 @@ def _check_forward(model: SplitModel, name: str, d: int, inputs: Inputs) -> None
             fits = isinstance(h, Tensor) and h.shape == (2, d) and h.dtype == torch.float32
             logits = model.head(h) if fits else None
             full = model(x) if fits and _has_forward(model) else logits
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(
             f"model {name!r}: a forward of two {_sized(inputs)} fails: {brief(error)}"
         ) from error
@@ -302,7 +302,7 @@ def _users_own(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
     arguments = {"classes": classes, "d": d} | _what_it_takes(factory, name, inputs)
     try:
         model = factory(**arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         shown = ", ".join(f"{key}={value}" for key, value in arguments.items())
         raise UserError(
             f"model {name!r}: its factory, called with {shown}, fails: {brief(error)}"

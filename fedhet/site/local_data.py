@@ -246,6 +246,11 @@ def choose_device(config: RunConfig, node: Mapping[str, Any]) -> torch.device:
     return device
 
 
+def forget() -> None:
+    """Drop the examples that this process keeps on a device."""
+    _ON_DEVICE.clear()
+
+
 def examples_of(
     data: LocalData,
     part: str,

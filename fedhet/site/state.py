@@ -291,6 +291,11 @@ def instance(
     return _BUILT[key]
 
 
+def forget() -> None:
+    """Drop the modules that this process keeps."""
+    _BUILT.clear()
+
+
 def to_bundle(
     modules: Mapping[str, nn.Module],
     tensors: Mapping[str, Tensor],

@@ -1,18 +1,15 @@
 """The inline engine: the same bytes as the others, in one process, and all that a run owes."""
 
 import json
-import logging
 import os
 import subprocess
 import sys
 
 import pytest
-import torch
 from engines.commands import NOTEBOOK, PROXIES, WORK
 from filelock import FileLock
 from flwr.app import Context, RecordDict
 from helpers.tiny import tiny
-from threadpoolctl import threadpool_info, threadpool_limits
 
 from fedhet import server_app
 from fedhet.cli.app import execute
@@ -38,26 +35,6 @@ def launched(config, name: str, on_rounds=lambda _: None) -> RunFolder:
     folder = RunFolder.create(config, name)
     grid.run(Launch(config, folder), on_rounds)
     return folder
-
-
-def test_it_leaves_the_process_as_it_was(tmp_path):
-    def blas_threads(_=None) -> int:
-        pools = threadpool_info()
-        found.append(max(one["num_threads"] for one in pools if one["user_api"] == "blas"))
-        return found[-1]
-
-    found: list[int] = []
-    torch.set_num_threads(2)
-    try:
-        handlers = logging.getLogger("fedhet").handlers[:]
-        with threadpool_limits(2, user_api="blas"):
-            launched(small(tmp_path, threads=1, rounds=1), "inline", blas_threads)
-            assert blas_threads() == 2
-        assert found[0] == 1  # or a sum's last bits would hang on the machine
-        assert torch.get_num_threads() == 2
-        assert logging.getLogger("fedhet").handlers == handlers
-    finally:
-        torch.set_num_threads(1)
 
 
 def test_a_clients_traceback_is_on_the_console_and_in_the_log(tmp_path, capsys, monkeypatch):

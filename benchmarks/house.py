@@ -104,7 +104,7 @@ def circles(modules: dict[str, ast.Module]) -> list[list[str]]:
 
     The package itself hands out the names of its modules when they are asked for; it is left out.
     """
-    number = {name: i for i, name in enumerate(modules) if name != "fedhet"}
+    number = {name: i for i, name in enumerate(sorted(modules.keys() - {"fedhet"}))}
     arrows = [
         (number[name], number[other])
         for name, tree in modules.items()

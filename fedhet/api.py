@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedhet.cli.common import RunProgress, tell
-from fedhet.config.load import folder_name, load_noted
+from fedhet.config.load import load_noted
+from fedhet.config.registry import folder_name
 from fedhet.config.schema import kebab
 from fedhet.data.inputs import safe_ids
 from fedhet.engines import session

@@ -20,7 +20,9 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedhet.clients.base import MethodClient, Setup
-from fedhet.config.load import check_kind, envelope, find_method, from_run_config
+from fedhet.config.checks import check_kind
+from fedhet.config.load import envelope, from_run_config
+from fedhet.config.registry import find_method
 from fedhet.config.schema import METRICS, RunConfig
 from fedhet.errors import Refused, RunFailed, UserError, brief, one_line
 from fedhet.files import check_id

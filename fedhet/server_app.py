@@ -11,7 +11,8 @@ import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedhet.config.load import find_method, folder_name, from_run_config
+from fedhet.config.load import from_run_config
+from fedhet.config.registry import find_method, folder_name
 from fedhet.config.schema import RunConfig
 from fedhet.data.inputs import IMAGE, TOKENS, Inputs, kind_of
 from fedhet.engines.launch import Launch

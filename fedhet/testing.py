@@ -15,7 +15,8 @@ import torch
 from flwr.app import Error, Message
 
 from fedhet.clients.base import MethodClient, Setup
-from fedhet.config.load import build_config, envelope, find_method
+from fedhet.config.load import build_config, envelope
+from fedhet.config.registry import find_method
 from fedhet.config.schema import RunConfig
 from fedhet.engines.grid import FIRST_NODE, Inline, SimulationGrid, answered, contexts_of
 from fedhet.engines.launch import Launch

@@ -122,7 +122,7 @@ def keys(
     as_json: Json = False,
 ) -> None:
     """List the keys of a configuration with defaults, ranges and meaning, or search them."""
-    from fedhet.config.load import find_method, method_name
+    from fedhet.config.registry import find_method, method_name
 
     known = [*METHODS, *plugins.installed("method")]
     method = word if word and (method_name(word) in known or ":" in word) else None
@@ -192,7 +192,7 @@ def methods(
     as_json: Json = False,
 ) -> None:
     """List the methods and the keys that only they have; one with what it does and sends."""
-    from fedhet.config.load import find_method, method_name
+    from fedhet.config.registry import find_method, method_name
 
     if name is None:
         table = [_method_row(own) for own in (*METHODS, *plugins.installed("method"))]
@@ -215,7 +215,7 @@ def methods(
 
 def _method_row(name: str) -> dict[str, Any]:
     """Return what is listed; a method that is installed and broken does not hide the rest."""
-    from fedhet.config.load import find_method
+    from fedhet.config.registry import find_method
 
     try:
         method = find_method(name)

@@ -1,89 +1,129 @@
-"""Keys that do not exist, do not go together, or were set and change nothing; their messages.
-
-What decides which examples a client gets is refused: somebody who set it expects another
-experiment. The rest is said in a note: presets and sweeps carry such keys for the runs in which
-they have a meaning.
-"""
+"""Checks of a whole configuration: keys without effect, values that exclude others, messages."""
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from fedhet.config.registry import METHODS, Method
-from fedhet.config.schema import PATHS, RunConfig, Schema, kebab
-from fedhet.data.inputs import IMAGE, kind_of
+from fedhet.config.registry import METHODS, find_method, method_keys
+from fedhet.config.schema import KEY_POLICIES, PATHS, TUNABLE, RunConfig, Schema, kebab
+from fedhet.data.inputs import DATASETS, IMAGE, SIGNAL, is_hub, kind_of
 from fedhet.errors import UserError, nearest
+from fedhet.files import near
+from fedhet.models.names import small_name, validate_model_name
 
-SKEWED = ("dirichlet", "dirichlet-balanced", "quantity")  # partitions that alpha shapes
-REFUSED = ("alpha", "classes-per-client", "legacy-pfedhn")
+COMMON = {kebab(name) for name in RunConfig.model_fields if name != "params"}
+DEFAULTS = {kebab(name): field.default for name, field in RunConfig.model_fields.items()}
+
+# --- keys without effect --------------------------------------------------------------------------
+
+NOTED = 0  # a line says so: presets and sweeps carry the key for runs in which it has a meaning
+ASKED = 1  # refused where a person gives it, who expects other examples at the clients
+NEVER = 2  # refused wherever it is off its default, which would promise what does not happen
+_FORM = ("columns", "separator", "decimal", "thousands", "quote", "encoding", "gaps")
+_READ_BY: dict[tuple[str, ...], tuple[str, ...]] = {  # keys that describe files, and of what
+    ("target", "labels", "site", *_FORM): tuple(DATASETS),
+    ("categories",): ("table",),
+    ("ignore",): ("table", "signals"),
+    ("text", "vocabulary"): ("texts",),
+    ("length",): ("texts", "signals"),
+    ("scale", "axes", "channels", "time"): ("signals",),
+    ("window",): ("image-folder",),
+}
+_SUMS = ("sum-range", "sum-min", "sum-threshold", "sum-owners", "sum-metrics")
+_HUB = {"table", "texts"}  # what a data set of the hub may be read as
 
 
-def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, str]:
-    """Why a key changes nothing in this configuration, by key.
+class Idle(NamedTuple):
+    """Why a key changes nothing in a configuration, and how grave that is."""
+
+    why: str
+    grade: int
+
+
+def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, Idle]:
+    """Return the keys that change nothing in this configuration.
 
     ``deployed``: the clients are nodes of a network, not processes of this machine.
     """
-    inline, kind = config.engine == "inline", config.partition
-    given = config.dataset == "digits" or config.dataset.startswith("synthetic")
-    here = f"dataset={config.dataset} reads no file"
-    one_process = "engine=inline runs all clients one by one in one process"
-    reasons: dict[str, tuple[bool, str]] = {
-        "alpha": (kind not in SKEWED, _belongs(kind, *SKEWED)),
-        "classes-per-client": (kind != "classes-per-client", _belongs(kind, "classes-per-client")),
-        "legacy-pfedhn": (kind != "classes-per-client", _belongs(kind, "classes-per-client")),
-        "split": (kind == "file", "the partition-file has the split of each image"),
-        "partition-seed": (kind == "file" and not given, "the partition-file names the clients"),
-        "model-assignment": (len(config.models) == 1, "all clients have the same model"),
-        "evaluate-all": (config.fraction == 1, "fraction=1 samples every client in every round"),
-        "data-path": (given, here),
-        **dict.fromkeys(
-            ("image-size", "grey", "standardise"),
-            (kind_of(config.dataset) not in {"", IMAGE}, f"dataset={config.dataset} is not images"),
-        ),
-        "weighting": (
-            config.aggregation != "mean",
-            f"aggregation={config.aggregation} does not use weights",
-        ),
-        "actors": (inline, one_process),
-        "local-epochs": (config.local_steps > 0, f"local-steps={config.local_steps} is set"),
-        "round-timeout": (inline, one_process),
-        "start-timeout": (inline, one_process),
-        **dict.fromkeys(
-            ("sum-range", "sum-min", "sum-threshold", "sum-owners", "sum-metrics"),
-            (not config.summed, "secure-sum=off"),
-        ),
-        "client-keys": (True, "it is for runs with --superlink"),
-    }
-    if config.summed and config.sum_metrics:
-        why = "with sum-metrics only the clients of a round are evaluated"
-        reasons["evaluate-all"] = (True, why)
-    if deployed:
-        own = "with --superlink every node sets its own"
-        del reasons["client-keys"]
-        if not config.summed:
-            del reasons["evaluate-all"]  # a node may be away
-        reasons |= dict.fromkeys(("data-path", "actors", "state-dir", "keep-state"), (True, own))
-    return {key: reason for key, (holds, reason) in reasons.items() if holds}
+    data, kind, rule = config.dataset, config.partition, config.aggregation
+    file, given = kind == "file", data == "digits" or data.startswith("synthetic")
+    sums, strategy = f"secure-sum={config.secure_sum}", find_method(config.method).strategy
+    none, of_other = "it reads no public data set", f"partition={kind}; it is for partition="
+    rows: list[tuple[int, bool, str, Sequence[str]]] = [
+        (NOTED, file, "the partition-file has the split of each image", ["split"]),
+        (NOTED, file and not given, "the partition-file names the clients", ["partition-seed"]),
+        (NOTED, len(config.models) == 1, "all clients have the same model", ["model-assignment"]),
+        (NOTED, given, f"dataset={data} reads no file", ["data-path"]),
+        (NOTED, kind_of(data) not in {"", IMAGE}, f"dataset={data} is not images",
+         ["image-size", "grey", "standardise"]),
+        (NOTED, rule != "mean", f"aggregation={rule} does not use weights", ["weighting"]),
+        (NOTED, config.local_steps > 0, f"local-steps={config.local_steps}", ["local-epochs"]),
+        (NOTED, config.engine == "inline", "engine=inline runs all clients in one process",
+         ["actors", "round-timeout", "start-timeout"]),
+        (NOTED, not config.summed, sums, _SUMS),
+        (NOTED, config.fraction == 1 and not deployed,
+         "fraction=1 samples every client in every round", ["evaluate-all"]),
+        (NOTED, config.summed and config.sum_metrics,
+         "with sum-metrics only the clients of a round are evaluated", ["evaluate-all"]),
+        (NOTED, not deployed, "it is for runs with --superlink", ["client-keys"]),
+        (NOTED, deployed, "with --superlink every node sets its own",
+         ["data-path", "actors", "state-dir", "keep-state"]),
+        (ASKED, not kind.startswith(("dirichlet", "quantity")), f"{of_other}dirichlet or quantity",
+         ["alpha"]),
+        (ASKED, kind != "classes-per-client", f"{of_other}classes-per-client",
+         ["classes-per-client", "legacy-pfedhn"]),
+        *((NEVER, data not in of and not (is_hub(data) and _HUB & {*of}),
+           f"dataset={data}; it is for dataset={' or '.join(of)}", keys)
+          for keys, of in _READ_BY.items()),
+        (NEVER, not file, f"{of_other}file", ["partition-file"]),
+        (NEVER, config.optimizer == "adam", "optimizer=adam", ["momentum"]),
+        (NEVER, rule != "trimmed-mean", f"aggregation={rule}; it is for trimmed-mean", ["trim"]),
+        (NEVER, rule != "mean", f"aggregation={rule} does not use weights", ["max-weight"]),
+        (NEVER, not strategy.shares_small_model, f"method={config.method} shares no model",
+         ["small-model"]),
+        (NEVER, strategy.public_set == "nobody", f"method={config.method}: {none}",
+         ["public-dataset", "public-path"]),
+        *((NEVER, True, f"method={config.method}: {why}", [key])
+          for key, why in strategy.ignores(config, config.params).items()),
+        (NEVER, config.summed, f"{sums}: the server sees no single uploads",
+         ["aggregation", "max-weight", "max-update-norm", "max-update-ratio"]),
+    ]  # fmt: skip
+    return {key: Idle(why, grade) for grade, holds, why, keys in rows if holds for key in keys}
 
 
-def _belongs(partition: str, *to: str) -> str:
-    return f"it is for partition={' or '.join(to)}, and partition is {partition}"
+def off_default(config: RunConfig, keys: Iterable[str]) -> list[str]:
+    """Return those of the common ``keys`` that are not at their defaults."""
+    return [
+        key
+        for key in keys
+        if key in COMMON and getattr(config, key.replace("-", "_")) != DEFAULTS[key]
+    ]
 
 
-def check_idle(config: RunConfig, given: Mapping[str, Any], *, deployed: bool = False) -> list[str]:
-    """Return a line for each ``given`` key that changes nothing; refuse those of REFUSED."""
-    found = idle(config, deployed=deployed)
-    for key in REFUSED:
-        if key in given and key in found:
-            raise UserError(f"{key}: '{given[key]}' has no effect: {found[key]}")
-    return [f"{key}={given[key]} has no effect: {found[key]}" for key in given if key in found]
+def check_idle(
+    config: RunConfig, given: Mapping[str, Any], *, deployed: bool = False, grade: int = ASKED
+) -> list[str]:
+    """Return a line for each ``given`` key that changes nothing.
+
+    Raise UserError for one of ``grade`` or above.
+    """
+    without = idle(config, deployed=deployed)
+    for key in given:
+        if key in without and without[key].grade >= grade and (
+            without[key].grade == ASKED or off_default(config, [key])
+        ):  # fmt: skip
+            raise UserError(f"{key}: '{given[key]}' has no effect: {without[key].why}")
+    return [
+        f"{key}={given[key]} has no effect: {without[key].why}" for key in given if key in without
+    ]
 
 
 def check_cells(configs: Iterable[RunConfig], given: Mapping[str, Any]) -> list[str]:
     """Return a line for each of the ``given`` keys that changes nothing in any cell of a sweep."""
     cells = [idle(config) for config in configs]
     everywhere = [key for key in given if cells and all(key in reasons for reasons in cells)]
-    return [f"{key}={given[key]} has no effect: {cells[0][key]}" for key in everywhere]
+    return [f"{key}={given[key]} has no effect: {cells[0][key].why}" for key in everywhere]
 
 
 def small_cohort(config: RunConfig) -> list[str]:
@@ -97,38 +137,118 @@ def small_cohort(config: RunConfig) -> list[str]:
     ]
 
 
-HIDE_CLASSES = "hide-classes"
-# Keys of a method that went: runs made before have them, and were like today's at this value.
-GONE: Mapping[str, Mapping[str, Any]] = {"fedssa": {HIDE_CLASSES: False}}
-GONE_EVERYWHERE: dict[str, Any] = {"state-backend": "file"}  # the same of common keys
-# Keys by which a server looks at single uploads, and none reaches it.
-OF_SINGLE = {
-    "aggregation": "it needs single uploads",
-    "max-weight": "the server does not learn single weights",
-    "max-update-norm": "the server does not see single updates; use sum-range",
-    "max-update-ratio": "the server does not see single updates; use sum-range",
-}
+# --- values that do not go together ---------------------------------------------------------------
 
 
-def without_gone(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values without keys that went, if they are switched off, as in older runs."""
-    gone = {HIDE_CLASSES: False} | GONE_EVERYWHERE
-    off = {key: {"", str(value).lower()} for key, value in gone.items()}
-    return {k: v for k, v in values.items() if str(v).strip().lower() not in off.get(k, ())}
+def check_combinations(config: RunConfig) -> None:
+    """Raise UserError for settings that are fine alone and impossible together."""
+    method, kind = find_method(config.method), kind_of(config.dataset)
+    strategy, named = method.strategy, f"is not allowed with method={config.method}"
+    _check_models(config, kind)
+    if config.partition == "file" and not config.partition_file:
+        raise UserError("partition-file: '' is not allowed: partition=file needs the path of a CSV")
+    if config.split[2] == 0:
+        raise UserError("split: its test share is 0, must be at least 1 to measure accuracy")
+    if config.name in {".", ".."}:
+        raise UserError(f"name: '{config.name}' is not allowed: it must name a folder below out")
+    if config.client_keys not in KEY_POLICIES and not Path(config.client_keys).is_absolute():
+        raise UserError(
+            f"client-keys: '{config.client_keys}' is not allowed: {', '.join(KEY_POLICIES)}, or "
+            "the absolute path of a folder on the server"
+        )
+    noise = ("dp-clip", "dp-epsilon", "dp-delta")
+    missing = [key for key in noise if key not in off_default(config, noise)]
+    if 0 < len(missing) < len(noise):
+        raise UserError(
+            f"{missing[0]}: 0 is not allowed: dp-clip, dp-epsilon and dp-delta are needed together"
+        )
+    # Of files it shows when they are opened: a folder of several names its clients.
+    files = (*DATASETS, "image-folder")
+    if config.partition == "natural" and kind and config.dataset not in files:
+        raise UserError(
+            f"partition: 'natural' is not allowed with dataset={config.dataset}: its examples name "
+            "no client; use partition=file with a partition-file"
+        )
+    tuned = TUNABLE | method_keys(config.method)
+    for key in (key for key in config.tuned if key not in tuned):
+        raise UserError(
+            f"tuned: '{key}' is not allowed: {', '.join(sorted(TUNABLE))}, or a key of the "
+            "method; runs that differ in other keys are not compared"
+        )
+    if config.clients:
+        check_replies(config)
+    if strategy.shares_small_model:
+        small_name(config, kind or IMAGE, strategy.own_small(config.params))
+    check_kind(config, kind)
+    if config.aggregation not in strategy.aggregations:
+        raise UserError(
+            f"aggregation: '{config.aggregation}' {named}, which combines uploads itself; "
+            f"allowed: {', '.join(strategy.aggregations)}"
+        )
+    if config.summed and strategy.not_summed:
+        raise UserError(f"secure-sum: '{config.secure_sum}' {named}: {strategy.not_summed}")
+    strategy.check_config(config, config.params)
+    if strategy.public_set != "nobody":
+        _check_public(config, named)
 
 
-def check_cohort(config: RunConfig) -> None:
-    """UserError if a round is too small, or too large, for its sum; ``clients`` is known."""
+def check_kind(config: RunConfig, kind: str) -> None:
+    """Raise UserError if method or `augment` do not work with that ``kind`` (empty: unknown)."""
+    refuses = find_method(config.method).strategy.refuses
+    where = f"is not allowed with dataset={config.dataset} (kind {kind})"
+    if kind in refuses:
+        raise UserError(f"method: '{config.method}' {where}: {refuses[kind]}")
+    of = {"crop-flip": IMAGE, "flip-erase-crop": IMAGE, "jitter-scale": SIGNAL}
+    fitting = of.get(config.augment, kind)
+    if kind not in {"", fitting}:
+        raise UserError(f"augment: '{config.augment}' {where}: it is for {fitting}s")
+
+
+def _check_models(config: RunConfig, kind: str) -> None:
+    """Raise UserError for an unknown model; first for the missing file of a data set."""
+    path = Path(config.data_path).expanduser()
+    for model in config.models:
+        try:
+            validate_model_name(model, kind)
+        except UserError:
+            if config.dataset in DATASETS and not config.data_path:
+                raise UserError(
+                    f"data-path is empty: dataset {config.dataset} needs its file"
+                ) from None
+            if config.data_path and not path.exists():
+                raise UserError(
+                    f"data-path {config.data_path}: this file does not exist{near(path)}"
+                ) from None
+            raise
+
+
+def _check_public(config: RunConfig, named: str) -> None:
+    """Raise UserError for a public data set that is missing, or is the clients' own."""
+    public = (config.public_dataset or "image-folder", config.public_path)
+    if not any((config.public_dataset, config.public_path)):
+        raise UserError(
+            f"public-path: '' {named}, which needs a public data set: give public-path=FOLDER, or "
+            "public-dataset=NAME"
+        )
+    if public == (config.dataset, config.data_path) and not public[0].startswith("synthetic"):
+        raise UserError(
+            f"public-{'path' if public[1] else 'dataset'}: '{public[1] or public[0]}' is not "
+            "allowed: it is what the clients' own examples are taken from"
+        )
+
+
+def check_replies(config: RunConfig) -> None:
+    """Raise UserError if a round has too few clients, or too many; ``clients`` is known."""
+    size = config.cohort(config.clients)
+    small = f"is more than the {size} clients of a round (fraction x clients)"
+    if config.min_replies > size:
+        raise UserError(f"min-replies: {config.min_replies} {small}")
     if not config.summed:
         return
-    from fedhet.sums.masks import SumTerms, fraction_bits  # noqa: PLC0415  (Flower, cryptography)
+    from fedhet.sums.masks import SumTerms, fraction_bits  # noqa: PLC0415  (imports Flower)
 
-    size = config.cohort(config.clients)
     if size < config.sum_min:
-        raise UserError(
-            f"sum-min: {config.sum_min} is more than the {size} clients of a round "
-            "(fraction x clients)"
-        )
+        raise UserError(f"sum-min: {config.sum_min} {small}")
     needed = SumTerms(config.sum_min, config.sum_threshold).needed(size)
     if not size // 2 < needed <= size:
         raise UserError(
@@ -141,21 +261,12 @@ def check_cohort(config: RunConfig) -> None:
         raise UserError(f"sum-range: {config.sum_range:g} is too large: {error}") from error
 
 
-# --- messages about a key or a value ------------------------------------------------------------
+# --- messages about a key or a value --------------------------------------------------------------
 
-COMMON = {kebab(name) for name in RunConfig.model_fields if name != "params"}
-SWEEPS = "several values are several runs: write `grid: {%s}` in a preset for `fedhet sweep`"
-_PLAIN = {
-    "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
-    "int_type": "a whole number",
-    "float_parsing": "a number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "bool_parsing": "true or false",
-    "bool_type": "true or false",
-    "string_type": "a text",
-}
+_NEEDED = {  # by the first word of pydantic's name of an error
+    "int": "a whole number", "float": "a number", "finite": "a finite number",
+    "bool": "true or false", "string": "a text",
+}  # fmt: skip
 _FORMS = {
     "split": "write train:val:test as whole numbers, such as 8:1:1",
     "device": "write auto, cpu, cuda or cuda:N",
@@ -164,36 +275,26 @@ _FORMS = {
 _TEXTS = {*PATHS, "labels", "target", "text", "client-keys", "name"}  # any commas
 
 
-def method_keys(method: Method) -> set[str]:
-    """Return the kebab-case keys that only this method accepts."""
-    return {kebab(name) for name in method.params.model_fields}
-
-
-def unknown_key(key: str, method: str, own: set[str]) -> str:
-    """One line on a key that neither every run nor ``method``, with its ``own`` keys, has."""
-    if key == "params":
-        return f"params: unknown key; write the method's keys beside the others: {sorted(own)}"
+def unknown_key(key: str, method: str) -> str:
+    """Return one line on a key that neither every run nor ``method`` has, with one hint."""
     if key in {"grid", "paired", "title"}:
         return f"{key}: this is a preset of many runs: `fedhet sweep` runs them"
-    plain, owners = re.sub("[-_]+", "-", key.lower()).strip("-"), dict[str, list[str]]()
-    for name, known in METHODS.items():
-        for other in method_keys(known) - own:
-            owners.setdefault(other, []).append(name)
-    if plain in owners:
-        only = " or ".join(owners[plain])
+    plain, own = re.sub("[-_]+", "-", key.lower()).strip("-"), method_keys(method)
+    owners = [name for name in METHODS if plain in method_keys(name)]
+    if owners and plain not in own:
+        only = " or ".join(owners)
         return f"{key}: only method {only} has this key, and method is '{method}'"
-    for name, field in RunConfig.model_fields.items():  # a symbol of the papers
-        if re.match(rf"{re.escape(key)}[ ,;]", f"{field.description} "):
-            return f"{key}: unknown key; did you mean '{kebab(name)}' ({key})?"
-    hint = nearest(plain, sorted(COMMON | own | owners.keys() | {"grid"}))
-    whose = [
-        f"{k} is a key of {', '.join(names)}" for k, names in owners.items() if f"'{k}'" in hint
-    ]
-    return f"{key}: unknown key{hint}{''.join(f'; {one}' for one in whose)}"
+    symbols = {  # of the papers: N, number of clients
+        kebab(name)
+        for name, field in RunConfig.model_fields.items()
+        if re.match(rf"{re.escape(key)}[ ,;]", f"{field.description} ")
+    }
+    hint = nearest(plain, sorted(COMMON | own | {"grid"}))
+    return f"{key}: unknown key{f' (did you mean {symbols.pop()!r}?)' if symbols else hint}"
 
 
 def check_single(schema: type[Schema], key: str, value: Any) -> None:
-    """UserError for several values where a key takes one."""
+    """Raise UserError for several values where a key takes one."""
     field = schema.model_fields[key.replace("-", "_")]
     listed = isinstance(value, str) and "," in value and key not in _TEXTS
     listed = listed and not value.startswith("flwr:")  # whose arguments may be lists
@@ -202,17 +303,18 @@ def check_single(schema: type[Schema], key: str, value: Any) -> None:
     if isinstance(field.default, float) and re.fullmatch(r"-?\d+,\d+", str(value)):
         raise UserError(f"{key}: '{value}' is not allowed: write {str(value).replace(',', '.')}")
     values = value if isinstance(value, list) else [part.strip() for part in value.split(",")]
-    shown = f"{key}: [{', '.join(map(str, values))}]"
-    raise UserError(f"{key}: '{value}' is not allowed: one value is needed; {SWEEPS % shown}")
+    raise UserError(
+        f"{key}: '{value}' is not allowed: one value is needed; several values are several runs: "
+        f"write `grid: {{{key}: [{', '.join(map(str, values))}]}}` in a preset for `fedhet sweep`"
+    )
 
 
 def wrong_value(schema: type[Schema], key: str, value: Any, error: Mapping[str, Any]) -> str:
-    """One line on a value that does not fit: what is allowed, in words."""
+    """Return one line on a value that does not fit: what is allowed, in words."""
     meaning = schema.model_fields[key.replace("-", "_")].description or key
-    shown = f"{key}: '{value}' is not allowed"
-    kind = error["type"]
-    if kind in _PLAIN:
-        return f"{shown}: {_PLAIN[kind]} is needed ({meaning})"
+    shown, (kind, _, fault) = f"{key}: '{value}' is not allowed", error["type"].partition("_")
+    if fault in {"parsing", "type", "from_float", "number"} and kind in _NEEDED:
+        return f"{shown}: {_NEEDED[kind]} is needed ({meaning})"
     if key in _FORMS:
         return f"{shown}: {_FORMS[key]}"
     reason = error["msg"][0].lower() + error["msg"][1:]

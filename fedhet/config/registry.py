@@ -9,7 +9,8 @@ from functools import cached_property
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedhet.config.schema import Params
+from fedhet import plugins
+from fedhet.config.schema import Params, kebab
 from fedhet.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,35 +39,31 @@ class Method:
     @cached_property
     def strategy(self) -> "type[MethodStrategy[Any]]":
         """The server half."""
-        return _spelt(_found(self._strategy))
+        return _spelt(_resolved(self._strategy))
 
     @cached_property
     def client(self) -> "type[MethodClient[Any]]":
         """The client half."""
-        return _spelt(_found(self._client))
+        return _spelt(_resolved(self._client))
 
     @cached_property
     def params(self) -> type[Params]:
         """The hyper-parameters."""
-        return _found(self._params)
+        return _resolved(self._params)
 
 
-def _found(what: type[T] | str) -> type[T]:
-    """Return the class, or what ``"module:Class"`` names."""
-    found: type[T] = resolve_name(what) if isinstance(what, str) else what
-    return found
-
-
-RENAMED = {"metrics": "extra_metrics", "audience": "broadcast_group"}  # hooks of fedhet 0.1
+def _resolved(kind: type[T] | str) -> type[T]:
+    """Return the class, or the one that ``"module:Class"`` names."""
+    return resolve_name(kind) if isinstance(kind, str) else kind
 
 
 def _spelt(kind: type[T]) -> type[T]:
-    """Return the class; raise UserError for a name that is nearly a hook's, or was a hook's."""
+    """Return the class; raise UserError for a name that is nearly a hook's."""
     hooks = sorted({n for base in kind.__mro__[1:] for n in vars(base) if not n.startswith("_")})
     for name in vars(kind):
         if name in hooks or name.startswith("_"):
             continue
-        close = difflib.get_close_matches(RENAMED.get(name, name), hooks, n=1, cutoff=0.85)
+        close = difflib.get_close_matches(name, hooks, n=1, cutoff=0.85)
         if close:
             raise UserError(
                 f"{kind.__name__}: '{name}' is not a hook: did you mean '{close[0]}'? If it is "
@@ -135,4 +132,40 @@ def _ours(name: str, spelling: str, about: str) -> Method:
     return Method(kind.format("strategies", "Strategy"), client, about, params)
 
 
-METHODS: dict[str, Method] = {name: _ours(name, *said) for name, said in _OURS.items()}
+METHODS: dict[str, Method] = {name: _ours(name, *texts) for name, texts in _OURS.items()}
+
+
+def find_method(name: str) -> Method:
+    """Return the method of that name; raise UserError with the nearest name if there is none."""
+    name = method_name(name)
+    if name in METHODS:
+        return METHODS[name]
+    if not plugins.is_own("method", name):
+        known = [*METHODS, *plugins.installed("method")]
+        raise UserError(
+            f"method: unknown value '{name}'{plugins.hint('method', name, known)}; "
+            f"allowed: {', '.join(known)} or your own module:METHOD"
+        )
+    method = plugins.load("method", name)
+    if not isinstance(method, Method):
+        raise UserError(
+            f"method '{name}' is a {type(method).__name__}, must be a fedhet.config.registry.Method"
+        )
+    return method
+
+
+def method_name(name: str) -> str:
+    """Return the name here of a method as the papers write it (FedSSA, LG-FedAvg)."""
+    plain = name.strip().lower().replace("-", "_")
+    return plain if plain in METHODS else name.strip()
+
+
+def method_keys(method: str) -> set[str]:
+    """Return the kebab-case keys that only this method accepts."""
+    return {kebab(name) for name in find_method(method).params.model_fields}
+
+
+def folder_name(method: str) -> str:
+    """Return what a run of the method is called by default: of ``module:METHOD`` the module."""
+    module, _, name = method.rpartition(":")
+    return (module if module and name == "METHOD" else name)[:40]

@@ -18,16 +18,6 @@ from fedhet.errors import Damaged
 from fedhet.files import CLIENT_ID, cpus, parse_yaml
 
 REPRESENTATION = 500  # d: default width of the representation that every model ends in
-# Keys that stand in a resolved configuration only where they say something: a sweep's cells are
-# named by all keys, and those of images keep the names that they had before there was more.
-QUIET = (
-    "target", "labels", "site", "categories", "ignore", "text", "length", "vocabulary", "scale",
-    "columns", "separator", "decimal", "thousands", "quote", "encoding", "gaps", "axes", "channels",
-    "time", "window",
-    "small_model", "representation", "grey", "secure_sum", "sum_range", "sum_min", "sum_threshold",
-    "sum_owners", "sum_metrics", "tuned", "metric", "class_weights", "local_steps", "patience",
-    "keep_best", "keep_predictions",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -469,9 +459,6 @@ class RunConfig(Schema):
         for key, pairs in (("labels", self.labels), ("categories", self.categories)):
             values = {name: list(ones) for name, ones in pairs}
             own[key] = values if any(values.values()) else list(values)
-        for name in QUIET:
-            if getattr(self, name) == type(self).model_fields[name].default:
-                del own[kebab(name)]
         return own
 
     @property

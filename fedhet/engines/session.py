@@ -17,14 +17,9 @@ import torch
 
 from fedhet import TOP
 from fedhet.config import checks
-from fedhet.config.load import (
-    build_config,
-    check_kind,
-    check_replies,
-    find_method,
-    method_name,
-    resumed_config,
-)
+from fedhet.config.checks import check_kind, check_replies
+from fedhet.config.load import build_config, resumed_config
+from fedhet.config.registry import find_method, method_name
 from fedhet.config.schema import PATHS, RunConfig
 from fedhet.data.cache import Dataset
 from fedhet.data.inputs import Inputs

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 import fedhet
 from fedhet import plugins
 from fedhet.clients.base import PREPARATION, MethodClient, Setup
-from fedhet.config.checks import HIDE_CLASSES
-from fedhet.config.load import build_config, find_method
+from fedhet.config.load import build_config
+from fedhet.config.registry import find_method
 from fedhet.config.schema import RunConfig
 from fedhet.data.inputs import IMAGE, READ_KEYS, SIGNAL, TABLE, TOKENS, Inputs, load_inputs
 from fedhet.data.preparation import preparation
@@ -133,8 +133,7 @@ def rebuild(description: Mapping[str, Any], folder: Path, generation: int = 0) -
     method = find_method(str(description["method"]))
     classes = [str(name) for name in description["classes"]]
     try:
-        own = description["hyper-parameters"]
-        params = method.params.model_validate({k: v for k, v in own.items() if k != HIDE_CLASSES})
+        params = method.params.model_validate(description["hyper-parameters"])
         config = RunConfig.model_validate({k: description[k] for k in _CONFIG if k in description})
     except ValidationError as errors:
         error = errors.errors(include_url=False)[0]

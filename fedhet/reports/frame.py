@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedhet.config.load import method_name as known_as
+from fedhet.config.registry import method_name as known_as
 from fedhet.config.schema import MAJORITY, METRICS
 from fedhet.errors import UserError
 from fedhet.reports import figures

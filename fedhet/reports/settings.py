@@ -19,10 +19,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from fedhet.config.checks import GONE
-from fedhet.config.load import find_method
-from fedhet.config.load import method_name as known_as
-from fedhet.config.registry import METHODS, SPELT
+from fedhet.config.registry import METHODS, SPELT, find_method
+from fedhet.config.registry import method_name as known_as
 from fedhet.config.schema import TUNABLE, RunConfig, as_yaml, kebab
 from fedhet.data.inputs import DATASETS
 from fedhet.errors import UserError, one_line
@@ -38,7 +36,8 @@ _DATA = {
 # Seeds, and keys that say where and how a run was carried out or told of, not what it computed.
 IN_NO_SETTING = {
     "seed", "partition-seed",
-    "out", "name", "state-dir", "state-backend", "keep-state", "keep-best", "keep-predictions",
+    "out", "name", "state-dir", "keep-state", "keep-best", "keep-predictions",
+    "state-backend", "hide-classes",  # of older records
     "metric", "tensorboard", "tracker", "device", "actors", "threads", "engine", "round-timeout",
     "start-timeout", "evaluate-every",
 }  # fmt: skip
@@ -300,8 +299,7 @@ def own_defaults(method: str) -> dict[str, Any]:
         fields = {} if ":" in method else find_method(method).params.model_fields
     except UserError:
         return {}
-    known = {kebab(name): as_yaml(one.default) for name, one in fields.items()}
-    return known | dict(GONE.get(method, {}))
+    return {kebab(name): as_yaml(one.default) for name, one in fields.items()}
 
 
 def at_default(key: str) -> Any:

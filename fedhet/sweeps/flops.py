@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedhet.clients.base import MethodClient, Setup
-from fedhet.config.load import find_method
+from fedhet.config.registry import find_method
 from fedhet.config.schema import RunConfig
 from fedhet.data.cache import Dataset, open_dataset
 from fedhet.data.inputs import DATASETS, Inputs

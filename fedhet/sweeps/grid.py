@@ -14,16 +14,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedhet.config.checks import GONE, GONE_EVERYWHERE, method_keys
-from fedhet.config.load import build_config, find_method, folder_name, read_overrides
-from fedhet.config.schema import RunConfig
+from fedhet.config.load import build_config, read_overrides
+from fedhet.config.registry import folder_name, method_keys
+from fedhet.config.schema import RunConfig, as_yaml, kebab
 from fedhet.errors import UserError
 from fedhet.files import read_yaml
 
 # What changes neither a bit of the result nor what is recorded of it.
 INERT = {"out", "name", "actors", "engine", "keep-state", "state-dir", "tracker", "start-timeout"}
-# Keys that came when cells had names already: at these values no cell is called otherwise.
-LATER = {"max-update-ratio": 10.0, "public-dataset": "", "public-path": ""}
 PATHS = ("data-path", "partition-file", "public-path")
 SWEEP_KEYS = {"grid", "paired", "title"}  # of a preset, not of its cells
 PROFILES = {"full": (1.0, 1.0), "quick": (0.1, 0.2)}  # shares of the rounds and of the epochs
@@ -48,23 +46,25 @@ class Cell:
 
 
 def digest(config: RunConfig) -> str:
-    """Return the SHA-256 of everything in a configuration that decides its result."""
-    text = json.dumps(deciding(config.flat()), sort_keys=True)
+    """Return the SHA-256 of what decides the result, without keys at their defaults.
+
+    So a new key renames no cell.
+    """
+    usual = {
+        kebab(name): as_yaml(f.default) for name, f in type(config.params).model_fields.items()
+    }
+    usual |= deciding(RunConfig().flat())
+    chosen = {k: v for k, v in deciding(config.flat()).items() if k not in usual or v != usual[k]}
+    text = json.dumps(chosen | {"method": config.method}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def deciding(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a configuration that decide its result; of paths the last name."""
-    kept = {
-        key: value
-        for key, value in flat.items()
-        if key not in INERT and not (key in LATER and value == LATER[key])
-    }
-    for key in PATHS:  # the same files may lie elsewhere
-        if key in kept or key not in LATER:
-            kept[key] = Path(str(kept.get(key, ""))).name
-    # Cells are called as if they still had the keys that went.
-    return {**kept, **GONE_EVERYWHERE, **GONE.get(str(kept["method"]), {})}
+    names = {
+        key: Path(str(flat[key])).name for key in PATHS if key in flat
+    }  # they may lie elsewhere
+    return {key: value for key, value in {**flat, **names}.items() if key not in INERT}
 
 
 def read_cells(path: Path, overrides: Sequence[str], profile: str = "full") -> list[Cell]:
@@ -164,11 +164,10 @@ def combinations(
 def resolve(common: Mapping[str, Any], values: Mapping[str, Any]) -> RunConfig:
     """Return a cell's configuration, without the preset's keys of other methods."""
     merged = {**common, **values}
-    own = method_keys(find_method(str(merged.get("method", "fedssa"))))
+    own = method_keys(str(merged.get("method", "fedssa")))
     foreign: set[str] = set()
     if "method" in values:
-        preset_method = find_method(str(common.get("method", "fedssa")))
-        foreign = method_keys(preset_method) - own - set(values)
+        foreign = method_keys(str(common.get("method", "fedssa"))) - own - set(values)
     return build_config({key: value for key, value in merged.items() if key not in foreign})
 
 

@@ -17,8 +17,7 @@ from typing import Any, get_args
 import numpy as np
 import yaml
 
-from fedhet.config.checks import method_keys
-from fedhet.config.load import find_method, method_name
+from fedhet.config.registry import find_method, method_keys, method_name
 from fedhet.config.schema import TUNABLE, RunConfig, kebab
 from fedhet.errors import UserError, nearest
 from fedhet.files import read_jsonl, read_yaml
@@ -113,7 +112,7 @@ class Search:
                 raise UserError(f"{key}: a list of seeds is allowed, not a range")
             repeated |= {key: values} if values else {}
         methods = [method_name(str(name)) for name in named]
-        known = _COMMON.union(*map(_keys, methods))
+        known = _COMMON.union(*map(method_keys, methods))
         for key in axes:
             if key not in known:
                 hint = nearest(key, known)
@@ -149,7 +148,7 @@ class Search:
 
     def preset(self, trial: Trial) -> dict[str, Any]:
         """Return the keys of a run with these values, as a preset holds them."""
-        own = _keys(trial.method) | _COMMON
+        own = method_keys(trial.method) | _COMMON
         kept = {key: value for key, value in self.base.items() if key in own}
         for key in ("method", "out", "name"):
             kept.pop(key, None)
@@ -162,7 +161,7 @@ class Search:
         fresh = [seed for seed in range(BLOCKS + len(used)) if seed not in used][:BLOCKS]
         grid = []
         for trial in chosen:
-            own = TUNABLE | _keys(trial.method)
+            own = TUNABLE | method_keys(trial.method)
             values = {key: [value] for key, value in trial.values.items()}
             searched = sorted(key for key in trial.values if key in own)
             row = {"method": [trial.method], **values, "tuned": [searched]}
@@ -172,7 +171,7 @@ class Search:
         return {**title, **fixed, "paired": [list(SEEDS)], "grid": grid}
 
     def _space(self, method: str) -> dict[str, Sequence[Any] | Range]:
-        own = _keys(method) | _COMMON
+        own = method_keys(method) | _COMMON
         return {key: values for key, values in self.axes.items() if key in own}
 
     def _cells(self, method: str, values: Mapping[str, Any]) -> list[Cell]:
@@ -228,10 +227,6 @@ def preset_text(keys: Mapping[str, Any], use: str, command: str, lines: Sequence
     """Return a preset headed by the command that uses it, the one that made it, and ``lines``."""
     head = "".join(f"# {line}\n" for line in (f"fedhet {use}", command, *lines))
     return head + "\n" + yaml.safe_dump(dict(keys), sort_keys=False, allow_unicode=True)
-
-
-def _keys(method: str) -> set[str]:
-    return method_keys(find_method(method))
 
 
 def _values(key: str, text: str) -> Sequence[Any] | Range:

@@ -8,16 +8,17 @@ import pytest
 import yaml
 from helpers.flower_internals import read_run_config, with_overrides
 
-from fedhet.config.checks import method_keys
+from fedhet import TOP
+from fedhet.config.checks import COMMON, idle
 from fedhet.config.load import (
     build_config,
     envelope,
-    find_method,
     from_run_config,
     load_config,
+    load_noted,
 )
-from fedhet.config.registry import METHODS
-from fedhet.config.schema import QUIET, RunConfig, kebab
+from fedhet.config.registry import METHODS, find_method, method_keys
+from fedhet.config.schema import RunConfig
 from fedhet.errors import UserError
 
 
@@ -71,9 +72,7 @@ def test_flowers_config_has_every_key_of_the_schema_and_of_every_method():
     shipped = project["tool"]["flwr"]["app"]["config"]
     common = {k: v for k, v in RunConfig().flat().items() if k not in FLOWERS_OWN} | SHORTER
     common = {k: ",".join(v) if isinstance(v, list) else v for k, v in common.items()}
-    defaults = {name: RunConfig.model_fields[name].default for name in QUIET}
-    common |= {kebab(n): "" if v == () else v for n, v in defaults.items()}
-    own = {key: "" for method in METHODS.values() for key in method_keys(method)}
+    own = {key: "" for method in METHODS for key in method_keys(method)}
     assert shipped == {"config": "", **common, **own}, "[tool.flwr.app.config] of pyproject.toml"
     assert all(type(value) is type((common | own).get(key, "")) for key, value in shipped.items())
 
@@ -98,7 +97,7 @@ def test_what_flwr_run_is_given_takes_effect_or_is_one_line():
     assert plain("partition='dirichlet' alpha=0.5").alpha == 0.5
     for words, text in (
         ("method='fedproto' mu0=0.3", "mu0: only method fedssa has this key, and method is"),
-        ("alpha=0.5", "alpha: '0.5' has no effect: .*partition is classes-per-client"),
+        ("alpha=0.5", "alpha: '0.5' has no effect: .*partition=classes-per-client"),
         ("mu0='a'", "mu0: 'a' is not allowed: a number is needed"),
         ("method='standalone' max-weight=0.5", "max-weight: '0.5' has no effect"),
     ):
@@ -120,19 +119,19 @@ MISTAKES = {
     "models=": "models: '' is not allowed",
     "partition=shards": "partition: 'shards' is not allowed",
     "partition=file": "partition-file: '' is not allowed",
-    "partition-file=x.csv": "partition-file: 'x.csv' has no effect with partition=",
+    "partition-file=x.csv": "partition-file: 'x.csv' has no effect: partition=",
     "device=gpu": "device: 'gpu' is not allowed",
     "name=../x": "name: '../x' is not allowed",
     "split=8:1": "split: '8:1' is not allowed",
     "split=8:2:0": "split: its test share is 0",
     "clients=4 min-replies=5": "min-replies: 5 is more than the 4 clients",
-    "alpha=0.5": "alpha: '0.5' has no effect: it is for partition=",
+    "alpha=0.5": "alpha: '0.5' has no effect: partition=classes-per-client; it is for",
     "partition=dirichlet3": "partition: 'dirichlet3' is not allowed: input should be",
     "partition=flwr:": "partition: 'flwr:' is not allowed",
     "partition=natural": "partition: 'natural' is not allowed with dataset=digits",
-    "target=y": "target: 'y' has no effect with dataset=digits; it belongs to",
-    "dataset=texts ignore=x": "ignore: 'x' has no effect with dataset=texts",
-    "dataset=hf:a/b scale=2": "scale: '2' has no effect with dataset=hf:a/b",
+    "target=y": "target: 'y' has no effect: dataset=digits; it is for",
+    "dataset=texts ignore=x": "ignore: 'x' has no effect: dataset=texts",
+    "dataset=hf:a/b scale=2": "scale: '2' has no effect: dataset=hf:a/b",
     "dataset=table models=cnn-1 data-path=": "data-path is empty: da",
     "dataset=table models=cnn-1 data-path=no.csv": "data-path no.csv: this file does not exist",
     f"dataset=table models=cnn-1 data-path={__file__}": "model 'cnn-1' is for images",
@@ -156,15 +155,96 @@ MISTAKES = {
     "rounds = 3": "'rounds' is not a setting: write KEY=VALUE without spaces around '=', such as",
     "labels={krank: [ja]}": "'[ja]}' is not a setting: write KEY=VALUE without spaces around '=', "
     'such as rounds=20; put a value that has spaces in quotes, such as "labels={ill: [yes]}"',
+    "seed=1,2,3": "'1,2,3' is not allowed: one value is needed; several values are several runs: "
+    "write `grid: {seed: [1, 2, 3]}` in a preset for `fedhet sweep`",
+    "method=fedssa,fedavg": "`grid: {method: [fedssa, fedavg]}`",
+    "mu0=0.1,0.2": "`grid: {mu0: [0.1, 0.2]}`",
+    "dataset=digits,cifar10": "one value is needed",
+    "lr=0,05": "write 0.05",
+    "gird=3": "did you mean 'grid'",
+    "grid=3": "`fedhet sweep` runs them",
+    "title=x": "`fedhet sweep` runs them",
+    "d=256": "did you mean 'representation'",
+    "N=3": "did you mean 'clients'",
+    "lr_=1": "did you mean 'lr'",
+    "local_epochs=3": "did you mean 'local-epochs'?",
+    "lr_extractor=1": "lr_extractor: only method pfedes has this key",
+    "server-epochs=3": "only method fedgen or fedgh or fedtgp has this key",
 }
 
 
-def test_every_mistake_is_one_line():
-    for words, message in MISTAKES.items():
-        with pytest.raises(UserError) as caught:
-            load_config(None, words.split())
-        said = str(caught.value)
-        assert (said.startswith(message) or message in said) and "\n" not in said, said
+@pytest.mark.parametrize(("words", "message"), MISTAKES.items())
+def test_every_mistake_is_one_line(words, message):
+    with pytest.raises(UserError) as caught:
+        load_config(None, words.split())
+    line = str(caught.value)
+    assert message in line and "\n" not in line
+
+
+IDLE = {
+    "data-path=/x": "dataset=digits reads no file",
+    "dataset=synthetic:90x3 data-path=/x": "synthetic:90x3",
+    "engine=inline actors=3": "engine=inline",
+    "engine=inline round-timeout=5": "engine=inline",
+    "engine=inline start-timeout=5": "engine=inline",
+    "partition=file partition-file=a.csv split=6:2:2": "partition-file",
+    "partition=file partition-file=a.csv dataset=cifar10 partition-seed=3": "partition-file",
+    "models=cnn-5 model-assignment=random": "the same model",
+    "evaluate-all=no": "fraction=1",
+    "client-keys=off": "--superlink",
+    "sum-threshold=9": "secure-sum=off",
+    "dataset=synthetic-table:60x4 models=mlp-5 grey=yes": "synthetic-table:60x4",
+    "method=lg_fedavg aggregation=median weighting=uniform": "aggregation=median",
+    "optimizer=adam momentum=0.9": "optimizer=adam",
+}
+
+
+def notes(*words, deployed=False, path=None):
+    return load_noted(path, words, deployed=deployed)[1]
+
+
+@pytest.mark.parametrize(("words", "why"), IDLE.items())
+def test_a_key_that_changes_nothing_is_named_with_the_reason(words, why):
+    (line,) = notes(*words.split())
+    assert line.startswith(words.split()[-1]) and why in line
+
+
+@pytest.mark.parametrize("word", ["data-path=/x", "actors=2", "state-dir=/s", "keep-state=no"])
+def test_on_a_network_the_nodes_have_their_own(word):
+    data = () if word.startswith("data") else ("dataset=cifar10",)
+    (line,) = notes(*data, word, deployed=True)
+    assert line.startswith(word) and "every node sets its own" in line
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "dataset=cifar10 data-path=/x actors=2 round-timeout=9",
+        "fraction=0.5 evaluate-all=no partition-seed=1 split=6:2:2",
+        "partition=dirichlet alpha=1 models=cnn-1,cnn-5 state-dir=s",
+        "models=[cnn-1,cnn-5] classes=1,2,3,4",
+    ],
+)
+def test_what_has_an_effect_is_not_named(words):
+    assert notes(*words.split()) == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_has_no_effect_is_a_key_and_no_preset_sets_one(method):
+    config = build_config({"method": method})
+    assert idle(config).keys() | idle(config, deployed=True).keys() <= COMMON
+    path = TOP / "configs" / f"{method}.yaml"
+    assert notes(path=path) == notes("engine=inline", path=path) == []
+    assert notes("client-keys=off", "evaluate-all=no", path=path, deployed=True) == []
+
+
+def test_a_file_is_told_too_unless_it_says_the_default(tmp_path):
+    path = write(tmp_path, engine="inline", actors=2, round_timeout=3600)
+    assert [line.partition("=")[0] for line in notes(path=path)] == ["actors"]
+    path = write(tmp_path, partition="dirichlet", alpha=0.1)
+    assert notes("partition=iid", path=path) == []
+    with pytest.raises(UserError, match="alpha: '0.1' has no effect: partition=iid"):
+        notes(path=write(tmp_path, partition="iid", alpha=0.1))
 
 
 def test_broken_files_are_one_line(tmp_path):

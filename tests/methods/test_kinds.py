@@ -84,7 +84,7 @@ def test_small_model_is_a_key_of_those_that_share_one(tmp_path):
     of_images = {"models": ["resnet4"], "small_model": "cnn-4", "image_size": 16}
     client = make_client(small(tmp_path, method="fml", **of_images), 0, tmp_path)
     assert client.shared().fc1.out_features == 800
-    with pytest.raises(UserError, match="small-model: 'mlp-3' has no effect with method=fedssa"):
+    with pytest.raises(UserError, match="small-model: 'mlp-3' has no effect: method=fedssa"):
         small(tmp_path, **keys("fedssa", TABLE, models=["mlp-1"], small_model="mlp-3"))
     with pytest.raises(UserError, match="model 'cnn-1' is for images; this run's examples are"):
         small(tmp_path, **keys("fml", TABLE, models=["mlp-1"], small_model="cnn-1"))

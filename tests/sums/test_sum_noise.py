@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedhet.config.load import find_method
+from fedhet.config.registry import find_method
 from fedhet.errors import UserError
 from fedhet.protocol.payload import HeaderRows
 from fedhet.rng import generator

@@ -15,8 +15,7 @@ from test_same_bytes import KINDS as OF_FILES
 
 from fedhet.clients.base import MethodClient
 from fedhet.clients.fedssa import FedSSAClient
-from fedhet.config.load import find_method
-from fedhet.config.registry import METHODS
+from fedhet.config.registry import METHODS, find_method
 from fedhet.protocol.handshake import ClientInfo, Roster
 from fedhet.testing import make_client, simulate, small
 from fedhet.training import loop, optimisers

@@ -310,13 +310,11 @@ def _of_kind(names: Sequence[str], kind: str, kinds: Sequence[str]) -> list[str]
 def _say_more(kinds: Sequence[str]) -> None:
     from fedhet.data.inputs import IMAGE, PLURAL
     from fedhet.models import GROUPS
-    from fedhet.models.names import MORE, MORE_OF_TORCHVISION, is_known
+    from fedhet.models.names import is_known
 
     for kind in kinds:
-        more = [name for name in MORE[kind] if name not in MORE_OF_TORCHVISION]
-        more += ["any classifier of torchvision", "timm:NAME"] if kind == IMAGE else []
-        if more:
-            print(f"for {PLURAL[kind]} also: {', '.join(more)}")
+        if kind == IMAGE:
+            print("for images also: any classifier of torchvision, timm:NAME")
         groups = [name for name in GROUPS if is_known(GROUPS[name][0], kind)]
         print(f"groups for {PLURAL[kind]}: {', '.join(groups)}")
     print("or your own: module:factory; with weights: 'NAME [frozen] weights=FILE'")

@@ -7,9 +7,8 @@ d = 500: CNN-1 2,621,558 (2,666,648), CNN-2 1,815,142 (1,860,232), CNN-3 1,320,5
 CNN-4 1,060,358 (1,105,448), CNN-5 670,058 (715,148), as in the papers' size tables except CNN-4
 (4.04 MiB, 3.81 printed). FedMRL's small model is CNN-5 with d = d1.
 
-Signals (B, c, t): HARCNN is what HtFLlib takes for motion sensors, without a fixed length.
-Inception is one network of InceptionTime (Ismail Fawaz et al. 2020, arXiv 1909.04939), whose
-ensemble is five of them.
+Signals (B, c, t): Inception is one network of InceptionTime (Ismail Fawaz et al. 2020, arXiv
+1909.04939), whose ensemble is five of them.
 
 Tables (B, f): the residual network and the transformer follow Gorishniy et al. 2021 (arXiv
 2106.11959) in small: theirs are tuned by data set.
@@ -28,7 +27,7 @@ from torch.nn.functional import avg_pool1d, max_pool1d, max_pool2d, relu
 from fedhet.data.inputs import SIGNAL, Inputs
 from fedhet.errors import UserError
 from fedhet.models.base import SplitModel
-from fedhet.models.names import HARCNN_NAMES, TRANSFORMER_NAMES, TRANSFORMERS_OF_HEADS
+from fedhet.models.names import TRANSFORMER_NAMES
 
 
 class Network(SplitModel):
@@ -101,10 +100,6 @@ _CONV1D = {  # name: (channels of the first convolution, of the second, stride o
     "conv1d-4": (16, 32, 2),
     "conv1d-5": (8, 16, 2),
 }
-_HAR_KERNELS, _HAR_WIDTHS, _HAR_HIDDEN = {1: 9, 2: 9, 3: 5}, (32, 64, 128), 1024
-_HAR = {
-    name: (int(name[len("harcnn-")]), int(name[-1])) for name in HARCNN_NAMES
-}  # (convolutions, stride)
 _LENGTHS, _INCEPTION_FILTERS, _INCEPTION_BLOCKS = (39, 19, 9), 32, 2
 _INCEPTION_WIDTH = _INCEPTION_FILTERS * (len(_LENGTHS) + 1)
 
@@ -133,32 +128,6 @@ class Conv1d(Network):
 
 def _pooled(x: torch.Tensor) -> torch.Tensor:
     return max_pool1d(x, _POOL) if x.shape[2] >= _POOL else x
-
-
-class HARCNN(Network):
-    """One to three convolutions, each with ReLU and max-pool, then 1,024, fc, head."""
-
-    def __init__(self, layers: int, stride: int, inputs: Inputs, classes: int, d: int) -> None:
-        super().__init__()
-        kernel = _HAR_KERNELS[layers]
-        widths = (inputs.channels, *_HAR_WIDTHS[:layers])
-        self.convolutions = nn.ModuleList(
-            nn.Conv1d(before, after, kernel, stride, kernel // 2)
-            for before, after in zip(widths, widths[1:], strict=False)
-        )
-        with torch.no_grad():
-            width = self._over_time(torch.zeros(1, *inputs.shape)).shape[1]
-        self.hidden = nn.Linear(width, _HAR_HIDDEN)
-        self.finish(_HAR_HIDDEN, d, classes)
-
-    def body(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the hidden layer's outputs."""
-        return relu(self.hidden(self._over_time(x)))
-
-    def _over_time(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.convolutions:
-            x = _pooled(relu(layer(x)))
-        return x.flatten(1)
 
 
 class InceptionModule(nn.Module):
@@ -333,10 +302,7 @@ class FTTransformer(Network):
 
 _EMBEDDING = 64
 _KERNELS, _FILTERS = (3, 5, 7), 64
-_LAYERS = {name: (count, _HEADS) for count, name in enumerate(TRANSFORMER_NAMES, start=1)}
-for _name in TRANSFORMERS_OF_HEADS:
-    _layers, _heads = _name.removeprefix("transformer-").split("x")
-    _LAYERS[_name] = (int(_layers), int(_heads))
+_LAYERS = {name: count for count, name in enumerate(TRANSFORMER_NAMES, start=1)}
 
 
 class TokenModel(Network):
@@ -407,11 +373,11 @@ class RecurrentText(TokenModel):
 class Transformer(TokenModel):
     """Encoder layers over words and learnt positions; the mean of the outputs at words."""
 
-    def __init__(self, layers: int, heads: int, inputs: Inputs, classes: int, d: int) -> None:
+    def __init__(self, name: str, inputs: Inputs, classes: int, d: int) -> None:
         super().__init__(inputs, classes, d, _EMBEDDING)
         self.position = nn.Parameter(0.02 * torch.randn(inputs.shape[0], _EMBEDDING))
-        layer = nn.TransformerEncoderLayer(_EMBEDDING, heads, _FORWARD, _DROPOUT, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        layer = nn.TransformerEncoderLayer(_EMBEDDING, _HEADS, _FORWARD, _DROPOUT, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, _LAYERS[name], enable_nested_tensor=False)
 
     def read(self, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
         """See :meth:`TokenModel.read`."""
@@ -429,10 +395,7 @@ def network(name: str, inputs: Inputs, classes: int, d: int) -> SplitModel:
     }  # fmt: skip
     if name in single:
         return single[name](*rest)
-    if name in _HAR:
-        return HARCNN(*_HAR[name], inputs, classes, d)
-    if name in _LAYERS:
-        return Transformer(*_LAYERS[name], inputs, classes, d)
     recurrent = RecurrentSignal if inputs.kind == SIGNAL else RecurrentText
-    own = dict.fromkeys(_CNN, CNN) | dict.fromkeys(_CONV1D, Conv1d) | dict.fromkeys(_MLP, MLP)
-    return own.get(name, recurrent)(name, *rest)
+    sized = {Transformer: _LAYERS, CNN: _CNN, Conv1d: _CONV1D, MLP: _MLP}
+    family = next((cls for cls, sizes in sized.items() if name in sizes), recurrent)
+    return family(name, *rest)

@@ -30,7 +30,6 @@ from fedhet.files import read_tensors
 from fedhet.models.base import SplitModel, untouched
 from fedhet.models.names import (
     CNN_NAMES,
-    RESNETS,
     TIMM,
     TORCHVISION_NAMES,
     is_built_in,
@@ -143,66 +142,61 @@ def _freeze(model: SplitModel) -> None:
 def check_model(model: object, name: str, classes: int, d: int, inputs: Inputs) -> None:
     """Raise UserError unless a model keeps the contract; it is left as it was.
 
-    Required: a ``nn.Module`` with a callable ``features``, two zero examples -> ``(2, d)`` float32,
-    and ``head``, a ``nn.Linear(d, C)`` with bias; ``forward``, if it has one, equals
-    ``head(features(x))``.
+    Required: a ``nn.Module`` in training mode, with weights that are real numbers, with a callable
+    ``features``, two zero examples -> ``(2, d)`` float32, and ``head``, a ``nn.Linear(d, C)`` with
+    bias; ``forward``, if it has one, equals ``head(features(x))``.
     """
+    where, shape = f"model {name!r}", ", ".join(str(side) for side in inputs.shape)
     if not isinstance(model, nn.Module):
-        raise UserError(f"model {name!r}: got a {type(model).__name__}, must be a torch.nn.Module")
-    _check_trainable(model, name)
-    if not callable(getattr(model, "features", None)):
-        shape = ", ".join(str(side) for side in inputs.shape)
-        raise UserError(f"model {name!r}: has no features(x); required: (B, {shape}) -> (B, {d})")
-    head, wanted = getattr(model, "head", None), f"Linear({d}, {classes})"
-    got = type(head).__name__
-    if isinstance(head, nn.Linear):
-        without = " without bias" if cast("Tensor | None", head.bias) is None else ""
-        got = f"Linear({head.in_features}, {head.out_features}){without}"
-    if got != wanted:
-        raise UserError(f"model {name!r}: head is {got}, must be {wanted} with bias")
-    _check_forward(cast(SplitModel, model), name, d, inputs)
-
-
-def _check_trainable(model: nn.Module, name: str) -> None:
-    """Raise UserError for a model that cannot be trained as it is."""
-    for path, parameter in model.named_parameters():
-        if is_lazy(parameter):
-            raise UserError(
-                f"model {name!r}: '{path}' belongs to a lazy layer without weights: give the "
-                "layer its input size"
-            )
-        if parameter.is_complex():
-            raise UserError(f"model {name!r}: '{path}' is complex, weights must be real numbers")
+        raise UserError(f"{where}: got a {type(model).__name__}, must be a torch.nn.Module")
+    weights = list(model.named_parameters())
+    lazy = next((path for path, one in weights if is_lazy(one)), "")
+    if lazy:
+        raise UserError(
+            f"{where}: '{lazy}' belongs to a lazy layer without weights: give it its input size"
+        )
+    if unreal := next((path for path, one in weights if one.is_complex()), ""):
+        raise UserError(f"{where}: '{unreal}' is complex, weights must be real numbers")
     if not model.training:
         raise UserError(
-            f"model {name!r} is in evaluation mode: leave out .eval(); to exclude layers from "
-            "training, freeze them"
+            f"{where} is in evaluation mode: leave out .eval(); to exclude layers from training, "
+            "freeze them"
         )
+    if not callable(getattr(model, "features", None)):
+        raise UserError(f"{where}: has no features(x); required: (B, {shape}) -> (B, {d})")
+    head, wanted = getattr(model, "head", None), f"Linear({d}, {classes})"
+    is_linear = isinstance(head, nn.Linear)
+    actual = (
+        f"Linear({head.in_features}, {head.out_features})" if is_linear else type(head).__name__
+    )
+    if actual != wanted or head.bias is None:
+        without = " without bias" if is_linear and head.bias is None else ""
+        raise UserError(f"{where}: head is {actual}{without}, must be {wanted} with bias")
+    _check_forward(cast(SplitModel, model), name, d, inputs)
 
 
 def _check_forward(model: SplitModel, name: str, d: int, inputs: Inputs) -> None:
     """Check one forward of two zero examples: its shapes, and ``forward == head o features``."""
+    where = f"model {name!r}"
     try:
         with untouched(model):
             x = torch.from_numpy(inputs.blank(2)).to(model.head.weight.device)
-            h: object = model.features(x)
-            fits = isinstance(h, Tensor) and h.shape == (2, d) and h.dtype == torch.float32
+            h: Any = model.features(x)
+            shape = _form(h) if isinstance(h, Tensor) else type(h).__name__
+            fits = shape == f"float32 of shape {(2, d)}"
             logits = model.head(h) if fits else None
-            full = model(x) if fits and _has_forward(model) else logits
+            full: Any = model(x) if fits and _has_forward(model) else logits
     except (Exception, SystemExit) as error:
         raise UserError(
-            f"model {name!r}: a forward of two {_sized(inputs)} fails: {brief(error)}"
+            f"{where}: a forward of two {_sized(inputs)} fails: {brief(error)}"
         ) from error
     if logits is None:
-        got = _form(h) if isinstance(h, Tensor) else type(h).__name__
         raise UserError(
-            f"model {name!r}: features(x) of 2 examples is {got}, must be float32 of shape (2, {d})"
+            f"{where}: features(x) of 2 examples is {shape}, must be float32 of shape {(2, d)}"
         )
     same = isinstance(full, Tensor) and full.shape == logits.shape
-    if not same or not torch.allclose(
-        cast("Tensor", full), logits, rtol=1e-3, atol=1e-4, equal_nan=True
-    ):
-        raise UserError(f"model {name!r}: forward(x) must equal head(features(x)), and does not")
+    if not same or not torch.allclose(full, logits, rtol=1e-3, atol=1e-4, equal_nan=True):
+        raise UserError(f"{where}: forward(x) must equal head(features(x)), and does not")
 
 
 def _torchvision(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
@@ -220,10 +214,7 @@ def _torchvision(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
         arguments["image_size"] = inputs.shape[-1]
     if name.startswith("maxvit"):
         arguments["input_size"] = inputs.shape[1:]
-    if name in RESNETS:
-        network = _short_resnet(RESNETS[name])
-    else:
-        network = get_model(name, weights=None, num_classes=1, **arguments)
+    network = get_model(name, weights=None, num_classes=1, **arguments)
     width, cut = _cut(network)
     model = Backbone(network, width, classes, d, cut=cut)
     if name in _TORCHVISION:
@@ -231,17 +222,6 @@ def _torchvision(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
     if name not in TORCHVISION_NAMES:  # of those it is known that they take any size
         _check_forward(model, name, d, inputs)
     return model
-
-
-def _short_resnet(stages: int) -> nn.Module:
-    """Return a ResNet of torchvision's with one block in each of its first ``stages``."""
-    from torchvision.models.resnet import BasicBlock, ResNet  # noqa: PLC0415
-
-    network: nn.Module = ResNet(BasicBlock, [1, 1, 1, 1], num_classes=1)
-    for stage in range(stages, 4):
-        setattr(network, f"layer{stage + 1}", nn.Identity())
-    network.fc = nn.Linear(64 * 2 ** (stages - 1), 1)
-    return network
 
 
 def _timm(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:

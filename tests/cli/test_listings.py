@@ -26,7 +26,7 @@ def test_models_of_a_kind_a_group_and_of_ones_own_for_given_examples(capsys, mon
     assert [row["name"] for row in rows] == list(MODELS["table"])
     assert {row["kind"] for row in rows} == {"table"}
     assert [row["kind"] for row in listed(capsys, "lstm")] == ["signal", "tokens"]
-    assert [row["name"] for row in listed(capsys, "@htfe-sen-2")] == ["harcnn-2x1", "harcnn-2x2"]
+    assert [row["name"] for row in listed(capsys, "@table-5")] == [f"mlp-{n}" for n in range(1, 6)]
     (row,) = listed(capsys, "models=gru", "dataset=synthetic-signal")
     assert row["kind"] == "signal"
     monkeypatch.syspath_prepend(str(EXAMPLES))

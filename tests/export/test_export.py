@@ -31,7 +31,7 @@ VARIANTS = [
     ),
     *(pytest.param("fedmrl", keys, marks=pytest.mark.matrix) for keys in FEDMRL),
     *(pytest.param(*more, marks=pytest.mark.matrix) for more in MORE),
-    ("standalone", {"models": ["resnet4"]}),  # BatchNorm's statistics travel as well
+    ("standalone", {"models": ["resnet18"]}),  # BatchNorm's statistics travel as well
 ]
 PARTS = {  # of a method with more than the client's model: what is written, and what is not
     "pfedes": ({"model"}, "parts.small"),

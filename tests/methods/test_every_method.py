@@ -149,7 +149,7 @@ STEPS = {
 @pytest.mark.parametrize("method", STEPS)
 def test_a_step_leaves_the_other_networks_bit_identical(tmp_path, monkeypatch, method):
     """With running statistics, which a forward pass moves as well."""
-    keys = TINY | {"models": ["resnet4"], "dataset": "synthetic:48x4", **keys_of(method)}
+    keys = TINY | {"models": ["shufflenet_v2_x0_5"], "dataset": "synthetic:48x4", **keys_of(method)}
     client = make_client(small(tmp_path, method=method, **keys), 0, tmp_path)
     trained, plain = [], base.train
 

@@ -72,7 +72,7 @@ def test_before_training_a_header_has_been_received(tmp_path):
 
 
 def test_pfedes_remembers_the_statistics_of_raw_images_only(tmp_path):
-    keys = {"models": ["resnet4"], "image_size": 16}
+    keys = {"models": ["shufflenet_v2_x0_5"], "image_size": 16}
     client = make_client(small(tmp_path, method="pfedes", mu=0.5, **keys), 0, tmp_path)
     client.model.train()
     with torch.no_grad():  # an extractor that makes images much brighter

@@ -81,7 +81,7 @@ def test_small_model_is_a_key_of_those_that_share_one(tmp_path):
     chosen = keys("fml", TABLE, models=["mlp-1"], small_model="mlp-3")
     client = make_client(small(tmp_path, **chosen), 0, tmp_path)
     assert [layer.out_features for layer in client.shared().layers] == [256, 16]
-    of_images = {"models": ["resnet4"], "small_model": "cnn-4", "image_size": 16}
+    of_images = {"models": ["shufflenet_v2_x0_5"], "small_model": "cnn-4", "image_size": 16}
     client = make_client(small(tmp_path, method="fml", **of_images), 0, tmp_path)
     assert client.shared().fc1.out_features == 800
     with pytest.raises(UserError, match="small-model: 'mlp-3' has no effect: method=fedssa"):

@@ -8,7 +8,6 @@ from torch.nn import functional as F
 from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.data.preparation import preparation
 from fedhet.models import MODELS, build_model, check_model, forward_flops
-from fedhet.models.names import MORE
 from fedhet.rng import torch_seeded
 
 CLASSES, D = 3, 12
@@ -20,7 +19,7 @@ INPUTS = {
     ),
     TOKENS: Inputs(TOKENS, (9,), 30),
 }  # fmt: skip
-ALL = [(kind, name) for kind in (SIGNAL, TABLE, TOKENS) for name in (*MODELS[kind], *MORE[kind])]
+ALL = [(kind, name) for kind in (SIGNAL, TABLE, TOKENS) for name in MODELS[kind]]
 LARGE = {"resnet18", "mobilenet_v2", "googlenet"}  # ShuffleNet stands for them by default
 ALL += [
     pytest.param(IMAGE, name, marks=pytest.mark.matrix if name in LARGE else ())

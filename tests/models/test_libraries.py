@@ -6,16 +6,7 @@ import torch
 from fedhet.config.load import build_config
 from fedhet.data.inputs import Inputs
 from fedhet.errors import UserError
-from fedhet.models.names import MORE_OF_TORCHVISION, TORCHVISION_NAMES
 from fedhet.models.zoo import build_model
-
-
-def test_every_classifier_of_torchvision_has_its_name_here():
-    from torchvision import models  # noqa: PLC0415  (late, as the zoo does)
-
-    here = {*TORCHVISION_NAMES, *MORE_OF_TORCHVISION}
-    assert here >= set(models.list_models(module=models))
-
 
 VGG = pytest.param("vgg11", marks=pytest.mark.matrix)  # 129 million parameters
 
@@ -51,12 +42,6 @@ def test_timm_by_name():
     assert build_model("timm:resnet10t", classes=3, d=7)(torch.rand(2, 3, 32, 32)).shape == (2, 3)
     with pytest.raises(UserError, match="timm has no model 'resnet10'.*resnet10t"):
         build_model("timm:resnet10", classes=3)
-
-
-def test_a_group_of_htflib_is_its_networks():
-    assert build_config({"models": "@htfe-img-4"}).models == (
-        "cnn-1", "googlenet", "mobilenet_v2", "resnet18",
-    )  # fmt: skip
 
 
 def test_a_misspelt_name_is_answered_with_the_nearest(tmp_path):

@@ -22,7 +22,8 @@ ASKED = 1  # refused where a person gives it, who expects other examples at the 
 NEVER = 2  # refused wherever it is off its default, which would promise what does not happen
 _FORM = ("columns", "separator", "decimal", "thousands", "quote", "encoding", "gaps")
 _READ_BY: dict[tuple[str, ...], tuple[str, ...]] = {  # keys that describe files, and of what
-    ("target", "labels", "site", *_FORM): tuple(DATASETS),
+    ("target", "labels", "site", "split-by", *_FORM): tuple(DATASETS),
+    ("group",): (*DATASETS, "image-folder"),
     ("categories",): ("table",),
     ("ignore",): ("table", "signals"),
     ("text", "vocabulary"): ("texts",),
@@ -72,7 +73,7 @@ def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, Idle]:
         (ASKED, not kind.startswith(("dirichlet", "quantity")), f"{of_other}dirichlet or quantity",
          ["alpha"]),
         (ASKED, kind != "classes-per-client", f"{of_other}classes-per-client",
-         ["classes-per-client", "legacy-pfedhn"]),
+         ["classes-per-client"]),
         *((NEVER, data not in of and not (is_hub(data) and _HUB & {*of}),
            f"dataset={data}; it is for dataset={' or '.join(of)}", keys)
           for keys, of in _READ_BY.items()),

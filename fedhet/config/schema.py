@@ -192,6 +192,14 @@ class RunConfig(Schema):
     site: Words = Field(
         (), description="columns that together name the client, for partition=natural"
     )
+    group: Words = Field(
+        (),
+        description="columns that name the patient, recording or family of a row, whose rows all "
+        "lie in one split of one client; of image-folder a pattern such as {group}_*.png",
+    )
+    split_by: str = Field(
+        "", description="column of a date or a number; the latest rows of a client are its test"
+    )
     categories: Lists = Field(
         (),
         description="columns of `table` that are not numbers, with their values {sex: [f, m]}; on "
@@ -256,19 +264,19 @@ class RunConfig(Schema):
     )
     fraction: float = Field(1.0, gt=0, le=1, description="C, share of clients per round")
     partition: Literal[
-        "classes-per-client", "dirichlet", "dirichlet-balanced", "iid", "quantity", "natural",
-        "file",
+        "classes-per-client", "dirichlet", "iid", "quantity", "natural", "file",
     ] | Annotated[str, Field(pattern="^flwr:[A-Z]")] = Field(
         "classes-per-client",
         description="how examples are assigned to clients; natural: by the data's own `site`; "
         "`flwr:DirichletPartitioner alpha=0.3`: by a partitioner of flwr-datasets",
     )  # fmt: skip
-    partition_file: str = Field("", description="CSV `path,client,split` of partition=file")
+    partition_file: str = Field(
+        "", description="CSV `path,client,split` of partition=file, and perhaps `group`"
+    )
     classes_per_client: int = Field(2, ge=1, description="classes that each client owns")
     alpha: float = Field(
         0.3, gt=0, description="concentration of the Dirichlet partitions, and of quantity"
     )
-    legacy_pfedhn: bool = Field(False, description="deal classes as pFedHN's released code does")
     split: Ratio = Field((8, 1, 1), description="train:val:test, integers, per client and class")
 
     models: Words = Field(

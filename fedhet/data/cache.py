@@ -1,8 +1,8 @@
 """Data sets decoded once into a memory-mapped cache that all processes share.
 
 A cache entry is a folder ``<cache-dir>/<key>/`` with ``examples.bin``, the numbers of the examples
-(n, ...) one after another, ``labels.npy`` (n,) int64, ``sites.npy`` (n,) or (0,) int32 and
-``meta.json``, which has the examples' dtype and shape.
+(n, ...) one after another, ``rows.npz`` with labels, sites, groups and times, and ``meta.json``,
+which has the examples' dtype and shape, and the digest of all of it.
 It is written under a lock into a temporary folder, synced and renamed, so a reader sees all of it
 or nothing; only its owner can read it. On opening, sizes, shapes and the hash of the labels are
 checked; the examples are not, because a training process reads only its clients'.
@@ -12,10 +12,11 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -27,18 +28,23 @@ from fedhet.data.sources import find_source
 from fedhet.errors import UserError
 from fedhet.files import appearing, private_folder
 
-_FORMAT = 8
+_FORMAT = 9
 _EXAMPLES = "examples.bin"
+_CHUNK = 1 << 24  # bytes that are hashed at a time
+_ARRAYS = ("labels", "sites", "groups", "times")
+_TEXTS = ("classes", "site_names", "warnings", "notes", "paths")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(Content):
     """All examples of a source, with what is known of them.
 
-    ``examples`` (n, ...) is a read-only memory map, of images (n, s, s, 3) uint8.
+    ``examples`` (n, ...) is a read-only memory map, of images (n, s, s, 3) uint8. ``digest`` is the
+    SHA-256 of everything that a run on it depends on: another value is another digest.
     """
 
     examples: npt.NDArray[Any]
+    digest: str = ""
 
 
 def default_cache_dir() -> Path:
@@ -110,22 +116,27 @@ def _load(folder: Path) -> Dataset | None:
     """Return the entry, or ``None`` if there is none or it is damaged."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        labels = np.load(folder / "labels.npy", allow_pickle=False)
-        sites = np.load(folder / "sites.npy", allow_pickle=False)
+        with np.load(folder / "rows.npz", allow_pickle=False) as file:
+            arrays = {name: file[name] for name in _ARRAYS}
         examples = _mapped(folder, meta, "r")
-        lists: dict[str, Any] = {key: tuple(value) for key, value in meta["about"].items()}
+        lists: dict[str, Any] = {key: tuple(meta["about"].pop(key)) for key in _TEXTS}
         sound = (
             (folder / _EXAMPLES).stat().st_size == examples.nbytes
-            and len(examples) == len(labels)
-            and len(lists["paths"]) in (0, len(labels))
-            and len(sites) in (0, len(labels))
-            and hashlib.sha256(labels.tobytes()).hexdigest() == meta["labels_sha256"]
+            and len(examples) == len(arrays["labels"])
+            and {len(examples), 0} >= {len(one) for one in (*arrays.values(), lists["paths"])}
+            and _rows_digest(arrays) == meta["rows_sha256"]
         )
-        inputs = load_inputs(meta["inputs"])
-        found = Dataset(examples=examples, labels=labels, sites=sites, inputs=inputs, **lists)
-    except (OSError, ValueError, KeyError, TypeError, EOFError):
+        dataset = Dataset(
+            examples=examples, inputs=load_inputs(meta["inputs"]), digest=meta["digest"],
+            **arrays, **lists, **meta["about"],
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile):
         return None
-    return found if sound else None
+    return dataset if sound else None
+
+
+def _rows_digest(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+    return hashlib.sha256(b"".join(arrays[name].tobytes() for name in _ARRAYS)).hexdigest()
 
 
 def _mapped(folder: Path, meta: dict[str, Any], mode: Literal["r", "r+"]) -> npt.NDArray[Any]:
@@ -143,14 +154,15 @@ def _write(folder: Path, source: Source, image: Inputs, classes: tuple[str, ...]
         examples = _mapped(folder, form, "r+")
         for index in np.flatnonzero(content.factors != 1):
             examples[index] *= content.factors[index]
-    for name, array in (("labels.npy", content.labels), ("sites.npy", content.sites)):
-        np.save(folder / name, array, allow_pickle=False)
-    lists = ("classes", "site_names", "warnings", "notes", "paths")
-    meta = form | {
-        "about": {key: getattr(content, key) for key in lists},
-        "inputs": content.inputs.dump(),
-        "labels_sha256": hashlib.sha256(content.labels.tobytes()).hexdigest(),
-    }
+    arrays = {name: getattr(content, name) for name in _ARRAYS}
+    np.savez(folder / "rows.npz", **arrays)
+    lists = {key: getattr(content, key) for key in (*_TEXTS, "group_by", "grouped")}
+    meta = form | {"inputs": content.inputs.dump(), "rows_sha256": _rows_digest(arrays)}
+    digest = hashlib.sha256(json.dumps([meta, lists["classes"], lists["site_names"]]).encode())
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    meta |= {"about": lists, "digest": digest.hexdigest()}
     (folder / "meta.json").write_bytes(json.dumps(meta).encode())
 
 

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -135,6 +136,8 @@ def image_stream(
     return replace(
         about, labels=labels, classes=classes, paths=tuple(about.paths[k] for k in kept),
         sites=about.sites[kept] if len(about.sites) else about.sites, factors=factors,
+        groups=about.groups[kept] if len(about.groups) else about.groups,
+        times=about.times[kept] if len(about.times) else about.times,
         warnings=tuple(warnings), notes=tuple(notes),
     )  # fmt: skip
 
@@ -240,19 +243,46 @@ class _Tree:
     level: int  # of the class in a path: 1 below folders of sites
 
 
-def image_folder(data_path: str) -> Source:
+def image_folder(data_path: str, group: Sequence[str] = ()) -> Source:
     """Return the folder of class folders, or the zip of one, at ``data_path``.
 
-    Raise UserError if it does not exist or most images are of other levels.
+    ``group`` is a pattern of the paths such as ``{group}_*.png``. Raise UserError if there is no
+    such folder, if most images are of other levels, or for a path that does not match.
     """
     path = existing("image-folder", data_path)
     tree = _scan(path)
     stats = file_stats([path / name for name in tree.images] if path.is_dir() else [path])
-    key: list[object] = ["image-folder", str(path), tree.classes, tree.ignored, stats]
-    return Source(key, partial(_folder_stream, path, tree), (len(tree.images), len(tree.classes)))
+    key: list[object] = ["image-folder", str(path), tree.classes, tree.ignored, stats, *group]
+    stream = partial(_folder_stream, path, tree, ",".join(group))
+    return Source(key, stream, (len(tree.images), len(tree.classes)))
 
 
-def _folder_stream(path: Path, tree: _Tree, image: Inputs, classes: tuple[str, ...]) -> Stream:
+def groups_of(paths: Sequence[str], pattern: str) -> npt.NDArray[np.int32]:
+    """Return equal codes (n,) for paths whose ends have the same ``{group}``; UserError: no match.
+
+    ``*`` is any text and ``?`` any sign within a name; ``{group}`` is as short as it can be.
+    """
+    if pattern.count("{group}") != 1:
+        raise UserError(
+            f"group: '{pattern}' is not allowed: of images it is a pattern of the path with one "
+            "{group}, such as {group}_*.png or {group}/*"
+        )
+    signs = {"{group}": "(?P<group>[^/]+?)", "*": "[^/]*", "?": "[^/]"}
+    parts = re.split(r"(\{group\}|\*|\?)", pattern)
+    ends = re.compile("(^|.*/)" + "".join(signs.get(one) or re.escape(one) for one in parts))
+    matches = [ends.fullmatch(path) for path in paths]
+    if other := [path for path, match in zip(paths, matches, strict=True) if not match]:
+        raise UserError(
+            f"group: '{pattern}' does not match {len(other)} of {len(paths)} images: "
+            f"{listed(other, 3)}"
+        )
+    names = [match["group"] for match in matches if match]
+    return np.unique(names, return_inverse=True)[1].astype(np.int32)
+
+
+def _folder_stream(
+    path: Path, tree: _Tree, group: str, image: Inputs, classes: tuple[str, ...]
+) -> Stream:
     """Return images by label, then by file name, the same for a folder and its zip.
 
     Raise UserError for a folder that is not in ``classes``.
@@ -268,13 +298,19 @@ def _folder_stream(path: Path, tree: _Tree, image: Inputs, classes: tuple[str, .
     order = [name for _, name in pairs]
     labels = np.array([label for label, _ in pairs], dtype=np.int64)
     about = Content(image, labels, names, paths=tuple(order))
+    if group:
+        groups = groups_of(order, group)
+        line = f"{groups.max(initial=-1) + 1:,} groups by {group}"
+        about = replace(about, groups=groups, group_by=group, grouped=True, notes=(line,))
     if tree.level:
         names_of, owners = np.unique([n.split("/")[0] for n in order], return_inverse=True)
         sites = names_of.tolist()
         line = f"{len(sites)} sites by folder: {listed(sites)}"
         about = replace(
             about, sites=owners.astype(np.int32), site_names=safe_ids(sites),
-            notes=(f"{line}; partition=natural makes each a client", *listed_ids(sites)),
+            notes=(
+                f"{line}; partition=natural makes each a client", *listed_ids(sites), *about.notes
+            ),
         )  # fmt: skip
     full = [tree.prefix + name for name in order]
     images = decode_all(path, full, image.image_shape, scans=image.scan)

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -234,6 +234,7 @@ GAPS = (
     ".", "-", "--", "nil", "#div/0!", "#value!", "#ref!", "#num!", "#name?",
 )  # fmt: skip
 MAX_CLASSES = 10_000
+RECORDING = "recording"  # what windows that were cut from one are grouped by
 MEASURED = 20  # different numbers of a target that is taken for a measurement, if they are many
 _GAP, _UNKNOWN = -1, -2  # in place of a label
 _PLAIN = re.compile(r"[+-]?(\d{1,300}(\.\d{0,300})?|\.\d{1,300})", re.ASCII)
@@ -274,6 +275,8 @@ class Reading:
     target: str = ""
     labels: tuple[tuple[str, tuple[str, ...]], ...] = ()
     site: tuple[str, ...] = ()
+    group: tuple[str, ...] = ()
+    split_by: str = ""
     categories: tuple[tuple[str, tuple[str, ...]], ...] = ()
     ignore: tuple[str, ...] = ()
     text: str = ""
@@ -286,13 +289,26 @@ class Reading:
     form: Form = Form()
     declared: bool = False
 
+    @property
+    def when(self) -> list[str]:
+        """Return the column of ``split-by``, if there is one."""
+        return [self.split_by] if self.split_by else []
+
+    @property
+    def taken(self) -> set[str]:
+        """Return the columns that are no features, since a key names them for something else."""
+        return {self.target, *self.site, *self.group, *self.when, *self.ignore}
+
 
 @dataclass(frozen=True)
 class Content:
     """What is known of examples once they are read.
 
     ``inputs`` says what an example is; ``labels`` (n,) int64 index into ``classes``. ``sites`` (n,)
-    int32 index into ``site_names`` where the data says whose an example is; else (0,).
+    int32 index into ``site_names`` where the data says whose an example is; else (0,). ``groups``
+    (n,) or (0,) int32 are equal for the rows of one person, recording or scan, by ``group_by``;
+    ``grouped`` says that they stay together, else they are only suspected. ``times`` (n,) or (0,)
+    are float64 of the column of ``split-by``.
     ``warnings`` say what may be wrong, ``notes`` what was understood of a file. ``paths`` name
     images, relative to the root such as ``ship/0655.webp``; other examples are named by index.
     ``factors`` (n,) or (0,) are what the stored examples must still be multiplied by.
@@ -303,6 +319,10 @@ class Content:
     classes: tuple[str, ...]
     sites: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     site_names: tuple[str, ...] = ()
+    groups: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    group_by: str = ""
+    grouped: bool = False
+    times: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
@@ -541,42 +561,109 @@ def alike(names: Sequence[str]) -> list[list[str]]:
     return [same for same in found.values() if len(same) > 1]
 
 
+REPEATING = re.compile(  # names of columns that say whose a row is, or of what it was cut
+    r"(^|[^a-z])(patients?|subj|subjects?|persons?|participants?|probands?|famil(y|ies)|households?"
+    r"|recordings?|scans?|stud(y|ies)|series|sessions?|specimens?|donors?|animals?|users?"
+    r"|customers?|clients?|volunteers?|mrn|pid)[^a-z]?(id|ids|no|nr|nbr|num|number|code|key|uuid)?"
+    r"([^a-z]|$)|(^|[^a-z])(id|ids|uuid|guid)([^a-z]|$)"
+)
+_FEW_GROUPS = 10  # values of such a column below which it says nothing of whose a row is
+
+
+def snake(name: str) -> str:
+    """Return ``PatientID`` as ``patient_id``."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def present(file: RowFile, reading: Reading) -> Reading:
+    """Return the reading, on a node without sites that its file has not.
+
+    All rows of a node are its own. Raise UserError for a column that a key names and the file has
+    not.
+    """
+    if reading.declared:
+        reading = replace(reading, site=tuple(n for n in reading.site if n in file.columns))
+    keys = {"target": [reading.target], "site": reading.site, "group": reading.group}
+    for key, names in (keys | {"split-by": reading.when}).items():
+        need(file, names, key)
+    return reading
+
+
+class _Codes:
+    """Numbers of the values of some columns together, as they are written; -1 for a gap."""
+
+    def __init__(self, names: Sequence[str], missing: frozenset[str]) -> None:
+        self.names, self._missing = names, missing
+        self.places: dict[tuple[str, ...], int] = {}
+        self.parts: list[Indices] = []  # of the rows, as they come
+
+    def of(self, frame: pd.DataFrame) -> Indices:
+        """Return the codes of some rows."""
+        first, *others = (frame[name] for name in self.names)
+        return coded(first.str.cat(others, sep="\x1f") if others else first, self._code)
+
+    def _code(self, value: str) -> int:
+        # pandas writes a whole number among gaps as 1.0.
+        parts = tuple(re.sub(r"^(\d+)\.0$", r"\1", one.strip()) for one in value.split("\x1f"))
+        if any(part.lower() in self._missing for part in parts):
+            return _GAP
+        return self.places.setdefault(parts, len(self.places))
+
+
 class Keys:
-    """Targets and sites of the rows that have both; the others are left out and counted.
+    """Target, site, group and time of the rows that have all of them; others are left out.
 
     The client of a row are the values of the columns of ``site``, joined by a hyphen, or its file.
+    ``suspects`` are columns beside those of ``REPEATING`` names that may say whose a row is.
     """
 
-    def __init__(self, reading: Reading, wanted: tuple[str, ...]) -> None:
+    def __init__(
+        self, reading: Reading, wanted: tuple[str, ...], suspects: Sequence[str] = ()
+    ) -> None:
         self.reading, self._classes = reading, Classes(reading, wanted)
-        self._sites: dict[tuple[str, ...], int] = {}
+        self._missing = reading.form.missing
+        self._files: dict[str, int] = {}
+        self._groups = [_Codes(reading.group, self._missing)] if reading.group else []
+        self._suspects = suspects
         self._labels: list[Indices] = []
         self._owners: list[Indices] = []
+        self._times: list[npt.NDArray[np.float64]] = []
+        self._recordings: list[Indices] = []
         self._left: Counter[str] = Counter()
 
-    def columns(self, file: RowFile) -> list[str]:
-        """Return the columns that are read as texts: target and sites.
+    def columns(self, file: RowFile, features: Collection[str] = ()) -> list[str]:
+        """Return the columns that are read as texts: target, site, group, time, and suspects.
 
-        On a node all rows are its own, with a column of the site or without. Raise UserError for a
-        target or a site that the file has not.
+        ``features`` are no suspects. Raise UserError as :func:`present`.
         """
-        if self.reading.declared:
-            there = tuple(name for name in self.reading.site if name in file.columns)
-            self.reading = replace(self.reading, site=there)
-        need(file, [self.reading.target], "target")
-        need(file, self.reading.site, "site")
-        return [self.reading.target, *self.reading.site]
+        self.reading = reading = present(file, self.reading)
+        self._sites = _Codes(reading.site, self._missing)
+        if not reading.group:
+            taken = reading.taken - set(reading.ignore) | {*features, reading.text, reading.time}
+            names = [name for name in file.columns if REPEATING.search(snake(name))]
+            every = dict.fromkeys([*self._suspects, *names])
+            self._groups = [_Codes([name], self._missing) for name in every if name not in taken]
+        groups = [name for one in self._groups for name in one.names]
+        return [*dict.fromkeys([reading.target, *reading.site, *groups, *reading.when])]
 
     def add(
-        self, file: RowFile, frame: pd.DataFrame, finite: npt.NDArray[np.bool_] | None = None
-    ) -> npt.NDArray[np.bool_]:
-        """Note the keys of some rows; return which of them have both, and are ``finite``."""
+        self, file: RowFile, frame: pd.DataFrame, finite: npt.NDArray[np.bool_] | None = None,
+        recordings: Indices | None = None,
+    ) -> npt.NDArray[np.bool_]:  # fmt: skip
+        """Note the keys of some rows; return which of them have all, and are ``finite``.
+
+        ``recordings`` (k,) are equal for windows that were cut from one recording.
+        """
         target = self.reading.target
         labels = self._classes.labels(frame[target], lambda row: file.at(row, target))
-        owners = self._owners_of(frame, file.site)
+        owners = self._sites.of(frame) if self.reading.site else self._file(file, len(frame))
+        groups = [one.of(frame) for one in self._groups]
+        times = self._when(file, frame)
         kept = np.ones(len(labels), dtype=bool)
         for what, good in (
             ("without target", labels >= 0), ("without site", owners >= 0),
+            ("without group", groups[0] >= 0 if self.reading.group else None),
+            ("without a time of split-by", None if times is None else ~np.isnan(times)),
             ("with gaps in the window", finite),
         ):  # fmt: skip
             if good is not None:
@@ -584,22 +671,51 @@ class Keys:
                 kept &= good
         self._labels.append(labels[kept])
         self._owners.append(owners[kept])
+        for one, codes in zip(self._groups, groups, strict=True):
+            one.parts.append(codes[kept])
+        if times is not None:
+            self._times.append(times[kept])
+        if recordings is not None:
+            self._recordings.append(recordings[kept])
         return kept
 
-    def _owners_of(self, frame: pd.DataFrame, file: Path | None) -> Indices:
-        """Return the code of every row's client, -1 for a gap; 0 where no client is named."""
-        if not self.reading.site:
-            name = (file.name.split(".")[0] or file.name,) if file else ()
-            return np.full(len(frame), self._sites.setdefault(name, len(self._sites)))
-        first, *others = (frame[name] for name in self.reading.site)
-        joined = first.str.cat(others, sep="\x1f") if others else first
+    def _file(self, file: RowFile, rows: int) -> Indices:
+        """Return the code of the file for all of its rows; 0 where the file is no site."""
+        name = file.site.name.split(".")[0] or file.site.name if file.site else ""
+        return np.full(rows, self._files.setdefault(name, len(self._files)), dtype=np.int64)
 
-        def code(value: str) -> int:
-            parts = tuple(map(canonical, value.split("\x1f")))
-            gap = any(part.lower() in self.reading.form.missing for part in parts)
-            return _GAP if gap else self._sites.setdefault(parts, len(self._sites))
+    def _when(self, file: RowFile, frame: pd.DataFrame) -> npt.NDArray[np.float64] | None:
+        """Return the times of ``split-by``, NaN for a gap; UserError for what is no time."""
+        name = self.reading.split_by
+        if not name:
+            return None
+        known = frame[name].mask(frame[name].str.lower().isin(list(self._missing)))
+        times = as_times(known)
+        for row, value in frame[name][known.notna() & np.isnan(times)].items():
+            raise UserError(
+                f"split-by: {file.at(row, name)}: {shown(str(value))} is neither a date nor a "
+                "number"
+            )
+        return times
 
-        return coded(joined, code)
+    def _grouped(self) -> dict[str, Any]:
+        """Return the groups of all rows: asked for, cut from one recording, or only suspected."""
+        if self.reading.group:
+            groups = np.concatenate(self._groups[0].parts)
+            by = " and ".join(self.reading.group)
+            return {"groups": groups.astype(np.int32), "group_by": by, "grouped": True}
+        if self._recordings:
+            groups = np.concatenate(self._recordings)
+            if len(np.unique(groups)) < len(groups):
+                groups = groups.astype(np.int32)
+                return {"groups": groups, "group_by": RECORDING, "grouped": True}
+        for one in self._groups:
+            groups = np.concatenate(one.parts)
+            if _FEW_GROUPS <= len(one.places) < len(groups):
+                # A gap is a group of its own.
+                groups = np.where(groups < 0, len(one.places) + np.arange(len(groups)), groups)
+                return {"groups": groups.astype(np.int32), "group_by": one.names[0]}
+        return {}
 
     def content(
         self, inputs: Inputs, warnings: Sequence[str] = (), notes: Sequence[str] = ()
@@ -611,7 +727,9 @@ class Keys:
         order, classes = self._classes.done()
         labels, owners = np.concatenate(self._labels), np.concatenate(self._owners)
         labels = order[labels] if len(labels) else labels
-        sites = ["-".join(parts) for parts in self._sites if parts]
+        sites = ["-".join(values) for values in self._sites.places] or list(
+            filter(None, self._files)
+        )
         clients = owners.astype(np.int32) if sites else np.zeros(0, dtype=np.int32)
         rows, left = len(labels), +self._left
         parts = [f"{rows:,} of {rows + left.total():,} rows" if left else f"{rows:,} rows"]
@@ -621,6 +739,26 @@ class Keys:
         ids = safe_ids(sites)
         if ids:
             parts.append(f"{len(ids)} sites: {counted(ids, clients)}")
+        groups = self._grouped()
+        if groups.get("grouped"):
+            number = len(np.unique(groups["groups"]))
+            parts.append(f"{number:,} groups by {groups['group_by']}")
         lines = filter(None, ("; ".join(parts), *notes, *listed_ids(sites)))
-        said = filter(None, (*warnings, *self._classes.warnings))
-        return Content(inputs, labels, classes, clients, ids, tuple(said), tuple(lines))
+        every = filter(None, (*warnings, *self._classes.warnings))
+        times = np.concatenate(self._times) if self._times else np.zeros(0)
+        return Content(
+            inputs, labels, classes, clients, ids, **groups, times=times, warnings=tuple(every),
+            notes=tuple(lines),
+        )  # fmt: skip
+
+
+def as_times(values: pd.Series) -> npt.NDArray[np.float64]:
+    """Return numbers, or dates as numbers, of texts; NaN for what is neither."""
+    from pandas import to_datetime, to_numeric
+
+    numbers = to_numeric(values, errors="coerce")
+    if numbers.isna().any() and values.notna().any():
+        dates = to_datetime(values, errors="coerce", format="mixed")
+        if dates.notna().any():
+            numbers = dates.astype("int64").where(dates.notna())
+    return np.asarray(numbers, dtype=np.float64)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedhet.config.schema import RunConfig
-from fedhet.data.inputs import Content, Indices, alike, listed, noun
+from fedhet.data.inputs import RECORDING, Content, Indices, alike, listed, noun
 from fedhet.errors import Damaged, UserError, brief, nearest
 from fedhet.files import client_order, is_id, parse_yaml
 from fedhet.rng import generator
@@ -59,20 +59,115 @@ def split_counts(counts: npt.ArrayLike, split: Sequence[int]) -> Indices:
 
 
 def split_client(
-    indices: Indices, labels: Indices, split: Sequence[int], seed: int, client: str
+    indices: Indices, data: Content, split: Sequence[int], seed: int, client: str
 ) -> ClientSplit:
-    """Split ``indices`` (n,), ascending, whose labels are ``labels`` (n,).
+    """Split a client's examples ``indices`` (n,), ascending.
 
-    Which image goes where depends on (seed, client) and on the client's own images only.
+    Which goes where depends on (seed, client) and on the client's own examples only. Groups stay
+    whole; with times the latest go to test, those before them to val.
     """
-    order = generator(seed, "split", client).permutation(len(indices))
+    rng, labels = generator(seed, "split", client), data.labels[indices]
+    if len(data.times):
+        groups = data.groups[indices] if data.grouped else np.arange(len(indices))
+        which = _split_by_time(data.times[indices], groups, split)
+    elif data.grouped:
+        which = _split_groups(rng, labels, data.groups[indices], split)
+        if data.group_by == RECORDING:
+            _split_few(which, labels, data.groups[indices], split)
+    else:
+        which = _split_rows(rng, labels, split)
+    return ClientSplit(*(indices[which == part] for part in range(3)))
+
+
+def _split_rows(rng: np.random.Generator, labels: Indices, split: Sequence[int]) -> Indices:
+    """Return the part (n,) of every row: 0 train, 1 val, 2 test; by class and by chance."""
+    order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
-    _, first, counts = np.unique(labels[order], return_index=True, return_counts=True)
-    parts = split_counts(counts, split)
-    rank = np.arange(len(order)) - np.repeat(first, counts)
-    bounds = np.repeat(np.cumsum(parts, axis=1), counts, axis=0)
-    which = (rank[:, None] >= bounds).sum(axis=1)
-    return ClientSplit(*(np.sort(indices[order[which == part]]) for part in range(3)))
+    which = np.empty(len(labels), dtype=np.int64)
+    which[order] = _in_turn(labels[order], split)
+    return which
+
+
+def _in_turn(labels: Indices, split: Sequence[int]) -> Indices:
+    """Return the part (n,) of every row of sorted labels: the first of a class are train."""
+    _, first, counts = np.unique(labels, return_index=True, return_counts=True)
+    rank = np.arange(len(labels)) - np.repeat(first, counts)
+    bounds = np.repeat(np.cumsum(split_counts(counts, split), axis=1), counts, axis=0)
+    which: Indices = (rank[:, None] >= bounds).sum(axis=1)
+    return which
+
+
+def _split_groups(
+    rng: np.random.Generator, labels: Indices, groups: npt.NDArray[Any], split: Sequence[int]
+) -> Indices:
+    """Return the part (n,) of every row; of each class about the share of its groups.
+
+    A class with two groups has one in train and one in test, as two rows have.
+    """
+    codes, counts = _group_counts(labels, groups)
+    of_class = (counts > 0).sum(axis=0)
+    mean = counts.sum(axis=0) / np.maximum(1, of_class)
+    needs = split_counts(of_class, split).T * mean
+    return _deal(rng, counts, needs)[codes]
+
+
+def _group_counts(labels: Indices, groups: npt.NDArray[Any]) -> tuple[Indices, Indices]:
+    """Return the place (n,) of every row's group, and int64 (G, C): its rows of each class."""
+    _, codes = np.unique(groups, return_inverse=True)
+    present, columns = np.unique(labels, return_inverse=True)
+    counts = np.zeros((codes.max(initial=-1) + 1, len(present)), dtype=np.int64)
+    np.add.at(counts, (codes, columns), 1)
+    return codes, counts
+
+
+def _deal(rng: np.random.Generator, counts: Indices, needs: npt.NDArray[np.float64]) -> Indices:
+    """Return who gets each group, in an order by chance: whoever lacks most of its rows.
+
+    ``counts`` (G, C) are the groups' rows of each class; ``needs`` (P, C) how many each is to have,
+    who gets none of a class that it needs none of, as far as that goes.
+    """
+    # Iterative stratification (Sechidis et al. 2011), of groups.
+    left = needs - counts.sum() * (needs <= 0)
+    chosen = np.zeros(len(counts), dtype=np.int64)
+    for group in rng.permutation(len(counts)):
+        chosen[group] = np.argmax(left @ counts[group])
+        left[chosen[group]] -= counts[group]
+    return chosen
+
+
+def _split_few(
+    which: Indices, labels: Indices, groups: npt.NDArray[Any], split: Sequence[int]
+) -> None:
+    """Cut the windows of a class by time where it has fewer recordings than there are parts.
+
+    Its last windows are test then: whole recordings would leave it without.
+    """
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        if len(np.unique(groups[rows])) < np.count_nonzero(split):
+            which[rows] = _in_turn(labels[rows], split)
+
+
+def _split_by_time(
+    times: npt.NDArray[np.float64], groups: npt.NDArray[Any], split: Sequence[int]
+) -> Indices:
+    """Return the part (n,) of every row: the latest are test. A group is as late as its last row.
+
+    Rows of one time stay together; test and val have as many times as come nearest to their share.
+    """
+    _, codes = np.unique(groups, return_inverse=True)
+    last = np.full(codes.max(initial=-1) + 1, -np.inf)
+    np.maximum.at(last, codes, times)
+    _, place, counts = np.unique(last[codes], return_inverse=True, return_counts=True)
+    upto, which = np.concatenate([[0], np.cumsum(counts)]), np.zeros(len(times), dtype=np.int64)
+    end = len(counts)
+    for part in (2, 1):
+        if split[part] and end > 1:  # one time at least is left for training
+            want = upto[end] - len(times) * split[part] / sum(split)
+            start = 1 + int(np.argmin(np.abs(upto[1:end] - want)))
+            which[(place >= start) & (place < end)] = part
+            end = start
+    return which
 
 
 # --- partition=file ----------------------------------------------------------------
@@ -92,7 +187,8 @@ def read_partition_file(
     index_of = {path: index for index, path in enumerate(paths)}
     held: dict[str, dict[str, list[int]]] = {}
     seen_in: dict[str, int] = {}
-    for line, (path, client, split) in _file_rows(file):
+    places: dict[str, tuple[str, str]] = {}  # of groups
+    for line, (path, client, split, *group) in _file_rows(file):
         what = ""
         if path not in index_of:
             like = next(iter(index_of), "")
@@ -101,6 +197,11 @@ def read_partition_file(
             what = f"path {path!r} is already in line {seen_in[path]}"
         elif not is_id(client):
             what = f"client {client!r} is not allowed (1 to 64 of A-Z a-z 0-9 . _ -)"
+        elif group and (before := places.setdefault(group[0], (client, split))) != (client, split):
+            what = (
+                f"group {group[0]!r} is in {split} of client {client!r}, and above in {before[1]} "
+                f"of client {before[0]!r}: a group has one place"
+            )
         if what:
             raise UserError(f"partition-file {file} line {line}: {what}")
         held.setdefault(client, {name: [] for name in SPLITS})[split].append(index_of[path])
@@ -126,7 +227,7 @@ def _check_count(clients: int, found: int, who: str) -> None:
 
 def count_clients(file: str) -> int:
     """Return how many clients a partition file names; raise UserError if it is none."""
-    return len({client for _, (_, client, _) in _file_rows(file)})
+    return len({client for _, (_, client, *_) in _file_rows(file)})
 
 
 def _file_rows(file: str) -> Iterator[tuple[int, list[str]]]:
@@ -134,12 +235,13 @@ def _file_rows(file: str) -> Iterator[tuple[int, list[str]]]:
     try:
         with Path(file).expanduser().open(encoding="utf-8-sig", newline="") as text:
             reader = csv.reader(text, strict=True)
-            for row in chain([next(reader, [])], filter(None, reader)):
+            header = next(reader, [])
+            for row in chain([header], filter(None, reader)):
                 line, what = max(1, reader.line_num), ""
-                if line == 1 and row != HEADER:
-                    what = f"header {','.join(row)!r} must be {','.join(HEADER)!r}"
-                elif len(row) != len(HEADER):
-                    what = f"{len(row)} fields in {','.join(row)!r}, expected 3"
+                if line == 1 and row not in (HEADER, [*HEADER, "group"]):
+                    what = f"header {','.join(row)!r} must be {','.join(HEADER)!r} [,group]"
+                elif len(row) != len(header):
+                    what = f"{len(row)} fields in {','.join(row)!r}, expected {len(header)}"
                 elif line > 1 and row[2] not in SPLITS:
                     what = f"split {row[2]!r} is not one of {', '.join(SPLITS)}"
                 if what:
@@ -178,49 +280,17 @@ def classes_per_client(rng: np.random.Generator, data: Content, config: RunConfi
         for label in chosen:
             owners[label].append(client)
     counts = []
-    for size, takers in zip(sizes, owners, strict=True):
+    for name, size, takers in zip(data.classes, sizes, owners, strict=True):
         shares = rng.uniform(_LOW, _HIGH, len(takers))
         images = np.floor(size * shares / shares.sum()).astype(np.int64)
         if len(takers):
             images[: size - images.sum()] += 1
+            if images.min() < 1:
+                raise UserError(
+                    f"class {name!r} has {size} images, too few for the {len(takers)} clients that "
+                    "share it: fewer clients or classes-per-client, or more images"
+                )
         counts.append(images)
-    return _hand_out_slots(rng, data, owners, counts)
-
-
-def legacy_pfedhn(rng: np.random.Generator, data: Content, config: RunConfig) -> Indices:
-    """Partition as pFedHN's published code does, for comparison only.
-
-    N c // C + 1 slots per class, of which some stay free together with
-    their images; a client may draw one class twice; a client takes its shares from the end.
-    Raise UserError if an owner would get no image of its class.
-    """
-    sizes = _sizes(data)
-    number = config.clients * config.classes_per_client // len(sizes) + 1
-    shares = rng.uniform(_LOW, _HIGH, (len(sizes), number))
-    shares /= shares.sum(axis=1, keepdims=True)
-    slots = np.full(len(sizes), number, dtype=np.int64)
-    owners: list[list[int]] = [[] for _ in sizes]
-    for client in range(config.clients):
-        for _ in range(config.classes_per_client):
-            label = rng.choice(np.flatnonzero(slots == slots.max()))
-            slots[label] -= 1
-            owners[label].append(client)
-    counts = [
-        np.floor(sizes[label] * shares[label, ::-1][: len(takers)]).astype(np.int64)
-        for label, takers in enumerate(owners)
-    ]
-    return _hand_out_slots(rng, data, owners, counts)
-
-
-def _hand_out_slots(
-    rng: np.random.Generator, data: Content, owners: list[list[int]], counts: list[Indices]
-) -> Indices:
-    for name, size, images in zip(data.classes, _sizes(data), counts, strict=True):
-        if len(images) and images.min() < 1:
-            raise UserError(
-                f"class {name!r} has {size} images, too few for the {len(images)} clients that "
-                "share it: fewer clients or classes-per-client, or more images"
-            )
     return _hand_out(rng, data, owners, counts)
 
 
@@ -244,14 +314,9 @@ def _hand_out(
 def dirichlet(rng: np.random.Generator, data: Content, config: RunConfig) -> Indices:
     """Cut every class by q ~ Dir(alpha 1_N); redraw until every client has 10 images.
 
-    With ``dirichlet-balanced`` (the NIID-Bench lineage, not the same law) a client
-    that already holds n/N images gets none of the next classes. Raise UserError for too few images,
-    or if no draw of 1,000 gives every client 10.
+    Raise UserError for too few images, or if no draw of 1,000 gives every client 10.
     """
-    balanced = config.partition == "dirichlet-balanced"
-    draw = _draw_balanced if balanced else _draw_plain
-    advice = "fewer clients" if balanced else "fewer clients or partition dirichlet-balanced"
-    counts = _enough_each(config, data, advice, lambda: draw(rng, _sizes(data), config))
+    counts = _enough_each(rng, data, config, _sizes(data))
     return _hand_out(rng, data, [np.arange(config.clients)] * len(counts), list(counts))
 
 
@@ -261,9 +326,7 @@ def quantity(rng: np.random.Generator, data: Content, config: RunConfig) -> Indi
     The quantity skew of NIID-Bench (Li et al. 2022, arXiv 2102.02079). Raise UserError as
     :func:`dirichlet`.
     """
-    total = np.array(len(data.labels))
-    counts = _enough_each(config, data, "fewer clients", lambda: _draw_plain(rng, total, config))
-    return _by_chance(rng, counts)
+    return _by_chance(rng, _enough_each(rng, data, config, np.array(len(data.labels))))
 
 
 def iid(rng: np.random.Generator, data: Content, config: RunConfig) -> Indices:
@@ -283,19 +346,23 @@ def _check_enough(data: Content, config: RunConfig) -> None:
 
 
 def _enough_each(
-    config: RunConfig, data: Content, advice: str, draw: Callable[[], Indices | None]
+    rng: np.random.Generator, data: Content, config: RunConfig, sizes: Indices
 ) -> Indices:
-    """Return the first draw (..., N) that gives every client 10; raise UserError after 1,000."""
+    """Return the first counts (C, N), or (N,) of one size, that give every client 10.
+
+    Raise UserError after 1,000 draws.
+    """
     _check_enough(data, config)
+    alpha = np.full(config.clients, config.alpha)
     for _ in range(MAX_TRIES):
-        counts = draw()
-        if counts is not None:
-            held = counts.reshape(-1, config.clients).sum(axis=0)
-            if held.min() >= MIN_CLIENT_IMAGES:
+        shares = rng.dirichlet(alpha, size=sizes.shape or None)
+        if np.isfinite(shares).all():  # alpha may be too small for floats
+            counts = _cuts(shares, sizes)
+            if counts.reshape(-1, config.clients).sum(axis=0).min() >= MIN_CLIENT_IMAGES:
                 return counts
     raise UserError(
         f"alpha {config.alpha:g} with clients {config.clients}: no draw of {MAX_TRIES} gives every "
-        f"client {MIN_CLIENT_IMAGES} examples; use a larger alpha, {advice}"
+        f"client {MIN_CLIENT_IMAGES} examples; use a larger alpha, or fewer clients"
     )
 
 
@@ -315,31 +382,11 @@ def _cuts(shares: npt.NDArray[np.float64], size: Indices) -> Indices:
     return np.diff(upper, axis=-1, prepend=0)
 
 
-def _draw_plain(rng: np.random.Generator, sizes: Indices, config: RunConfig) -> Indices | None:
-    """Draw counts (C, N), or (N,) of one size; ``None`` if alpha is too small for floats."""
-    shares = rng.dirichlet(np.full(config.clients, config.alpha), size=sizes.shape or None)
-    return _cuts(shares, sizes) if np.isfinite(shares).all() else None
-
-
-def _draw_balanced(rng: np.random.Generator, sizes: Indices, config: RunConfig) -> Indices | None:
-    """Draw counts (C, N); ``None`` where all shares fell to clients that are full."""
-    shares = rng.dirichlet(np.full(config.clients, config.alpha), size=len(sizes))
-    counts = np.zeros(shares.shape, dtype=np.int64)
-    for label, size in enumerate(sizes):
-        full = counts.sum(axis=0) * config.clients >= sizes.sum()
-        open_shares = np.where(full, 0, shares[label])
-        total = open_shares.sum()
-        if not total > 0 or not np.isfinite(total):
-            return None
-        counts[label] = _cuts(open_shares / total, np.asarray(size))
-    return counts
-
-
 # --- partitions ----------------------------------------------------------------
 
 _DRAWS = {
     "classes-per-client": classes_per_client, "iid": iid, "quantity": quantity,
-    "dirichlet": dirichlet, "dirichlet-balanced": dirichlet,
+    "dirichlet": dirichlet,
 }  # fmt: skip
 PREFIX = "flwr:"  # and the class of a partitioner of flwr-datasets, with its keywords
 _NAMED = 5
@@ -377,6 +424,7 @@ def make_partition(data: Content, config: RunConfig) -> Partition:
     ``clients`` may be 0 for natural clients, a file and partitioners that say it themselves. Raise
     UserError for examples of one class, an infeasible setting, or an error in the file.
     """
+    check_groups(data, config)
     about, lines = about_classes(data, noun(config.dataset)), list[str]()
     if config.partition == "file":
         known = data.paths or [str(index) for index in range(len(data.labels))]
@@ -385,11 +433,55 @@ def make_partition(data: Content, config: RunConfig) -> Partition:
         ids, clients, lines = _natural(data, config)
     else:
         owner, count = _owners(data, config)
+        if data.grouped:
+            owner = _whole_groups(data, owner, count, config.data_seed)
         ids = tuple(str(k) for k in range(count))
         clients = tuple(_splits(data, config, ids, owner))
-    lines += [*about, *_coded_by_site(data)]
+    lines += [*about, *_coded_by_site(data), *_about_groups(clients, data, config)]
     lines += _about_clients(Partition(clients, ids, ()), data, config)
     return Partition(clients, ids, tuple(lines))
+
+
+def check_groups(data: Content, config: RunConfig) -> None:
+    """Raise UserError for keys that this data set cannot follow."""
+    for key, values, there in (
+        ("group", config.group, data.grouped), ("split-by", config.split_by, len(data.times)),
+    ):  # fmt: skip
+        if values and not there:
+            name = ",".join(values) if key == "group" else values
+            raise UserError(
+                f"{key}: '{name}' is not allowed: dataset {config.dataset} has no such column"
+            )
+
+
+def _about_groups(
+    clients: Sequence[ClientSplit], data: Content, config: RunConfig
+) -> Iterator[str]:
+    """Yield lines about test examples whose group is in train, too, and windows cut by time."""
+    if not len(data.groups):
+        return
+    what, by = noun(config.dataset), data.group_by
+    train = np.unique(np.concatenate([data.groups[one.train] for one in clients]))
+    tests = [np.isin(data.groups[one.test], train) for one in clients]
+    seen, total = sum(int(one.sum()) for one in tests), sum(map(len, tests))
+    if not seen:
+        return
+    figure = f"{seen:,} of {total:,} test {what} have their {by} in train"
+    if not data.grouped:
+        yield (
+            f"{figure}, so the test figures may be those of {what} seen in training: group={by} "
+            f"keeps all {what} of one in one split"
+        )
+    elif by == RECORDING and config.partition != "file":
+        yield f"{figure}: some class of theirs has fewer than 3 recordings, and was cut by time"
+    elif config.partition == "natural":
+        pairs = np.unique(np.stack([data.groups, data.sites]), axis=1)[0]
+        number = int((np.unique(pairs, return_counts=True)[1] > 1).sum())
+        yield f"{number:,} groups by {by} lie in two sites or more: {figure} of another site"
+    elif config.group:
+        raise UserError(f"partition-file {config.partition_file}: {figure}, which group forbids")
+    else:
+        yield f"{figure}, as partition-file says"
 
 
 def _owners(data: Content, config: RunConfig) -> tuple[Indices, int]:
@@ -404,8 +496,36 @@ def _owners(data: Content, config: RunConfig) -> tuple[Indices, int]:
             f"classes-per-client {config.classes_per_client} is not allowed: "
             f"the data set has {len(data.classes)} classes (1..{len(data.classes)})"
         )
-    draw = legacy_pfedhn if owned and config.legacy_pfedhn else _DRAWS[config.partition]
+    draw = _DRAWS[config.partition]
     return draw(generator(config.data_seed, "partition"), data, config), config.clients
+
+
+def _whole_groups(data: Content, owner: Indices, clients: int, seed: int) -> Indices:
+    """Return the client (n,) of every example such that no group is at two; -1 for none.
+
+    A group that lies whole stays; the others go where most is missing of what was dealt.
+    """
+    codes, counts = _group_counts(data.labels, data.groups)
+    if len(counts) < clients:
+        raise UserError(
+            f"clients {clients} is not allowed: there are {len(counts)} groups by {data.group_by}"
+        )
+    needs = np.zeros((clients + 1, counts.shape[1]))  # the last is nobody
+    np.add.at(needs, (owner, np.unique(data.labels, return_inverse=True)[1]), 1)
+    first = np.full(len(counts), -2)
+    first[codes] = owner
+    split = np.zeros(len(counts), dtype=bool)
+    split[codes[first[codes] != owner]] = True
+    for group in np.flatnonzero(~split):
+        needs[first[group]] -= counts[group]
+    first[split] = _deal(generator(seed, "groups"), counts[split], needs)
+    owner = np.where(first == clients, -1, first)[codes]
+    if missing := sorted(set(range(clients)) - set(owner.tolist())):
+        raise UserError(
+            f"clients {clients}: client {missing[0]} gets no whole group by {data.group_by}: use "
+            "fewer clients, or another partition"
+        )
+    return owner
 
 
 def _splits(
@@ -415,8 +535,7 @@ def _splits(
     order = np.argsort(owner, kind="stable").astype(np.int64)
     ends = np.searchsorted(owner[order], np.arange(len(ids) + 1))
     for client, start, end in zip(ids, ends, ends[1:], strict=False):
-        mine = order[start:end]
-        yield split_client(mine, data.labels[mine], config.split, config.data_seed, client)
+        yield split_client(order[start:end], data, config.split, config.data_seed, client)
 
 
 def _natural(

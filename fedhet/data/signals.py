@@ -24,6 +24,7 @@ from fedhet.data.inputs import (
     Keys,
     Reading,
     Stream,
+    as_times,
     need,
 )
 from fedhet.data.rows import RowFile
@@ -79,6 +80,12 @@ class Npz(RowFile):
     def one_of(self, names: Sequence[str]) -> str:
         """Return the first of these names that there is; without any the first."""
         return next((name for name in names if name in self.columns), names[0])
+
+    def has_column(self, name: str) -> bool:
+        """Return whether an array has one value for each window."""
+        with self._reading(name), self._file.zip.open(f"{name}.npy") as file:
+            shape, _, dtype = _header(file)
+        return shape == self.shape[:1] and not dtype.hasobject
 
     def windows(self) -> Iterator[npt.NDArray[Any]]:
         """Yield windows (k, c, t); an array in Fortran's order is read whole for it."""
@@ -169,7 +176,8 @@ def of_npz(paths: Sequence[Path], reading: Reading, classes: tuple[str, ...]) ->
     keys = Keys(replace(reading, target=reading.target or files[0].one_of(TARGETS)), classes)
     for file in files:
         file.site = file.path if len(files) > 1 else None
-        rows, start = file.rows(keys.columns(file)), 0
+        others = [name for name in file.columns if not file.has_column(name)]
+        rows, start = file.rows(keys.columns(file, others)), 0
         for part in file.windows():
             stored = small_numbers(part, *dtypes)
             yield stored[keys.add(file, rows[start : start + len(part)], finite(stored))]
@@ -203,28 +211,28 @@ def _recordings(file: RowFile, keys: Keys, others: Sequence[str]) -> Stream:
     reading = keys.reading
     channels = reading.channels or tuple(others)
     need(file, [reading.time, *channels], "channels")
-    rows, texts = TableRows(Inputs.table(channels)), [*keys.columns(file), reading.time]
-    values, frames = [], []
-    for part, some in file.chunks(texts, channels):
+    rows, texts = TableRows(Inputs.table(channels)), keys.columns(file, [*channels, reading.time])
+    values, frames, files = [], [], []
+    for part, some in file.chunks([*texts, reading.time], channels):
         values.append(rows.numbers(part, some))
-        frames.append(some[texts].assign(**{"": str(part.site)}))
+        frames.append(some[[*texts, reading.time]].assign(**{"": str(part.site)}))
+        files.append(part)
     x, frame = np.concatenate(values), pd.concat(frames)
-    when = _times(frame.pop(reading.time))
-    same = (frame == frame.shift()).all(axis=1)
+    parts = np.repeat(np.arange(len(files)), [len(one) for one in frames])
+    when = as_times(frame.pop(reading.time))
+    ends = frame[[reading.target, *keys.reading.site, *reading.group, ""]]
+    same = (ends == ends.shift()).all(axis=1)
     new = np.flatnonzero(~same.to_numpy() | (np.diff(when, prepend=np.inf) <= 0))
     starts, length, line = _cut(new, len(x), reading.length)
     windows = np.stack([x[start : start + length].T for start in starts])
-    yield windows[keys.add(file, frame.iloc[starts], finite(windows))]
+    recordings = np.searchsorted(new, starts, side="right")
+    good = finite(windows)
+    for place in np.unique(parts[starts]):  # each file of a folder is a site
+        own = parts[starts] == place
+        some = frame.iloc[np.array(starts)[own]]
+        yield windows[own][keys.add(files[place], some, good[own], recordings[own])]
     inputs = Inputs(SIGNAL, windows.shape[1:], scale=reading.scale)
     return keys.content(inputs, (), [line, file.said])
-
-
-def _times(column: pd.Series) -> npt.NDArray[np.float64]:
-    numbers = pd.to_numeric(column, errors="coerce")
-    if numbers.isna().any():
-        dates = pd.to_datetime(column, errors="coerce", format="mixed")
-        numbers = dates.astype("int64").where(dates.notna())
-    return np.asarray(numbers, dtype=np.float64)
 
 
 def _cut(new: npt.NDArray[Any], rows: int, length: int) -> tuple[list[int], int, str]:

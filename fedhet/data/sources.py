@@ -72,7 +72,7 @@ def find_source(
         root = Path(data_path).expanduser() if data_path else downloads
         return Source([name], partial(_loaded, name, partial(_torchvision, name, root)))
     if name == "image-folder":
-        return image_folder(data_path)
+        return image_folder(data_path, reading.group)
     if name in DATASETS or is_hub(name):
         return (_of_hub if is_hub(name) else _of_files)(name, data_path, reading)
     if name.partition(":")[0] in ("synthetic", *SYNTHETIC):
@@ -380,9 +380,10 @@ class Data:
     ``examples`` are images uint8 (n, h, w[, 3]), signals (n, c, t), rows (n, f) with NaN for gaps,
     or token ids (n, l) with 0 for padding; ``kind`` may be left out where dtype and shape say it.
     ``labels`` (n,) are whole numbers from 0 into ``classes``. ``clients`` (n,) name the owner of
-    every example, for ``partition=natural``. ``vocabulary`` is the number of token ids. ``columns``
-    name a table's, in order; ``categories`` list the values of those whose numbers are places in
-    that list. ``scale`` is what a signal's numbers are divided by.
+    every example, for ``partition=natural``; ``groups`` (n,) the person or recording, whose
+    examples stay together. ``vocabulary`` is the number of token ids. ``columns`` name a table's,
+    in order; ``categories`` list the values of those whose numbers are places in that list.
+    ``scale`` is what a signal's numbers are divided by.
     """
 
     examples: npt.ArrayLike
@@ -394,6 +395,7 @@ class Data:
     columns: Sequence[str] = ()
     categories: Mapping[str, Sequence[object]] = field(default_factory=dict)
     scale: float = 1.0
+    groups: Sequence[object] | None = None
 
 
 def _own(dataset: str, data_path: str) -> Source:
@@ -436,16 +438,24 @@ def _loaded(
         _check_labels(examples, labels, own)
         inputs, stored = _described(data, examples, image)
         names = [] if data.clients is None else [canonical(str(name)) for name in data.clients]
-        if data.clients is not None and len(names) != len(labels):
-            raise ValueError(f"{len(names)} clients, {len(labels)} labels")
+        known = [] if data.groups is None else list(map(str, data.groups))
+        groups = np.unique(known, return_inverse=True)[1]
+        for key, given, values in (
+            ("clients", data.clients, names), ("groups", data.groups, groups),
+        ):  # fmt: skip
+            if given is not None and len(values) != len(labels):
+                raise ValueError(f"{len(values)} {key}, {len(labels)} labels")
     except (ValueError, IndexError, TypeError) as error:
         what = error if type(error) is ValueError else brief(error)
         raise UserError(f"dataset {dataset!r}: {what}") from error
-    known = {name: code for code, name in enumerate(dict.fromkeys(names))}
-    sites = np.array([known[name] for name in names], dtype=np.int32)
+    codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
+    sites = np.array([codes[name] for name in names], dtype=np.int32)
     kept, labels = select(dataset, own, labels.astype(np.int64), classes)
     sites = sites[kept] if names else sites
-    about = Content(inputs, labels, classes or own, sites, safe_ids(list(known)))
+    about = Content(inputs, labels, classes or own, sites, safe_ids(list(codes)))
+    if len(groups):
+        of_rows = groups[kept].astype(np.int32)
+        about = replace(about, groups=of_rows, group_by="groups", grouped=True)
     if inputs.kind != IMAGE:
         return _all_of((stored[kept[k : k + _CHUNK]] for k in range(0, len(kept), _CHUNK)), about)
     shape = image.image_shape

@@ -21,7 +21,9 @@ from fedhet.data.inputs import (
     listed,
     need,
     places_of,
+    present,
     shown,
+    snake,
 )
 from fedhet.data.rows import DATA_FRAME, RowFile, to_numbers
 from fedhet.errors import UserError
@@ -172,11 +174,6 @@ class Column:
         return next(fate for fate, so in fates.items() if so)
 
 
-def snake(name: str) -> str:
-    """Return ``PatientID`` as ``patient_id``."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-
-
 def look(file: RowFile, names: Sequence[str]) -> dict[str, Column]:
     """Return what these columns hold, from all rows."""
     found = {name: Column(name) for name in names}
@@ -306,7 +303,7 @@ def guess_target(columns: Mapping[str, Column], reading: Reading) -> str:
             f"target: the file has one column, {listed(names)}: give separator=SIGN; save "
             "a file with fixed widths as CSV"
         )
-    taken = {*reading.site, *reading.ignore, reading.text}
+    taken = reading.taken | {reading.text}
     may = [name for name, one in columns.items() if name not in taken and one.is_class]
     plain = {name: re.sub(r"[^a-z0-9]+", "_", snake(name)).strip("_") for name in may}
     for whole in (True, False):
@@ -458,7 +455,6 @@ def of_rows(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
     """Return the rows of a file, in its order: what is neither target nor site nor ignored."""
     reading, columns, said = guess(file, given)
     keys = Keys(reading, classes)
-    texts = keys.columns(file)
     check_columns(file, reading)
     features, categories = left_columns(file, reading), dict(reading.categories)
     if not reading.declared:
@@ -469,6 +465,7 @@ def of_rows(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
         features, categories = plan.features, plan.categories
     if not features:
         raise UserError(f"{file.where}: no column is left for the models: see site and ignore")
+    texts = keys.columns(file, features)
     lists = tuple((name, categories[name]) for name in features if name in categories)
     rows = TableRows(Inputs.table(tuple(features), lists))
     for part, frame in file.chunks([*texts, *rows.codes], rows.plain):
@@ -477,15 +474,18 @@ def of_rows(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
 
 
 def check_columns(file: RowFile, reading: Reading) -> None:
-    """Raise UserError for columns of ``ignore`` and ``categories`` that are not there or taken."""
+    """Raise UserError for columns that keys name and that are not there, or are taken."""
+    present(file, reading)
     if not reading.declared:  # a node's own file may be without them
         need(file, reading.ignore, "ignore")
     need(file, dict(reading.categories), "categories")
-    taken = {reading.target, *reading.site, *reading.ignore}
+    taken = reading.taken
     for name, values in reading.categories:
         places_of(values, f"categories '{name}'")
         if name in taken:
-            raise UserError(f"categories: column '{name}' is already target, site or ignored")
+            raise UserError(
+                f"categories: column '{name}' is already target, site, group, split-by or ignored"
+            )
         if reading.declared and not values:
             raise UserError(
                 f"categories: '{name}' needs its values on a node, such as "
@@ -495,14 +495,13 @@ def check_columns(file: RowFile, reading: Reading) -> None:
 
 def named_columns(file: RowFile, reading: Reading) -> list[str]:
     """Return all columns but those that number the rows, unless a key names them."""
-    keys = {reading.target, *reading.site, *dict(reading.categories)}
+    keys = (reading.taken - set(reading.ignore)) | {*dict(reading.categories)}
     return [name for name in file.columns if name in keys or name not in file.index]
 
 
 def left_columns(file: RowFile, reading: Reading) -> list[str]:
     """Return the columns that may be features: no key names them, and they are no index."""
-    others = {reading.target, *reading.site, *reading.ignore}
-    return [name for name in named_columns(file, reading) if name not in others]
+    return [name for name in named_columns(file, reading) if name not in reading.taken]
 
 
 # --- texts ----------------------------------------------------------------

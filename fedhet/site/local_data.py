@@ -23,6 +23,7 @@ from fedhet.data.inputs import DATASETS, Form, Inputs, Reading, is_hub
 from fedhet.data.partition import (
     ClientSplit,
     Partition,
+    check_groups,
     make_partition,
     read_partition_file,
     split_client,
@@ -167,8 +168,9 @@ def _private(config: RunConfig, node: Mapping[str, Any]) -> LocalData:
     name = check_id(str(node.get("name", "")), "node-config name")
     dataset = open_private(config, str(node["data-dir"]))
     if not node.get("split-file"):
+        check_groups(dataset, config)
         every = np.arange(len(dataset.labels))
-        split = split_client(every, dataset.labels, config.split, config.data_seed, name)
+        split = split_client(every, dataset, config.split, config.data_seed, name)
         return LocalData(name, 0, 0, dataset, split)
     ids, splits = read_partition_file(str(node["split-file"]), dataset.paths, 0)
     if name not in ids:

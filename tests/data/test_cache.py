@@ -46,7 +46,7 @@ def test_the_second_open_only_maps(folder, tmp_path, monkeypatch):
     assert second.classes == ("cat", "dog")
     assert second.paths == ("cat/1.png", "cat/2.png", "dog/1.png")
     names = {path.name for path in _entries(tmp_path)[0].iterdir()}
-    assert names == {"examples.bin", "labels.npy", "sites.npy", "meta.json"}
+    assert names == {"examples.bin", "rows.npz", "meta.json"}
 
 
 def test_whatever_changes_the_images_changes_the_entry(folder, tmp_path):
@@ -66,8 +66,13 @@ def test_whatever_changes_the_images_changes_the_entry(folder, tmp_path):
 
 
 def _swap_labels(entry: Path):
-    labels = np.load(entry / "labels.npy")
-    np.save(entry / "labels.npy", labels[::-1].copy())
+    arrays = dict(np.load(entry / "rows.npz"))
+    np.savez(entry / "rows.npz", **arrays | {"labels": arrays["labels"][::-1]})
+
+
+def _pickle_labels(entry: Path):
+    arrays = dict(np.load(entry / "rows.npz"))
+    np.savez(entry / "rows.npz", **arrays | {"labels": np.array([{}, 1, 2], dtype=object)})
 
 
 def _cut(name: str, count: int):
@@ -78,7 +83,7 @@ DAMAGE = {
     "images cut": _cut("examples.bin", 1),
     "images gone": lambda e: (e / "examples.bin").unlink(),
     "labels swapped": _swap_labels,
-    "labels pickled": lambda e: np.save(e / "labels.npy", np.array([{}, 1, 2], dtype=object)),
+    "labels pickled": _pickle_labels,
     "meta cut": _cut("meta.json", 9),
     "half of a killed process": lambda e: e.rename(e.with_name(f".{e.name}.tmp")),
 }

@@ -6,6 +6,7 @@ from helpers.partitions import partition
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedhet.data.inputs import Content, Inputs
 from fedhet.data.partition import Partition, split_client, split_counts
 from fedhet.errors import UserError
 
@@ -74,18 +75,7 @@ def test_single_owner_and_dropped_classes_are_named():
     assert single.startswith("4 classes occur at only one client")
 
 
-def test_legacy_leaves_a_third_of_the_images_unused():
-    """m_s = 10 * 2 // 10 + 1 = 3 slots of which 2 are taken."""
-    labels = np.arange(6_000) % 10
-    made = partition(labels, BY_CLASS, 10, legacy_pfedhn=True)
-    used = _everything(made)
-    assert len(np.unique(used)) == len(used)
-    assert 0.28 < 1 - len(used) / 6_000 < 0.39
-    assert np.all((made.counts(labels, 10) > 0).sum(axis=1) == 2)
-    assert any("belong to no client" in line for line in made.warnings)
-
-
-KINDS = st.sampled_from(["dirichlet", "dirichlet-balanced", "iid", "quantity"])
+KINDS = st.sampled_from(["dirichlet", "iid", "quantity"])
 
 
 @settings(deadline=None, max_examples=40)
@@ -104,15 +94,6 @@ def test_partitions_by_chance_properties(clients, num_classes, alpha, kind, seed
     assert _same(made, partition(labels, kind, clients, **keys))
 
 
-def test_balanced_gives_a_full_client_no_further_class():
-    labels = np.arange(20_000) % 20
-    counts = partition(labels, "dirichlet-balanced", 10).counts(labels, 20)
-    before = np.cumsum(counts, axis=1) - counts
-    full = before >= len(labels) / 10
-    assert full.any() and counts[full].sum() == 0
-    assert partition(labels, "dirichlet", 10).counts(labels, 20)[full].sum() > 0
-
-
 def test_alpha_is_the_concentration():
     labels = np.arange(20_000) % 10
     # Var of one share of Dir(alpha 1_N) is (N - 1) / (N^2 (N alpha + 1)); 100 shares estimate it.
@@ -125,8 +106,7 @@ REFUSED = [
     (BY_CLASS, 5, {"classes_per_client": 11}, "classes-per-client 11 .*1..10"),
     (BY_CLASS, 0, {}, "clients 0 is not allowed"),
     ("dirichlet", 11, {}, "clients 11: 100 examples cannot"),
-    ("dirichlet", 10, {"alpha": 0.01}, "no draw of 1000 .*larger alpha, fewer clients"),
-    ("dirichlet-balanced", 11, {}, "100 examples cannot give every client 10"),
+    ("dirichlet", 10, {"alpha": 0.01}, "no draw of 1000 .*larger alpha, or fewer clients"),
     ("iid", 11, {}, "clients 11: 100 examples cannot give every client 10"),
 ]
 
@@ -140,9 +120,8 @@ def test_refused_with_the_reason_in_one_line(kind, clients, keys, reason):
 
 def test_a_class_with_too_few_images_is_named():
     labels = np.array([0] * 100 + [1] * 3)
-    for legacy in (False, True):
-        with pytest.raises(UserError, match="class 'rare' has 3 images.* 8 clients"):
-            partition(labels, BY_CLASS, 8, legacy_pfedhn=legacy, names=["common", "rare"])
+    with pytest.raises(UserError, match="class 'rare' has 3 images.* 8 clients"):
+        partition(labels, BY_CLASS, 8, names=["common", "rare"])
 
 
 # --- partition=file ------------------------------------------------------------------------------
@@ -199,6 +178,10 @@ BAD = [
     (GOOD + "cat/1.png,a,train\ncat/2.png,b,test\n", "client 'b' has no train image"),
     ("file,client,split\ncat/1.png,a,train\n", "line 1: header 'file,client,split' must be"),
     (GOOD, "the file has no line"),
+    (
+        "path,client,split,group\ncat/1.png,a,train,x\ncat/2.png,a,test,x\n",
+        "line 3: group 'x' is in test of client 'a', and above in train of client 'a'",
+    ),
     (b"\xff\xfe\x00path", "not a CSV text file"),
 ]
 
@@ -260,11 +243,11 @@ def test_counts_add_up_stay_near_the_ratio_and_put_train_first(images, split):
 
 
 def test_one_client_does_not_depend_on_another():
-    labels = np.repeat(np.arange(3), 40)
+    data = Content(Inputs.image(32), np.repeat(np.arange(3), 40), ("a", "b", "c"))
     mine = np.arange(0, 120, 2)
-    alone = split_client(mine, labels[mine], (8, 1, 1), 7, "a")
-    again = split_client(mine, labels[mine], (8, 1, 1), 7, "a")
-    other = split_client(mine, labels[mine], (8, 1, 1), 7, "b")
+    alone = split_client(mine, data, (8, 1, 1), 7, "a")
+    again = split_client(mine, data, (8, 1, 1), 7, "a")
+    other = split_client(mine, data, (8, 1, 1), 7, "b")
     assert np.array_equal(alone.test, again.test)
     assert not np.array_equal(alone.test, other.test)
     assert sorted([*alone.train, *alone.val, *alone.test]) == mine.tolist()

@@ -1,6 +1,7 @@
 """Labels alone as a data set, and its partition."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from fedhet.data.partition import Partition, make_partition
 def partition(
     labels: Any, kind: str, clients: int = 0, *, names: Sequence[str] = (), **keys: Any
 ) -> Partition:
-    """Partition labels (n,); ``paths``, ``sites`` and ``site_names`` are the data's own."""
-    about = {key: keys.pop(key) for key in ("paths", "sites", "site_names") if key in keys}
+    """Partition labels (n,); ``paths``, ``sites``, ``groups`` and such are the data's own."""
+    own = {one.name for one in fields(Content)} & keys.keys()
+    about = {key: keys.pop(key) for key in own}
     classes = tuple(names) or tuple(str(label) for label in range(int(np.max(labels)) + 1))
     data = Content(Inputs.image(32), np.asarray(labels, np.int64), classes, **about)
     return make_partition(data, RunConfig(partition=kind, clients=clients, **keys))

@@ -417,7 +417,7 @@ class MethodClient(NumPyClient, Generic[P]):
             expected = self.expect_download(payload)
             if expected is not None and isinstance(payload, type(expected)):
                 check_shapes(payload.flat, expected.flat)
-            self.setup.limits.check_download_norm(finite_norm(payload.flat))
+            self.setup.limits.check("max_download_norm", finite_norm(payload.flat))
             self.check_download(payload)
         return payload
 

@@ -53,7 +53,7 @@ class FedKDClient(MethodClient[FedKDParams]):
             return
         if whole_ones.any() or not self.params.compress_down:
             raise Refused("the ranks fit neither the student nor an update")
-        self.setup.limits.check_download_norm(update_norm(payload))
+        self.setup.limits.check("max_download_norm", update_norm(payload))
 
     def receive(self, payload: Payload) -> None:
         """Take the student itself, or the update of the one received before."""

@@ -10,7 +10,7 @@ import secrets
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,21 +24,23 @@ from fedhet.config.checks import check_kind
 from fedhet.config.load import envelope, from_run_config
 from fedhet.config.registry import find_method
 from fedhet.config.schema import METRICS, RunConfig
-from fedhet.errors import Refused, RunFailed, UserError, brief, one_line
-from fedhet.files import check_id
+from fedhet.errors import Damaged, Refused, RunFailed, UserError, brief, one_line
+from fedhet.files import check_id, folder_size
 from fedhet.models import build_model
 from fedhet.models.names import with_weights
 from fedhet.protocol.checks import read_arrays, read_instruction
 from fedhet.protocol.codes import MOST, Code, coded
 from fedhet.protocol.flower import is_simulated
-from fedhet.protocol.messages import Reply, answer
+from fedhet.protocol.messages import QUERY, Reply, answer
 from fedhet.protocol.wire import message_bytes
 from fedhet.rng import one_blas_thread
+from fedhet.site.history import History, state_root
 from fedhet.site.limits import (
+    Asked,
     Limits,
+    check_means,
     check_modules,
     check_run,
-    check_upload,
     read_limits,
 )
 from fedhet.site.local_data import (
@@ -49,20 +51,23 @@ from fedhet.site.local_data import (
     load_local,
     own_copy,
     public_digest,
+    without_rare,
 )
 from fedhet.site.state import SUM_KEY, FileStore
 from fedhet.sums import client as sums
-from fedhet.sums.client import SumNotes, own_terms
+from fedhet.sums.client import SumNotes, cannot_prove, own_terms
 from fedhet.training.loop import without_denormals
 
 LONGEST = 400  # characters of an error's text; the server cuts a reason at 500
 # Failures that are not bugs, each with its code. They are reported without a traceback.
 KNOWN: dict[type[Exception], Code] = {
+    Damaged: Code.CONFIGURATION,  # before its base
     RunFailed: Code.NOT_FINITE,
     torch.OutOfMemoryError: Code.MEMORY,
     MemoryError: Code.MEMORY,
     UserError: Code.CONFIGURATION,
 }
+NOTHING = History()  # of a simulated client
 app = ClientApp()
 shown: set[tuple[object, ...]] = set()  # places of which this process has printed a traceback
 
@@ -90,10 +95,11 @@ class Request:
     Raises Refused for a run that the site does not allow, or for an invalid instruction.
     """
 
-    def __init__(self, message: Message, context: Context) -> None:
+    def __init__(self, message: Message, context: Context, history: History = NOTHING) -> None:
         self.message = message
         self.kind = message.metadata.message_type
         self.node: Mapping[str, Any] = context.node_config
+        self.untold: Sequence[str] = ()  # names of classes of this node's own that take no part
         self.limits: Limits = read_limits(self.node)
         check_modules(self.limits, context.run_config)  # before any of them is imported
         self.text = str(context.run_config.get("config", ""))
@@ -103,14 +109,31 @@ class Request:
         set_process(self.config)
         self.simulated = is_simulated()
         self.method = find_method(self.config.method)
-        check_run(self.limits, self.config, shares_model=self.method.client.shares_model)
-        self.limits.check_download_size(message_bytes(message))
+        self.limits.check("max_download_bytes", message_bytes(message))
         self.what = read_instruction(message, self.config)
+        if not self.what.refused:
+            self._check_limits(history)
+
+    def _check_limits(self, history: History) -> None:
+        """Raise Refused for a limit that the run breaks, or whose means are missing here."""
+        config, shares = self.config, self.method.client.shares_model
+        if not self.simulated:
+            check_means(self.limits, history, lambda: cannot_prove(self.node))
+            self.limits.check("max_disk", folder_size(state_root(self.node)))
+        check_run(self.limits, Asked(config, shares, history, self.what.experiment))
 
     def data(self) -> LocalData:
-        """Return this client's id and examples."""
+        """Return this client's id and examples, without classes that are too rare to take part."""
         with coded(Code.DATA):
-            return load_local(self.config, self.node, simulated=self.simulated)
+            data = load_local(self.config, self.node, simulated=self.simulated)
+        self.limits.check("columns", data.dataset.inputs.columns)
+        data, rare = without_rare(data, self.limits.min_class or 0)
+        if self.node.get("data-dir") and not self.config.classes:
+            self.untold = rare
+        if rare and self.kind == QUERY:
+            _say(lambda: f"classes with fewer than min-class={self.limits.min_class} training "
+                f"examples take no part: {', '.join(rare)}")  # fmt: skip
+        return data
 
     def device(self) -> torch.device:
         """Return where this client trains; on a GPU by deterministic algorithms."""
@@ -133,8 +156,7 @@ class Request:
         """
         for name in (self.what.experiment, client):
             check_id(name)
-        own = str(self.node.get("state-dir") or Path.home() / ".fedhet" / "state")
-        root = Path(self.what.state_dir if self.simulated else own)
+        root = Path(self.what.state_dir) if self.simulated else state_root(self.node)
         found = FileStore(root / self.what.experiment / client, sync=not self.simulated)
         if self.config.secure_sum != "masked" and found.read_note(SUM_KEY) is not None:
             raise Refused("this run began with secure-sum=masked, which is now off")
@@ -175,9 +197,10 @@ def _answers(
 
     def decorate(handler: Handler) -> Handler:
         def answered(message: Message, context: Context) -> Message:
+            history = NOTHING if is_simulated() else History(state_root(context.node_config))
             try:
-                with without_denormals():
-                    return answer(message, handler(Request(message, context)))
+                with without_denormals(), history.asked(message, context.run_config, _say):
+                    return answer(message, handler(Request(message, context, history)))
             except (Exception, SystemExit) as error:  # a client's fault, which the server is told
                 return answer(message, _failure(error))
 
@@ -200,7 +223,7 @@ def query(asked: Request) -> Reply:
     info: dict[str, Any] = {
         "client": data.client,
         "clients": data.clients,
-        "classes": list(data.dataset.classes),
+        "classes": [name for name in data.dataset.classes if name not in asked.untold],
         "model": with_weights(asked.model(data))[0],
         "device": str(asked.device()),
         "inputs": data.dataset.inputs.text(),
@@ -249,7 +272,7 @@ def train(asked: Request) -> Reply:
         arrays, images, metrics = client.fit(read_arrays(message), what.fit_config())
         own = {"num-examples": float(images)} | {k: float(v) for k, v in metrics.items()}
         reply = what.reply(client.setup.data.client, own, arrays, digest=client.saved_digest)
-    check_upload(asked.limits, sum(array.nbytes for array in reply.arrays))
+    asked.limits.check("max_upload_bytes", sum(array.nbytes for array in reply.arrays))
     seconds = time.monotonic() - started
     figures = ", ".join(
         f"{METRICS[name].title} {METRICS[name].text(own[key])}"
@@ -322,7 +345,8 @@ def _failure(error: BaseException) -> Reply:
         text = one_line(f"{text} ({error.__cause__})")  # what is wrong with the site's own file
     number = 1 + secrets.randbelow(MOST)
     print(f"fedhet: failed (no. {number}): {text}", file=sys.stderr, flush=True)
-    return Reply({"error": code.value, "log": number, "state-lost": lost})
+    about = {"about": error.about} if isinstance(error, UserError) and error.about else {}
+    return Reply({"error": code.value, "log": number, "state-lost": lost, **about})
 
 
 def code_of(error: BaseException) -> Code:

@@ -8,14 +8,15 @@ class UserError(Exception):
     """A mistake that the user can mend: one line naming the thing, its value and what is allowed.
 
     The command line prints the line without a traceback and exits with code 2. ``code`` is the
-    error code that a deployed node sends instead of the text: see fedhet.protocol.codes.
+    error code that a deployed node sends instead of the text, with ``about``, a word that the
+    server knows already: see fedhet.protocol.codes.
     """
 
     exit_code = 2
 
-    def __init__(self, text: str = "", code: str = "") -> None:
+    def __init__(self, text: str = "", code: str = "", about: str = "") -> None:
         super().__init__(text)
-        self.code = code
+        self.code, self.about = code, about
 
 
 class RunFailed(Exception):
@@ -41,8 +42,8 @@ class Damaged(RunFailed, ValueError):
 class Refused(UserError):
     """A run or a message that a site does not accept; its text is for the node's own log."""
 
-    def __init__(self, text: str, code: str = "payload") -> None:
-        super().__init__(text, code)
+    def __init__(self, text: str, code: str = "payload", about: str = "") -> None:
+        super().__init__(text, code, about)
 
 
 class Rejected(ValueError):

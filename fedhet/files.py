@@ -92,6 +92,15 @@ def tried_folder(path: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
+def folder_size(folder: Path) -> int:
+    """Return the bytes of all files below a folder; files that vanish meanwhile count nothing."""
+    size = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            size += path.stat().st_size if path.is_file() else 0
+    return size
+
+
 def finite(value: Any) -> Any:
     """Return the value with NaN and infinity replaced by None, all through."""
     if isinstance(value, float):

@@ -29,6 +29,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDHET_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))  # states of deployed nodes
         yield
 
 

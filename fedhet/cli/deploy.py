@@ -93,16 +93,6 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     ca: Annotated[
         Path | None, typer.Option(help="the CA's certificate; default: ca.crt near the key")
     ] = None,
-    code: Annotated[
-        str,
-        typer.Option(
-            help="installed: run the fedhet installed here; sent: run what the server sends"
-        ),
-    ] = "installed",
-    trusted: Annotated[
-        Path | None,
-        typer.Option("--trusted-entities", help="Flower's file of keys that may sign applications"),
-    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="test everything, without joining")
     ] = False,
@@ -111,8 +101,6 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     from fedhet.deploy.network import read_ca, read_key
     from fedhet.deploy.node import Node, NodePlan
 
-    if code not in {"installed", "sent"}:
-        raise UserError(f"--code: '{code}' is not allowed: installed or sent")
     own = check_id(key.name if name is None else name, "--name")
     home = plain_path(state or Path.home() / ".fedhet" / own)
     config = _images(data, partition, own)
@@ -127,10 +115,7 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     certificate = key.with_name(f"{key.name}.crt")
     if certificate.is_file():  # a node with a certificate proves its keys by these files
         config |= {"key": str(key), "certificate": str(certificate), "ca": str(ca)}
-    plan = NodePlan(
-        key=key, ca=ca, server=_address(server), config=config, log=home / "node.log", code=code,
-        trusted=_file(trusted, "--trusted-entities") if trusted else None,
-    )  # fmt: skip
+    plan = NodePlan(key=key, ca=ca, server=_address(server), config=config, log=home / "node.log")
     if check:
         _check(plan)
         return
@@ -211,6 +196,7 @@ def _address(server: str) -> str:
 
 
 def _check(plan: Any) -> None:
+    from fedhet.deploy.node_check import answers
     from fedhet.deploy.node_check import check as findings
 
     bad = []
@@ -219,6 +205,9 @@ def _check(plan: Any) -> None:
         print(f"{'ok   ' if finding.good else 'WRONG'} {finding.what}: {text}", flush=True)
         if not finding.good:
             bad.append(finding.what)
+    if "limits" not in bad:
+        for text in answers(plan):
+            print(f"     this site: {one_line(text, 4000)}")
     if bad:
         raise UserError(f"this node cannot take part yet: {', '.join(bad)}")
     if "certificate" not in plan.config:

@@ -3,7 +3,6 @@
 Flower starts a program for every message, which installs and imports the code that the server
 sent. Here the SuperNode runs with ``--isolation process``: this process takes its tasks, compares
 the sent code with the installed one, and lets a worker answer, which has torch imported already.
-``--code sent`` is Flower's way.
 
 Flower's own output goes to a log; this process prints lines for people.
 """
@@ -67,7 +66,6 @@ REFUSALS = {
     "[code: 2001]": UNKNOWN,
 }
 AWAY, BACK = "Connection attempt failed", "Connection successful"
-SENT = "--code sent: this node runs whatever code the server sends"
 # Flower's SuperNode passes a message to a ClientApp before it confirms it to the server. If
 # the run ends in between (the SuperLink was restarted), the SuperNode forgets the message but not
 # the client. The client then waits for 80 minutes, or its answer stays in the SuperNode, which from
@@ -116,8 +114,6 @@ class NodePlan:
     server: str  # host:port
     config: Mapping[str, str | int]  # Flower's node-config
     log: Path
-    code: str = "installed"  # or "sent": whose ClientApp answers
-    trusted: Path | None = None  # Flower's --trusted-entities
 
     def __post_init__(self) -> None:
         """Raise UserError for a value that Flower could not read from its command line."""
@@ -133,12 +129,11 @@ class NodePlan:
         config = " ".join(
             f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in self.config.items()
         )
-        more = [] if self.code == "sent" else ["--isolation", "process"]
-        more += ["--trusted-entities", str(self.trusted)] if self.trusted else []
         return [
             script("flower-supernode"), "--root-certificates", str(self.ca),
             "--superlink", self.server, "--host", "127.0.0.1", "--port", str(port),
-            "--auth-supernode-private-key", str(self.key), *more, "--node-config", config,
+            "--auth-supernode-private-key", str(self.key), "--isolation", "process",
+            "--node-config", config,
         ]  # fmt: skip
 
 
@@ -241,8 +236,7 @@ class Node:
         except Timeout as error:
             raise UserError(f"--state: another `fedhet node` uses '{home}'") from error
         try:
-            if self.plan.code == "installed":
-                self._worker = MessageWorker(own, self._heard)
+            self._worker = MessageWorker(own, self._heard)
             while True:
                 self._await_server()
                 if not self._once(env):
@@ -273,16 +267,13 @@ class Node:
 
     def _once(self, env: Mapping[str, str]) -> bool:
         """Run one SuperNode and print lines about it; return whether to start another at once."""
-        if self.plan.code == "sent":
-            self.say(SENT)
         port = free_ports(1)[0]
         process = self._process = subprocess.Popen(
             guarded(self.plan.words(port)), env=dict(env), stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0, start_new_session=True,
         )  # fmt: skip
         tasks = threading.Thread(target=self._answer_tasks, args=(process, port), daemon=True)
-        if self.plan.code == "installed":
-            tasks.start()
+        tasks.start()
         admitted, stale, away = False, False, None
         for line in said(process):
             if stale:  # its ClientApp's messages are about the ending SuperNode
@@ -369,7 +360,7 @@ class Node:
         be_task(ids)
         different = bundle.difference(sent, worker.code)
         if different:
-            reason = f"{different}: install the same version, or --code sent"
+            reason = f"{different}: install the same version"
             self._tell(f"refused: {reason}")
             reply = Message(Error(OTHER_CODE, reason), reply_to=message)
         else:

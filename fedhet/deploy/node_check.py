@@ -21,7 +21,9 @@ from fedhet.files import read_tensors, tried_folder
 from fedhet.models import MODELS, build_model
 from fedhet.models.names import is_built_in, is_known, validate_model_name, with_weights
 from fedhet.models.zoo import EXAMPLES
-from fedhet.site.limits import read_limits
+from fedhet.site.history import History, state_root
+from fedhet.site.limits import check_means, read_limits
+from fedhet.sums.client import cannot_prove
 
 ENOUGH = 1 << 30  # bytes free for states and caches
 SKEW = 5.0  # seconds; Flower refuses a signature that is older than a few seconds
@@ -75,9 +77,14 @@ def _limits(plan: NodePlan) -> str:
         limits = read_limits(plan.config)
     except Refused as error:  # the owner of the file may see the reason, unlike the server
         raise UserError(f"--limits: '{path}' is not valid: {one_line(error.__cause__)}") from error
-    if limits.code == "installed" and plan.code == "sent":
-        raise UserError(f"--code: 'sent' is not allowed: '{path}' says code: installed")
-    return str(path or "none: every run is allowed")
+    check_means(limits, History(state_root(plan.config)), lambda: cannot_prove(plan.config))
+    return str(path or "none: --write-limits FILE drafts them")
+
+
+def answers(plan: NodePlan) -> list[str]:
+    """Return in plain words what this site answers: its limits, and what they leave to a run."""
+    limits = read_limits(plan.config)
+    return [*limits.said(), *(f"no limit on {text}" for text in limits.left_open())]
 
 
 def _own_examples(plan: NodePlan) -> str:

@@ -50,21 +50,7 @@ class Code(StrEnum):
     UNEXPECTED = "unexpected", "an unexpected error"
     LIMITS_FILE = ("limits-file", "its site's file of limits cannot be read, so no run is "
         "allowed")  # fmt: skip
-    CODE = "limit-code", "its site runs only code that is installed there"
-    MODULES = "limit-modules", "its site does not allow a module that the run names"
-    MAX_EPOCHS = "limit-max-epochs", "its site allows fewer epochs a round"
-    MAX_ROUNDS = "limit-max-rounds", "its site allows fewer rounds"
-    METHODS = "limit-methods", "its site does not allow this method"
-    SHARED_MODELS = "limit-shared-models", "its site refuses methods that share a model"
-    MIN_NOISE = "limit-min-noise", "its site requires more noise (dp-clip, dp-epsilon)"
-    MAX_UPLOAD_BYTES = "limit-max-upload-bytes", "its site allows only smaller uploads"
-    CLASS_COUNTS = "limit-class-counts", "its site hides examples per class (use secure-sum)"
-    MAX_DOWNLOAD_BYTES = "limit-max-download-bytes", "its site accepts only smaller messages"
-    MAX_DOWNLOAD_NORM = "limit-max-download-norm", "its site accepts only a smaller norm"
-    MIN_SUM = "limit-min-sum", "its site requires sums over more clients"
-    MIN_SUM_NOISE = ("limit-min-sum-noise", "its site requires more noise in every sum (dp-clip, "
-        "dp-epsilon)")  # fmt: skip
-    SECURE_SUM = "limit-secure-sum", "its site requires secure-sum=masked"
+    LIMIT = "limit", "the run breaks a limit of its site"
     RANGE = "sum-range", "its vector has an entry that is not finite, or beyond sum-range"
     PROOF = "sum-proof", "its certificate does not prove that its key for the sums is its own"
     # The rules of a member of a sum: see fedhet.sums.client.
@@ -109,10 +95,11 @@ def refusing(code: Code = Code.PAYLOAD, text: str = "") -> Iterator[None]:
         raise Refused(text or str(error), code) from error
 
 
-def failure_text(error: object, number: object) -> str:
+def failure_text(error: object, number: object, about: object = "") -> str:
     """Return what the server shows of a failure: its code, where to look, what the code means.
 
-    Without a number it is a simulated client's text, and shown as it is, on one line.
+    ``about`` is the limit, or a thing that the run named, which the code is about. Without a number
+    it is a simulated client's text, and shown as it is, on one line.
     """
     if number is None:
         return one_line(error) or "failed without a reason"
@@ -120,7 +107,8 @@ def failure_text(error: object, number: object) -> str:
     code = next((one for one in Code if one == str(error)), None)
     if code is None:
         return f"an unknown error code (its log: no. {place})"
-    return f"{code} (its log: no. {place}): {code.meaning}"
+    more = f" ({one_line(about, 80)})" if about else ""
+    return f"{code} (its log: no. {place}): {code.meaning}{more}"
 
 
 def distinct(reasons: Iterable[str], most: int = sys.maxsize) -> str:

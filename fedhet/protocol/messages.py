@@ -174,7 +174,7 @@ def read_reply(message: Message, limit: int = QUERY_BYTES) -> Reply:
         info = dict(content.config_records["info"].items())
         if "error" in info:
             lost = info.get("state-lost") is True
-            raise Rejected(failure_text(info["error"], info.get("log")))
+            raise Rejected(failure_text(info["error"], info.get("log"), info.get("about")))
         metrics = {
             key: float(value)  # type: ignore[arg-type]
             for record in content.metric_records.values()

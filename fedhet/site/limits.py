@@ -1,84 +1,255 @@
 """What a site allows: a small file of its administrator that wins over any run.
 
 ``limits="/etc/fedhet/limits.yaml"`` in a node configuration. The client alone reads it, in the
-handshake and again before every training, and refuses what breaks it, with the limit's name.
+handshake and again before every training, and refuses what breaks it, with the limit's name. Each
+limit is one field of :class:`Limits`: its type, its meaning, what it allows and how it is checked.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
 from fedhet import plugins
-from fedhet.config.schema import RunConfig, Schema, Words
+from fedhet.config.schema import Lists, RunConfig, Schema, Words, kebab
 from fedhet.errors import Refused, UserError
 from fedhet.files import parse_object, read_yaml
 from fedhet.models.names import is_built_in
 from fedhet.protocol.codes import Code
+from fedhet.site.history import History
 from fedhet.site.privacy import noise_multiplier
 
 # Honest payloads of all methods had norms from 1 to 56 in five rounds of three clients on digits; a
 # model of 100 million parameters of 0.1 has 1,000.
 MAX_DOWNLOAD_NORM = 1e4
 MAX_DOWNLOAD_BYTES = 1 << 30
+MIN_CLASS = 5  # examples, of a node with data of its own
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A run that asks a site: its configuration, and what the site knows of earlier ones."""
+
+    config: RunConfig
+    shares_model: bool = False
+    history: History = field(default_factory=History)
+    experiment: str = ""
+
+
+Check = Callable[[Any, Any], object]  # of the limit's value and what it is held against
+
+
+def limit(
+    meaning: str, check: Check, allows: str = "{}", default: Any = None, **bounds: Any
+) -> Any:
+    """Declare a limit: ``check`` returns what the run has instead, or nothing if it is allowed."""
+    about: Any = {"check": check, "allows": allows}
+    return Field(default, description=meaning, json_schema_extra=about, **bounds)
+
+
+def _over(what: str) -> Check:
+    """Return the check that a number is no larger than the limit."""
+    return lambda most, value: "" if value <= most else f"{what} {value:.10g}"
+
+
+def _longest(most: int, asked: Asked) -> str:
+    config = asked.config
+    own = {k: v for k, v in config.params.model_dump().items() if k.endswith("epochs")}
+    own = {k: v for k, v in own.items() if not k.startswith("server-")}
+    epochs = own if config.local_steps else {"local_epochs": config.local_epochs} | own
+    name = max(epochs, key=lambda key: epochs[key], default="")
+    return f"{kebab(name)} is {epochs[name]}" if name and epochs[name] > most else ""
+
+
+def _noise(least: float, asked: Asked) -> str:
+    noise, config = noise_multiplier(asked.config), asked.config
+    if config.summed:
+        return ""  # min-sum-noise is for it, or else _own_noise
+    return f"the run has {noise:.4g}" if noise < least else ""
+
+
+def _sum_noise(least: float, asked: Asked) -> str:
+    noise, config = noise_multiplier(asked.config), asked.config
+    if config.summed and config.secure_sum != "masked":
+        return "secure-sum is unmasked"
+    return f"the run has {noise:.4g}" if config.summed and noise < least else ""
+
+
+def _masked(_: str, asked: Asked) -> str:
+    config = asked.config
+    wrong = {
+        f"secure-sum is {config.secure_sum}": config.secure_sum != "masked",
+        "sum-metrics is false": not config.sum_metrics, "sum-owners is 1": config.sum_owners == 1,
+    }  # fmt: skip
+    return next((text for text, so in wrong.items() if so), "")
+
+
+def _members(least: int, asked: Asked) -> str:
+    config = asked.config
+    size = config.cohort(config.clients) if config.summed and config.clients else least
+    return f"a round has {size} clients" if size < least else ""
+
+
+def columns_of(config: RunConfig) -> set[str]:
+    """Return the columns that a configuration names to be read."""
+    named = {config.target, config.text, config.time, *config.site}
+    named |= {*dict(config.categories), *config.channels}
+    named |= {*getattr(config, "numbers", ()), *getattr(config, "group", ())}
+    return {*named, getattr(config, "split_by", "")} - {""}
+
+
+def _columns(allowed: Sequence[str], asked: Any) -> str:
+    """Check the columns that a run names, or those that its examples were read from."""
+    read = columns_of(asked.config) if isinstance(asked, Asked) else asked
+    others = sorted({*read} - {*allowed})
+    return f"the run reads {others[0]!r}" if others else ""
+
+
+def _classes(wanted: Sequence[str], asked: Asked) -> str:
+    config = asked.config
+    if any(values for _, values in config.labels):
+        return "the run divides the target by labels of its own"
+    named = {*config.classes, *dict(config.labels)}
+    return "" if named == {*wanted} else f"the run asks for {', '.join(sorted(named)) or 'others'}"
+
+
+def _labels(wanted: Any, asked: Asked) -> str:
+    same = dict(asked.config.labels) == dict(wanted)
+    return "" if same else "the run divides the target in another way"
+
+
+def _group(wanted: Sequence[str], asked: Asked) -> str:
+    missing = sorted({*wanted} - {*getattr(asked.config, "group", ())})
+    return f"the run's group is without {missing[0]!r}" if missing else ""
+
+
+def _runs(most: int, asked: Asked) -> str:
+    other = asked.history.runs() - {asked.experiment}
+    return f"{len(other)} others have trained here" if len(other) >= most else ""
+
+
+def _epsilon(most: float, asked: Asked) -> str:
+    if not asked.config.dp_clip:
+        return "the run adds no noise (dp-clip)"
+    spent = asked.history.epsilon(asked.experiment)
+    if spent + asked.config.dp_epsilon <= most * (1 + 1e-9):
+        return ""
+    return f"earlier runs cost {spent:.4g} and this one may cost {asked.config.dp_epsilon:g}"
 
 
 class Limits(Schema):
-    """The keys of the file; one that is left out limits nothing, but for what comes down."""
+    """The keys of the file; one that is left out limits nothing, but for those with a default."""
 
-    max_epochs: int | None = Field(None, ge=1, description="most epochs of any kind in one round")
-    max_rounds: int | None = Field(None, ge=1, description="most rounds of one run")
-    methods: Words | None = Field(None, description="methods that may run here")
-    modules: Words | None = Field(
-        None, description="packages of others that a run may name as module:NAME"
-    )
-    shared_models: bool = Field(True, description="whether a method may share a model")
-    min_noise: float | None = Field(None, gt=0, description="least noise, sigma / dp-clip")
-    min_sum_noise: float | None = Field(
-        None, gt=0, description="least noise of a sum, sigma / dp-clip, in runs that have sums"
-    )
-    secure_sum: Literal["required"] | None = Field(
-        None, description="required: only masked sums, also of metrics, and sum-owners above 1"
-    )
-    min_sum: int | None = Field(None, ge=2, description="least clients of a sum")
-    max_upload_bytes: int | None = Field(None, ge=0, description="most bytes of one upload")
-    class_counts: bool = Field(True, description="whether examples per class may be told")
-    max_download_bytes: int = Field(
-        MAX_DOWNLOAD_BYTES, ge=1, description="most bytes of one message that comes down"
-    )
-    code: Literal["installed"] | None = Field(
-        None, description="installed: `fedhet node --code sent` is refused"
-    )
-    max_download_norm: float = Field(
-        MAX_DOWNLOAD_NORM, gt=0, description="largest L2 norm of the floats that come down at once"
-    )
+    target: str | None = limit("the column that a run may take for the class",
+        lambda wanted, asked: "" if asked.config.target == wanted
+        else f"target is {asked.config.target!r}")  # fmt: skip
+    classes: Words | None = limit("the classes that a run must name, exactly", _classes)
+    labels: Lists | None = limit("how a run must divide the target, exactly", _labels)
+    columns: Words | None = limit("the columns that a run may read", _columns)
+    group: Words | None = limit("columns whose rows a run must keep together", _group)
+    min_class: int | None = limit(f"fewest training examples of a class that takes part; a class "
+        f"with fewer is absent (default {MIN_CLASS} with --data)", lambda *_: "", ge=1)  # fmt: skip
+    max_queries: int | None = limit("most questions that are answered in 24 hours",
+        lambda most, asked: "" if not asked.history.new or (n := asked.history.today()) < most
+        else f"{n} were answered", ge=1)  # fmt: skip
+    max_runs: int | None = limit("most runs that may train on this data", _runs, ge=1)
+    total_epsilon: float | None = limit(
+        "most that all runs on this data may cost together, epsilon", _epsilon, gt=0)  # fmt: skip
+    max_disk: int | None = limit("most bytes of this node's state folder",
+        _over("it would have"), ge=1)  # fmt: skip
+    max_epochs: int | None = limit("most epochs of any kind in one round", _longest, ge=1)
+    max_rounds: int | None = limit("most rounds of one run",
+        lambda most, asked: "" if asked.config.rounds <= most
+        else f"rounds is {asked.config.rounds}", ge=1)  # fmt: skip
+    methods: Words | None = limit("methods that may run here",
+        lambda allowed, asked: "" if asked.config.method in allowed
+        else f"method is {asked.config.method}")  # fmt: skip
+    modules: Words | None = limit("packages of others that a run may name as module:NAME",
+        lambda allowed, named: f"the run names {min(named - {*allowed})}"
+        if named - {*allowed} else "")  # fmt: skip
+    shared_models: bool = limit("whether a method may share a model",
+        lambda allowed, asked: "" if allowed or not asked.shares_model
+        else f"method {asked.config.method} shares a model", default=True)  # fmt: skip
+    min_noise: float | None = limit("least noise, sigma / dp-clip", _noise, "at least {:g}", gt=0)
+    min_sum_noise: float | None = limit(
+        "least noise of a sum, sigma / dp-clip, in runs that have sums", _sum_noise,
+        "at least {:g}", gt=0)  # fmt: skip
+    secure_sum: Literal["required"] | None = limit(
+        "required: only masked sums, also of metrics, and sum-owners above 1", _masked,
+        "only masked sums")  # fmt: skip
+    min_sum: int | None = limit("least clients of a sum", _members, "at least {}", ge=2)
+    max_upload_bytes: int | None = limit("most bytes of one upload",
+        _over("this upload has"), ge=0)  # fmt: skip
+    class_counts: bool = limit("whether examples per class may be told",
+        lambda allowed, asked: "" if allowed or asked.config.summed else "secure-sum is off",
+        "only runs with secure-sum", default=True)  # fmt: skip
+    max_download_bytes: int = limit("most bytes of one message that comes down",
+        _over("it has"), default=MAX_DOWNLOAD_BYTES, ge=1)  # fmt: skip
+    max_download_norm: float = limit("largest L2 norm of the floats that come down at once",
+        _over("it is"), "{:g}", MAX_DOWNLOAD_NORM, gt=0)  # fmt: skip
 
-    def check_download_norm(self, norm: float) -> None:
-        """Raise Refused for a payload of this norm, before anything is built from it."""
-        if not norm <= self.max_download_norm:
-            raise _broken("max-download-norm", f"{self.max_download_norm:g}", f"it is {norm:.4g}")
+    def check(self, name: str, subject: Any) -> None:
+        """Raise Refused if ``subject`` breaks the limit of this field."""
+        value, about = getattr(self, name), type(self).model_fields[name].json_schema_extra
+        assert isinstance(about, dict)
+        check: Any = about["check"]
+        if value is not None and (instead := check(value, subject)):
+            raise _broken(kebab(name), str(about["allows"]).format(shown(value)), instead)
 
-    def check_download_size(self, size: int) -> None:
-        """Raise Refused for a message of so many bytes, before it is decoded."""
-        if size > self.max_download_bytes:
-            raise _broken("max-download-bytes", self.max_download_bytes, f"{size} came")
+    def said(self) -> list[str]:
+        """Return in plain words what this site allows."""
+        fields = type(self).model_fields
+        values = ((name, getattr(self, name)) for name in fields)
+        return [
+            f"{kebab(name)}: {fields[name].description}: {shown(value)}"
+            for name, value in values if value != fields[name].default
+        ]  # fmt: skip
+
+    def left_open(self) -> list[str]:
+        """Return in plain words what whoever submits a run may choose here."""
+        divided = self.classes is not None or self.labels is not None
+        open_ = {
+            "the class: a run may take any column for it (target)": self.target is None,
+            "how a run divides it: ranges find a column's values (labels, or classes)": not divided,
+            "the columns that a run reads (columns)": self.columns is None,
+            "how many questions are answered (max-queries)": self.max_queries is None,
+            "how many runs train (max-runs)": self.max_runs is None,
+            "what all runs reveal together (total-epsilon)": self.total_epsilon is None,
+            "single uploads (secure-sum)": self.secure_sum is None,
+        }
+        return [text for text, so in open_.items() if so]
+
+
+OF_RUNS = (
+    "target", "classes", "labels", "columns", "group", "max_runs", "total_epsilon", "max_epochs",
+    "max_rounds", "methods", "shared_models", "min_noise", "min_sum_noise", "class_counts",
+    "secure_sum", "min_sum", "max_queries",
+)  # fmt: skip
+
+
+def shown(value: Any) -> Any:
+    """Return a limit's value for a message; numbers stay numbers."""
+    if not isinstance(value, tuple):
+        return value
+    if value and isinstance(value[0], tuple):
+        return "; ".join(f"{name}: {', '.join(some) or name}" for name, some in value)
+    return ", ".join(value) or "none"
 
 
 def read_limits(node: Mapping[str, Any]) -> Limits:
-    """Return the limits of this node; none where its configuration names no file.
+    """Return the limits of this node; the defaults where its configuration names no file.
 
     Raises Refused if the file cannot be read or understood: then nothing is allowed. The reason
     goes to the server, so it says nothing of the file's place or content; this node's own log does.
     """
-    if not node.get("limits"):
-        return Limits()
+    own = {"min-class": MIN_CLASS} if node.get("data-dir") else {}
     try:
-        values = read_yaml(Path(str(node["limits"])))
+        values = read_yaml(Path(str(node["limits"]))) if node.get("limits") else {}
+        return Limits.model_validate(own | values)
     except UserError as error:
         raise Refused("limits: the file of this site cannot be read", Code.LIMITS_FILE) from error
-    try:
-        return Limits.model_validate(values)
     except ValidationError as error:
         key = error.errors(include_url=False)[0]["loc"][0]
         raise Refused(
@@ -86,45 +257,37 @@ def read_limits(node: Mapping[str, Any]) -> Limits:
         ) from error
 
 
+def check_means(limits: Limits, history: History, cannot_prove: Callable[[], str]) -> None:
+    """Raise Refused for a limit that cannot hold, since a certificate or the history is missing.
+
+    ``cannot_prove`` says why this node's key for sums cannot be proved, if it cannot: without
+    proofs a server could invent the other members of a sum.
+    """
+    for name in ("secure_sum", "min_sum", "min_sum_noise"):
+        if getattr(limits, name) is not None and (reason := cannot_prove()):
+            raise _broken(kebab(name), "only sums of members who prove their keys", reason)
+    for name in ("max_queries", "max_runs", "total_epsilon"):
+        if getattr(limits, name) is not None and history.missing():
+            reason = "history.jsonl of this node is missing (--new-data begins anew)"
+            raise _broken(kebab(name), "only runs that can be counted", reason)
+
+
 def check_modules(limits: Limits, run_config: Mapping[str, Any]) -> None:
     """Raise Refused if a run names a module that the site does not allow; import nothing."""
-    if limits.modules is None:
-        return
-    text = str(run_config.get("config", ""))
-    values = parse_object(text, "run config", "config")["config"] if text else run_config
-    names = [name for name in plugins.named(values) if not is_built_in(name)]
-    if others := plugins.modules(names) - set(limits.modules):
-        allowed = ", ".join(limits.modules) or "none"
-        raise _broken("modules", allowed, f"the run names {min(others)}")
+    if limits.modules is not None:
+        text = str(run_config.get("config", ""))
+        values = parse_object(text, "run config", "config")["config"] if text else run_config
+        names = [name for name in plugins.named(values) if not is_built_in(name)]
+        limits.check("modules", plugins.modules(names))
 
 
-def check_run(limits: Limits, config: RunConfig, *, shares_model: bool) -> None:
+def check_run(limits: Limits, asked: Asked) -> None:
     """Raise Refused for the first limit that a run breaks; no round is beyond its ``rounds``."""
-    keys = config.params.model_dump().items()
-    own = {k: v for k, v in keys if k.endswith("epochs") and not k.startswith("server-")}
-    epochs = {"local_epochs": config.local_epochs} | own
-    longest = max(epochs, key=lambda key: epochs[key])
-    if limits.max_epochs is not None and epochs[longest] > limits.max_epochs:
-        name = longest.replace("_", "-")
-        raise _broken("max-epochs", limits.max_epochs, f"{name} is {epochs[longest]}")
-    if limits.max_rounds is not None and config.rounds > limits.max_rounds:
-        raise _broken("max-rounds", limits.max_rounds, f"rounds is {config.rounds}")
-    if limits.methods is not None and config.method not in limits.methods:
-        raise _broken("methods", ", ".join(limits.methods), f"method is {config.method}")
-    if not limits.shared_models and shares_model:
-        raise _broken("shared-models", "none", f"method {config.method} shares a model")
-    _check_noise(limits, config)
-    if not limits.class_counts and not config.summed:
-        raise _broken("class-counts", "only runs with secure-sum", "secure-sum is off")
-    if limits.secure_sum is not None and config.secure_sum != "masked":
-        raise _broken("secure-sum", "only masked sums", f"secure-sum is {config.secure_sum}")
-    if limits.secure_sum is not None and not config.sum_metrics:
-        raise _broken("secure-sum", "only summed metrics", "sum-metrics is false")
-    if limits.secure_sum is not None and config.sum_owners == 1:
-        raise _broken("secure-sum", "only sums over several owners", "sum-owners is 1")
-    size = config.cohort(config.clients) if config.summed and config.clients else 0
-    if size and limits.min_sum is not None and size < limits.min_sum:
-        raise _broken("min-sum", f"at least {limits.min_sum}", f"a round has {size} clients")
+    for name in OF_RUNS:
+        limits.check(name, asked)
+    if limits.min_noise is not None and limits.min_sum_noise is None and asked.config.summed:
+        says = "the run adds noise to sums, for which min-sum-noise is"
+        raise _broken("min-noise", f"at least {limits.min_noise:g}", says)
 
 
 def check_steps(limits: Limits, config: RunConfig, examples: int) -> None:
@@ -134,29 +297,6 @@ def check_steps(limits: Limits, config: RunConfig, examples: int) -> None:
         raise _broken("max-epochs", limits.max_epochs, f"local-steps are {epochs:.1f}")
 
 
-def check_upload(limits: Limits, size: int) -> None:
-    """Raise Refused for an upload of so many bytes, before it leaves."""
-    if limits.max_upload_bytes is not None and size > limits.max_upload_bytes:
-        raise _broken("max-upload-bytes", limits.max_upload_bytes, f"this upload has {size}")
-
-
-def _broken(limit: str, allowed: object, found: str) -> Refused:
-    text = f"limit {limit}: this site allows {allowed}, and {found}"
-    return Refused(text, Code(f"limit-{limit}"))
-
-
-def _check_noise(limits: Limits, config: RunConfig) -> None:
-    """Raise Refused for too little noise: a sum's protects no vector that is not masked."""
-    noise, own, common = noise_multiplier(config), limits.min_noise, limits.min_sum_noise
-    says = f"the run has {noise:.4g}"
-    if not config.summed:
-        if own is not None and noise < own:
-            raise _broken("min-noise", f"at least {own:g}", says)
-    elif common is not None:
-        if config.secure_sum != "masked":
-            raise _broken("min-sum-noise", "only masked sums", "secure-sum is unmasked")
-        if noise < common:
-            raise _broken("min-sum-noise", f"at least {common:g}", says)
-    elif own is not None:
-        says = "the run adds noise to sums, for which min-sum-noise is"
-        raise _broken("min-noise", f"at least {own:g}", says)
+def _broken(name: str, allowed: object, found: object) -> Refused:
+    text = f"limit {name}: this site allows {allowed}, and {found}"
+    return Refused(text, Code.LIMIT, name)

@@ -8,7 +8,7 @@ of it is a client's: it is in no partition and in no count. It is opened when a 
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,23 @@ class LocalData:
         return {
             self.dataset.classes[label]: int(n) for label, n in zip(labels, counts, strict=True)
         }
+
+
+def without_rare(data: LocalData, least: int) -> tuple[LocalData, list[str]]:
+    """Return a client without the classes of fewer than ``least`` training examples; their names.
+
+    Raises Refused if no class is left.
+    """
+    labels, names = data.dataset.labels, data.dataset.classes
+    counts = np.bincount(labels[data.split.train], minlength=len(names))
+    own = np.unique(labels[np.concatenate(astuple(data.split))])
+    rare = [names[label] for label in own if counts[label] < least]
+    if not rare:
+        return data, []
+    if len(rare) == len(own):
+        raise Refused(f"no class has min-class={least} training examples", Code.LIMIT, "min-class")
+    kept = (part[counts[labels[part]] >= least] for part in astuple(data.split))
+    return replace(data, split=ClientSplit(*kept)), rare
 
 
 def without_examples(client: str, classes: Sequence[str], inputs: Inputs) -> LocalData:

@@ -30,6 +30,7 @@ from fedhet.sums.masks import (
     SECRET_BYTES,
     SHARE_BYTES,
     Bytes,
+    SumKey,
     SumTerms,
     Words,
     fraction_bits,
@@ -310,9 +311,12 @@ class Introductions:
     """The introductions of one run; after a crash of the server they are made again."""
 
     def __init__(self, handshake: Handshake, fail: Callable[[str, str], None]) -> None:
-        """``fail`` is told who is left out of the round, and why."""
+        """``fail`` is told who is left out of the round, and why.
+
+        A key is introduced again once its proof is another one, by a renewed certificate.
+        """
         self.handshake, self.fail = handshake, fail
-        self.introduced: dict[str, set[str]] = {}
+        self.introduced: dict[str, set[tuple[str, SumKey]]] = {}
         self.strange: dict[str, set[str]] = {}
 
     def of(self, members: list[str], patience: float) -> list[str]:
@@ -326,10 +330,11 @@ class Introductions:
     def _introduce(self, patience: float) -> dict[str, str]:
         """Tell everybody online whom they do not know yet; return reasons of those that failed."""
         shake, roster, failed = self.handshake, self.handshake.roster, {}
-        due = {c: set(roster.keys) - self.introduced.get(c, set()) for c in sorted(roster.nodes)}
+        every = set(roster.keys.items())
+        due = {c: every - self.introduced.get(c, set()) for c in sorted(roster.nodes)}
         messages = {}
         for client in (c for c, new in due.items() if new):
-            about = Introduction.of({name: roster.keys[name] for name in sorted(due[client])})
+            about = Introduction.of(dict(sorted(due[client], key=lambda pair: pair[0])))
             node, what = roster.nodes[client], shake.instruction()
             messages[client] = request(INTRODUCE, node, what, PATIENCE, about=about)
         for client, reply in replies(shake.grid, messages, patience):
@@ -338,7 +343,9 @@ class Introductions:
                 failed[client] = reply.error or "its answer is invalid"
                 continue
             self.introduced.setdefault(client, set()).update(due[client])
-            self.strange.setdefault(client, set()).update(map(str, strangers))
+            known = self.strange.setdefault(client, set())
+            known.difference_update(name for name, _ in due[client])
+            known.update(map(str, strangers))
         return failed
 
     def _agreeing(self, members: list[str]) -> list[str]:

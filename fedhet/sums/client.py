@@ -35,7 +35,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import (
     X25519PublicKey,
 )
 from cryptography.hazmat.primitives.hashes import SHA384
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, load_ssh_private_key
 from numpy.typing import NDArray
 from pydantic.dataclasses import dataclass as wired
 
@@ -299,6 +299,19 @@ class NodeCertificate:
         return cls(key, own, ca)
 
 
+def cannot_prove(node: Mapping[str, Any]) -> str:
+    """Return why a node's key for sums would not be proved to other members; empty if it would."""
+    name = str(node.get("name") or node.get("partition-id", ""))
+    try:
+        own = NodeCertificate.of(node)
+        if own is None:
+            return f"there is no certificate '{name}.crt' beside this node's key"
+        check_proof(prove(own.key, own.certificate, "", name, b""), own.ca, "", name)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
 def own_terms(config: RunConfig, limits: Limits) -> SumTerms:
     """Return the terms that every sum must meet: the run's, or the site's if stricter."""
     return SumTerms(max(config.sum_min, limits.min_sum or 0), config.sum_threshold)
@@ -324,9 +337,15 @@ class SumNotes:
                     own = prove(node.key, node.certificate, self.run, self.client, own.public)
                 note = {"private": private.private_bytes_raw().hex(), "key": own.dump()}
                 self.store.write_note(KEY, note)
-        with self._sound():
-            found = SumKey.load(note["key"])
-        if found.certificate and node is not None:
+            with self._sound():
+                found = SumKey.load(note["key"])
+            if node is not None and found.certificate != node.certificate.public_bytes(
+                Encoding.DER
+            ):
+                # The certificate was renewed: the same key, with a proof that goes on being valid.
+                found = prove(node.key, node.certificate, self.run, self.client, found.public)
+                self.store.write_note(KEY, note | {"key": found.dump()})
+        if node is not None:
             try:
                 check_proof(found, node.ca, self.run, self.client)
             except Refused as error:
@@ -352,8 +371,10 @@ class SumNotes:
                 except (Refused, ValueError):  # also for a key that gives no secret
                     strange.append(client)
                 else:  # an unchecked certificate proves nothing
-                    proved = key if ca is not None else SumKey(key.public)
-                    known[client] = before if client in known and before.certificate else proved
+                    if ca is not None:  # perhaps by a renewed certificate
+                        known[client] = key
+                    elif not before.certificate or client not in known:
+                        known[client] = SumKey(key.public)
             self.store.write_note(KEYS, {client: key.dump() for client, key in known.items()})
         return strange
 

@@ -165,10 +165,10 @@ def test_a_supernode_that_lost_a_message_or_its_server_begins_anew(
             raise UserError("enough", OTHER_CA)
 
     monkeypatch.setattr(node, "reach", reach)
-    plan = NodePlan(tmp_path, tmp_path, "h:1", {}, tmp_path / "log", code="sent")
+    plan = NodePlan(tmp_path, tmp_path, "h:1", {}, tmp_path / "log")
     with pytest.raises(UserError, match="enough"):
         Node(plan, said.append).run()
-    assert said == [node.SENT, "admitted by h:1 (node 17)",
+    assert said == ["admitted by h:1 (node 17)",
                     f"{what} was cut off: starting the SuperNode again"]  # fmt: skip
 
 

@@ -137,8 +137,8 @@ def test_a_key_that_nobody_registered_and_a_false_ca_are_told_so(federation):
     assert "over TLS; clocks" in check.stdout and "knows this key" in check.stdout
 
 
-def test_code_that_the_server_sends_is_not_run_unless_the_owner_says_so(federation, tmp_path):
-    """It is refused in one line on both sides and leaves no mark; `--code sent` runs it."""
+def test_code_that_the_server_sends_is_not_run(federation, tmp_path):
+    """It is refused in one line on both sides and leaves no mark."""
     named = ("fedhet/__init__.py", "fedhet/client_app.py", "torch.py", "sitecustomize.py")
     app = application(tmp_path / "app", {"own_server.py": LYING, **dict.fromkeys(named, MARKING)})
     told, mark = tmp_path / "told", tmp_path / "mark"
@@ -149,14 +149,7 @@ def test_code_that_the_server_sends_is_not_run_unless_the_owner_says_so(federati
     assert len(reasons) == 3 and not mark.exists()
     for node in federation.nodes.values():
         assert node.said("refused: this run's fedhet") == 1
-    assert all(reason.endswith("install the same version, or --code sent") for reason in reasons)
-
-    told.unlink()
-    federation.whole({1: ("--partition", "1/3", "--code", "sent")})
-    assert federation.nodes[1].said("--code sent: this node runs whatever code the server sends")
-    flwr_run(federation, app)
-    wait_for(told.exists, "the server has its answers")
-    assert sorted(told.read_text().splitlines())[0] == "answered" and mark.exists()
+    assert all(reason.endswith("install the same version") for reason in reasons)
 
 
 def test_a_lost_message_costs_a_restart_and_who_leaves_is_told(federation):

@@ -170,8 +170,9 @@ def test_a_node_of_other_examples_is_refused_in_one_line(grid):
 
 
 @pytest.fixture
-def network(grid, monkeypatch):
+def network(grid, monkeypatch, tmp_path):
     """Three nodes of a network, of which the third claims the first one's name."""
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("FEDHET_NODE", "1")
 
     def tamper(node, message, reply):
@@ -197,6 +198,8 @@ def test_a_node_is_told_once_why_a_run_does_without_it(network, capsys):
     ((node, reason),) = told(network)
     assert node == 102 and "client id '0' is already taken by another node" in reason
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fedhet: ")]
+    assert sum(line.startswith("fedhet: question: ") for line in said) == 1  # all three are one's
+    said = [line for line in said if not line.startswith("fedhet: question: ")]
     assert said.pop() == f"fedhet: this run does without this node: {reason}"
     assert said[1].endswith("/x/1") and said[1].startswith("fedhet: run fedssa: state in /")
 

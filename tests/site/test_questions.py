@@ -1,0 +1,213 @@
+"""Who asks decides what leaves: what a site with limits answers to a run that asks for more."""
+
+import json
+from contextlib import suppress
+
+import pytest
+from flwr.app import ConfigRecord, RecordDict
+from helpers.tiny import tiny
+
+from fedhet import client_app
+from fedhet.config.load import build_config, envelope
+from fedhet.errors import Refused
+from fedhet.protocol.flower import posted, simulating
+from fedhet.protocol.messages import Instruction, request
+from fedhet.site.history import NAME, History, described
+from fedhet.site.limits import read_limits
+from fedhet.testing import LocalGrid, simulate
+
+ROWS = 60
+PLAIN = {"dataset": "table", "target": "ill", "classes": ["0", "1"], "models": ["mlp-1"],
+         "data-path": "at-the-site.csv",
+         "clients": 3, "rounds": 1}  # fmt: skip
+LIMITS = "target: ill\nclasses: ['0', '1']\ncolumns: [age, chol, ill]\n"
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A hospital with 60 patients; ``ask`` is what a run gets in the handshake."""
+    rows = [
+        f"{20 + n % 50},{150 + 3 * n},{int(n % 3 == 0)},{'ab'[n % 2]},{n % 7}" for n in range(ROWS)
+    ]
+    (tmp_path / "own.csv").write_text("\n".join(["age,chol,ill,ward,bmi", *rows]) + "\n")
+    return Site(tmp_path)
+
+
+class Site:
+    def __init__(self, folder):
+        self.folder = folder
+        self.node = {"data-dir": str(folder / "own.csv"), "name": "h",
+                     "state-dir": str(folder / "state")}  # fmt: skip
+        self.history = folder / "state" / NAME
+
+    def limit(self, text):
+        (self.folder / "limits.yaml").write_text(text)
+        self.node["limits"] = str(self.folder / "limits.yaml")
+
+    def ask(self, experiment="run-1", **changes):
+        values = (
+            PLAIN
+            | {"ignore": ["ward", "bmi"]}
+            | {k.replace("_", "-"): v for k, v in changes.items()}
+        )
+        grid = LocalGrid(envelope(build_config(values), {}), 1)
+        (context,) = grid.contexts.values()
+        context.node_config.clear()
+        context.node_config.update(self.node)
+        message = request("query", 100, Instruction(experiment), 60)
+        posted(message)
+        with simulating(answer=False):
+            reply = client_app.app(message, context)
+        assert set(reply.content) == {"info"}
+        return dict(reply.content.config_records["info"].items())
+
+    def refused(self, limit, **changes):
+        info = self.ask(**changes)
+        assert (info["error"], info["about"]) == ("limit", limit), info
+        assert set(info) == {"error", "log", "state-lost", "about"}
+
+
+ATTACKS = (
+    ("target", {"target": "age", "labels": {"low": ["..47"], "high": ["47.."]}, "classes": []}),
+    ("classes", {"labels": {"0": ["..0.5"], "1": ["0.5.."]}, "classes": []}),
+    ("classes", {"labels": {"0": ["0"], "1": ["1"]}}),
+    ("classes", {"classes": ["0"]}),
+    ("columns", {"ignore": ["ward"]}),
+    ("columns", {"site": ["ward"], "gaps": ["a"], "ignore": ["bmi"]}),
+    ("columns", {"categories": {"ward": ["a", "b"]}, "ignore": ["bmi"]}),
+)
+
+
+@pytest.mark.parametrize(("limit", "changes"), ATTACKS)
+def test_a_run_that_asks_for_more_than_the_limits_name_learns_nothing(site, limit, changes):
+    site.limit(LIMITS)
+    assert site.ask()["train-images"] > 0
+    site.refused(limit, **changes)
+
+
+def test_labels_are_compared_with_their_ranges(site):
+    site.limit("labels: {ill: [1], healthy: [0]}")
+    assert "seen" in site.ask(labels={"ill": ["1"], "healthy": ["0"]}, classes=[])
+    site.refused("labels", labels={"ill": ["..0.2"], "healthy": ["0.2.."]}, classes=[])
+
+
+def test_a_rare_class_is_absent_and_not_zero(site):
+    """The bisection of a column ends at five patients: nothing tells that there are fewer."""
+    ranges = {"low": ["..22"], "high": ["22.."]}  # four patients of 20 and 21, three to train
+    told = site.ask(target="age", labels=ranges, classes=[])
+    assert told["seen"] == ["high"] and len(told["images"]) == 1
+    assert told["train-images"] == told["images"][0]
+    site.limit("min-class: 1")
+    assert site.ask(target="age", labels=ranges, classes=[])["seen"] == ["low", "high"]
+    site.limit("min-class: 100")
+    site.refused("min-class")
+
+
+def test_questions_are_counted_and_the_same_one_is_answered_again(site):
+    site.limit("max-queries: 2")
+    for seed in (1, 2, 1, 2):
+        assert "seen" in site.ask(seed=seed)
+    site.refused("max-queries", seed=3)
+    site.refused("max-queries", experiment="run-2")
+    assert "seen" in site.ask(seed=1)
+    lines = [json.loads(line) for line in site.history.read_text().splitlines()]
+    assert [line["answer"].partition(":")[0] for line in lines] == [
+        "answered", "answered", "refused", "refused"
+    ]  # fmt: skip
+    said = described(lines[2])
+    for word in (
+        "run-1",
+        "fedssa",
+        'target="ill"',
+        "max-queries",
+        'classes=["0", "1"]',
+        "rounds=1",
+    ):
+        assert word in said, word
+
+
+def test_a_history_that_is_gone_or_damaged_allows_no_counted_run(site):
+    site.limit("max-runs: 3")
+    assert "seen" in site.ask()
+    site.history.unlink()
+    (site.folder / "state" / "run-0" / "h").mkdir(parents=True)
+    (site.folder / "state" / "run-0" / "h" / "client.json").write_text("{}")
+    site.refused("max-runs")
+    site.history.write_text("{\n")
+    assert site.ask()["error"] == "state"
+
+
+@pytest.mark.parametrize("limit", ["secure-sum: required", "min-sum: 3", "min-sum-noise: 0.1"])
+def test_a_limit_on_sums_needs_a_certificate(site, limit):
+    """Without one a server could invent the other members, and learn the single upload."""
+    site.limit(limit)
+    noise = {"dp_clip": 1.0, "dp_epsilon": 5.0, "dp_delta": 1e-3, "secure_sum": "masked"}
+    site.refused(limit.partition(":")[0], **noise)
+
+
+def test_the_state_folder_has_a_limit(site):
+    site.limit("max-disk: 1000")
+    assert "seen" in site.ask()
+    (site.folder / "state" / "large").write_bytes(bytes(2000))
+    site.refused("max-disk")
+
+
+def test_runs_are_counted_and_their_epsilon_is_added_up(tmp_path):
+    """Three fresh runs of epsilon 8 each spend 16 of 20: the third is refused."""
+    noise = {"dp_clip": 1.0, "dp_epsilon": 8.0, "dp_delta": 1e-3, "rounds": 1}
+    path = tmp_path / "limits.yaml"
+
+    def deploy(grid):
+        for k, context in grid.contexts.items():
+            context.node_config["state-dir"] = str(tmp_path / "states" / str(k))
+        grid.contexts[101].node_config["limits"] = str(path)
+
+    def replied(name, text, **changes):
+        path.write_text(text)
+        config = tiny(tmp_path, start_timeout=1.0, name=name, **noise | changes)
+        folder, _ = simulate(config, before=deploy, simulated=False)
+        return folder.read_rounds()[0]["replied"]
+
+    assert [replied(f"run{k}", "total-epsilon: 20") for k in range(3)] == [3, 3, 2]
+    history = History(tmp_path / "states" / "101")
+    assert history.epsilon("") == pytest.approx(16.0, rel=1e-6) and len(history.runs()) == 2
+    assert replied("run3", "max-runs: 2") == 2 and replied("run4", "max-runs: 3") == 3
+    assert replied("run5", "total-epsilon: 100", dp_clip=0.0, dp_epsilon=0.0, dp_delta=0.0) == 2
+
+
+def test_a_training_message_of_a_run_without_handshake_is_a_question_too(site):
+    """A server that leaves the handshake out gains nothing."""
+    site.limit("max-queries: 1")
+    assert "seen" in site.ask()
+    config = envelope(build_config(PLAIN | {"seed": 9}), {})
+    context = LocalGrid(config, 1).contexts[100]
+    context.node_config.clear()
+    context.node_config.update(site.node)
+    what = Instruction("run-9", round=1, classes=("0", "1"))
+    message = request("train", 100, what, 60)
+    posted(message)
+    with simulating(answer=False):
+        info = client_app.app(message, context).content["info"]
+    assert (info["error"], info["about"]) == ("limit", "max-queries")
+
+
+def test_a_limit_of_a_file_that_cannot_be_read_refuses(site):
+    site.node["limits"] = str(site.folder / "nowhere.yaml")
+    assert site.ask()["error"] == "limits-file"
+    with suppress(Refused):
+        read_limits(site.node)
+        raise AssertionError
+
+
+def test_messages_that_are_no_questions_are_not_in_the_history(site):
+    notice = request("query", 100, Instruction("run-1", refused="no"), 60)
+    garbage = RecordDict({"config": ConfigRecord({"experiment": "x"})})
+    assert notice.content and garbage
+    grid = LocalGrid(envelope(build_config(PLAIN), {}), 1)
+    context = grid.contexts[100]
+    context.node_config.clear()
+    context.node_config.update(site.node)
+    posted(notice)
+    with simulating(answer=False):
+        client_app.app(notice, context)
+    assert not site.history.exists()

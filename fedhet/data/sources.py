@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from math import prod
+from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
@@ -401,17 +402,17 @@ class Data:
 def _own(dataset: str, data_path: str) -> Source:
     """Return what a user's ``load(data_path)`` gives: :class:`Data`, or examples, labels, names.
 
-    The key is the code of the function's module, and when and how large its data path is.
+    The key is the code of the function's module and of those beside it that it imports, and when
+    and how large the files of its data path are.
     """
     load: Callable[[str], Any] = plugins.load("dataset", dataset)
     if not inspect.isroutine(load):
         raise UserError(
             f"dataset {dataset!r} is a {type(load).__name__}, must be a function load(data_path)"
         )
-    module = sys.modules[load.__module__].__file__
-    code = hashlib.sha256(Path(module).read_bytes()).hexdigest() if module else ""
     path = Path(data_path).expanduser()
-    there = file_stats([path]) if data_path and path.exists() else []
+    inside = sorted(one for one in path.rglob("*") if one.is_file()) if data_path else []
+    there = file_stats([path, *inside]) if data_path and path.exists() else []
 
     def called() -> Data:
         try:
@@ -423,8 +424,23 @@ def _own(dataset: str, data_path: str) -> Source:
                 f"class names, or a fedhet.Data: {brief(error)}"
             ) from error
 
-    key = ["own", dataset, code, data_path, *there]
+    key = ["own", dataset, _code(load.__module__), data_path, *there]
     return Source(key, partial(_loaded, dataset, called))
+
+
+def _code(module: str) -> str:
+    """Return the SHA-256 of a module and of those in the same place that it imports, as written."""
+    file = getattr(sys.modules[module], "__file__", None)
+    if not file:
+        return ""
+    root = Path(file).parents[module.count(".") + (Path(file).stem == "__init__")]
+    top, rest = module.partition(".")[0], ["fedhet", "strategies", "clients"]
+    if root.name == "site-packages":  # an installed package is all that its author changes
+        rest += [one.name.partition(".")[0] for one in root.iterdir() if one.name != top]
+    finder = ModuleFinder([str(root)], excludes=[one for one in rest if one != top])
+    finder.import_hook(module)
+    files = sorted({one.__file__ for one in finder.modules.values() if one.__file__})
+    return hashlib.sha256(b"".join(Path(one).read_bytes() for one in files)).hexdigest()
 
 
 def _loaded(

@@ -48,7 +48,7 @@ from fedhet.site.local_data import (
     DEFAULT_CLIENTS,
     check_no_weights,
     choose_device,
-    load_partition,
+    reload_partition,
 )
 from fedhet.sums.contribution import about_few, too_few
 
@@ -138,17 +138,18 @@ def _start(
     check(config, console, connection)
     warnings: list[str] = []
     understood: list[str] = []
+    data = ""
     if connection is None:
         config = resolve_clients(config)
         dataset, partition = check_simulation(config)
-        understood = list(dataset.notes)
+        understood, data = list(dataset.notes), dataset.digest
         warnings = [*dataset.warnings, *partition.warnings]
         warnings += few_owners(config, dataset, partition)
         counts = partition.counts(dataset.labels, len(dataset.classes)).sum(axis=0).tolist()
         line = imbalance(config, dict(zip(dataset.classes, counts, strict=True)))
         warnings += [line] if line else []
     with interruptible():
-        folder = RunFolder.create(config, default_name)
+        folder = RunFolder.create(config, default_name, data)
         for line in (*understood, *notes, *checks.small_cohort(config)):
             console.say(f"note: {line}")
         for line in warnings:
@@ -206,7 +207,8 @@ def _resume(
                 "--superlink NAME, as when it was started"
             )
         config = resolve_clients(config)
-        check_simulation(config)
+        dataset, _ = check_simulation(config)
+        folder.check_data(dataset.digest)
     for line in checks.check_idle(config, changes, deployed=connection is not None):
         console.say(f"note: {line}")
     with interruptible():
@@ -380,7 +382,7 @@ def resolve_clients(config: RunConfig) -> RunConfig:
     if not config.clients and config.partition == "file":
         clients = count_clients(config.partition_file)
     elif not config.clients and (config.partition == "natural" or says_clients(config.partition)):
-        clients = len(load_partition(config, 0)[1].ids)
+        clients = len(reload_partition(config, 0)[1].ids)
     return config.model_copy(update={"clients": clients})
 
 
@@ -437,7 +439,7 @@ def check_simulation(config: RunConfig) -> tuple[Dataset, Partition]:
         tracker_package(config.tracker)
     choose_device(config, {})
     check_replies(config)
-    dataset, partition = load_partition(config, config.clients)
+    dataset, partition = reload_partition(config, config.clients)
     check_kind(config, dataset.inputs.kind)
     check_models(config, len(dataset.classes), dataset.inputs)
     return dataset, partition

@@ -47,6 +47,7 @@ from fedhet.records.summary import partition_clients, privacy_summary, summarise
 
 LOCK = ".lock"  # of whoever writes a run, or runs a sweep
 OWNER = ".owner"  # of the command that has a run done
+DATA = "data_sha256"  # in environment.json; empty where the data lies at the clients
 
 
 class RunFolder:
@@ -70,12 +71,14 @@ class RunFolder:
         self.states_named = False  # whether the user said where the states are
 
     @classmethod
-    def create(cls, config: RunConfig, default_name: str) -> "RunFolder":
-        """Make the folder of a new run; UserError if it exists or cannot be made."""
+    def create(cls, config: RunConfig, default_name: str, data: str = "") -> "RunFolder":
+        """Make the folder of a new run on data with this digest; UserError if it cannot be made."""
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         base = plain_path(config.out)
         path = base / (config.name or f"{default_name}-{stamp}")
-        made_by = environment(config)  # before there is a folder: one killed meanwhile leaves none
+        made_by = environment(config) | {
+            DATA: data
+        }  # before there is a folder: one killed meanwhile leaves none
         for number in range(2, 1000):
             if config.name or not path.exists():
                 break
@@ -101,6 +104,17 @@ class RunFolder:
                 raise
             raise UserError(f"run folder '{path}' cannot be made: {error.strerror}") from error
         return folder
+
+    def check_data(self, data: str) -> None:
+        """Raise UserError if the run was started on data with another digest."""
+        before = ""
+        with contextlib.suppress(OSError):  # a missing file is found by `verify`
+            before = read_json(self.environment).get(DATA)
+        if before and before != data:
+            raise UserError(
+                f"run '{self.path}' cannot be resumed: its data has other values than when it was "
+                "started: put the old file back, or start a new run"
+            )
 
     def discard(self) -> None:
         """Remove a folder that was made just now."""

@@ -115,8 +115,17 @@ def _open(config: RunConfig, name: str, path: str, *, declared: bool = False) ->
 
 
 def load_partition(config: RunConfig, clients: int) -> tuple[Dataset, Partition]:
-    """Return the pooled dataset and its partition, kept until one of their files changes."""
+    """Return the pooled dataset and its partition, kept until one of their files changes.
+
+    A file inside a folder is looked at by :func:`reload_partition` only: messages ask this.
+    """
     return _partition(config, clients, _age(config.data_path), _age(config.partition_file))
+
+
+def reload_partition(config: RunConfig, clients: int) -> tuple[Dataset, Partition]:
+    """Return :func:`load_partition` of the files as they are now."""
+    _partition.cache_clear()
+    return load_partition(config, clients)
 
 
 def _age(path: str) -> tuple[int, int]:

@@ -1,7 +1,10 @@
 """The cache: decoded once, whole or not at all, shared by processes."""
 
 import multiprocessing
+import os
 import resource
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedhet.cli.app import execute
 from fedhet.data import cache
 from fedhet.data.cache import open_dataset
 from fedhet.errors import UserError
@@ -180,3 +184,58 @@ def test_torchvision_sets_are_pooled_and_a_failed_download_is_one_line(tmp_path,
     with pytest.raises(UserError, match=said) as e:
         open_dataset("cifar100", data_path=str(tmp_path / "mine"), cache_dir=tmp_path / "cache")
     assert "\n" not in str(e.value) and not (tmp_path / "mine").exists()
+
+
+def test_other_values_of_the_data_are_refused(capsys, tmp_path, monkeypatch):
+    """Rows and labels are as they were, and nothing else would tell."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{k % 7},{k % 5},{k % 2}" for k in range(60)]
+    file, words = tmp_path / "t.csv", ["target=y", "models=mlp-1", "engine=inline", "rounds=1"]
+
+    def write(first):
+        file.write_text("\n".join(["a,b,y", first, *rows[1:]]) + "\n")
+
+    write(rows[0])
+    words += ["dataset=table", f"data-path={file}", "partition=iid", "clients=2", "local-epochs=1"]
+    assert execute(["run", "quickstart", *words, "--name", "r"]) == 0
+    write("9,0,0")
+    assert execute(["resume", "runs/r", "rounds=2"]) == 2
+    assert "its data has other values" in capsys.readouterr().err
+    write(rows[0])
+    assert execute(["resume", "runs/r", "rounds=2"]) == 0
+
+
+LOADER = """
+import numpy as np
+from pathlib import Path
+from values import FACTOR
+
+def load(path):
+    number = int((Path(path) / "deep" / "number.txt").read_text())
+    return np.full((8, 8, 8), number * FACTOR, np.uint8), np.arange(8) % 2, ["a", "b"]
+"""
+
+
+def test_a_function_is_called_again_when_its_files_or_modules_change(tmp_path):
+    """Each in a process of its own, as commands are."""
+    place, data = tmp_path / "work", tmp_path / "data" / "deep"
+    place.mkdir()
+    data.mkdir(parents=True)
+    (place / "loader.py").write_text(LOADER)
+    code = (
+        "from fedhet import plugins; from fedhet.data.cache import open_dataset; "
+        "plugins.look_here(); data = open_dataset('loader:load', data_path='../data', "
+        "image_size=16); print(data.examples[0, 0, 0, 0])"
+    )
+
+    def value(number, factor):
+        (data / "number.txt").write_text(number)
+        (place / "values.py").write_text(f"FACTOR = {factor}\n")
+        env = os.environ | {"FEDHET_CACHE": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=place, env=env, check=True, capture_output=True,
+            text=True, timeout=120,
+        )  # fmt: skip
+        return int(done.stdout)
+
+    assert [value("7", 1), value("9", 1), value("9", 2)] == [7, 9, 18]

@@ -53,7 +53,7 @@ from fedhet.site.local_data import (
     public_digest,
     without_rare,
 )
-from fedhet.site.state import SUM_KEY, FileStore
+from fedhet.site.state import DATA, SUM_KEY, FileStore
 from fedhet.sums import client as sums
 from fedhet.sums.client import SumNotes, cannot_prove, own_terms
 from fedhet.training.loop import without_denormals
@@ -127,6 +127,7 @@ class Request:
         with coded(Code.DATA):
             data = load_local(self.config, self.node, simulated=self.simulated)
         self.limits.check("columns", data.dataset.inputs.columns)
+        self._check_same_data(data)
         data, rare = without_rare(data, self.limits.min_class or 0)
         if self.node.get("data-dir") and not self.config.classes:
             self.untold = rare
@@ -134,6 +135,20 @@ class Request:
             _say(lambda: f"classes with fewer than min-class={self.limits.min_class} training "
                 f"examples take no part: {', '.join(rare)}")  # fmt: skip
         return data
+
+    def _check_same_data(self, data: LocalData) -> None:
+        """Raise Refused if a deployed client's data are not those of its state of this run."""
+        if self.simulated:
+            return
+        store, own = self.store(data.client), {"digest": data.dataset.digest}
+        note = store.read_note(DATA)
+        if note not in (None, own):
+            raise Refused(
+                "this node's data are not those that it had in this run: give them back, or begin "
+                "anew with fedhet node --new-data", Code.DATA, "other data than before",
+            )  # fmt: skip
+        if note is None and self.kind != QUERY:
+            store.write_note(DATA, own)
 
     def device(self) -> torch.device:
         """Return where this client trains; on a GPU by deterministic algorithms."""

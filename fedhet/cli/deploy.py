@@ -67,7 +67,7 @@ def server(
 
 def node(  # noqa: PLR0913, PLR0917  (a command's options)
     key: Annotated[Path, typer.Argument(metavar="KEY", help="this client's private key")],
-    server: Annotated[str, typer.Option(help="HOST:PORT of `fedhet server`")],
+    server: Annotated[str, typer.Option(help="HOST:PORT of `fedhet server`")] = "",
     data: Annotated[
         Path | None,
         typer.Option(help="this site's examples: a table, an NPZ, or images <class>/<image>"),
@@ -96,13 +96,34 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     check: Annotated[
         bool, typer.Option("--check", help="test everything, without joining")
     ] = False,
+    write_limits: Annotated[
+        Path | None, typer.Option(help="draft limits from --data and --preset, without joining")
+    ] = None,
+    preset: Annotated[
+        Path | None, typer.Option(help="configuration of `fedhet init`, for --write-limits")
+    ] = None,
+    history: Annotated[
+        bool, typer.Option("--history", help="list what this node was asked and answered")
+    ] = False,
+    new_data: Annotated[
+        bool, typer.Option("--new-data", help="put states and history aside: the data are others")
+    ] = False,
 ) -> None:
     """Take part in a federation until stopped; print a line for every round."""
     from fedhet.deploy.network import read_ca, read_key
     from fedhet.deploy.node import Node, NodePlan
+    from fedhet.site.history import begin_anew
 
     own = check_id(key.name if name is None else name, "--name")
     home = plain_path(state or Path.home() / ".fedhet" / own)
+    if history:
+        _history(home)
+        return
+    if write_limits is not None:
+        _draft(write_limits, data, preset, key)
+        return
+    if not server:
+        raise UserError("--server: give HOST:PORT of `fedhet server`")
     config = _images(data, partition, own)
     if split is not None and data is None:
         raise UserError("--split: only used with --data")
@@ -130,12 +151,44 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise UserError(f"--state: '{home}' cannot be made: {error.strerror}") from error
+    if new_data and (aside := begin_anew(home)):
+        _say(f"{own}: states and history are in {aside} now")
     _say(f"{own}: joining {plan.server}; log: {plan.log}")
     try:
         with interruptible():
             Node(plan, _say).run()
     except Interrupted as stop:
         _say(f"stopped ({stop})")
+
+
+def _history(home: Path) -> None:
+    """Print every question to a node, and what it answered."""
+    from fedhet.site.history import History, described
+
+    lines = History(home).lines()
+    for line in lines:
+        print(f"{line['time']}  {described(line)}")
+    if not lines:
+        print(f"no question yet ({home})")
+
+
+def _draft(out: Path, data: Path | None, preset: Path | None, key: Path) -> None:
+    """Write a file of limits that allows runs like those of a configuration, on this data."""
+    from fedhet.config.load import load_config
+    from fedhet.site.limits import draft
+    from fedhet.site.local_data import open_private
+
+    if data is None:
+        raise UserError("--write-limits: give --data, and --preset with what `fedhet init` wrote")
+    changes = {} if preset else {"dataset": "image-folder"}
+    changes |= {"data-path": str(_file(data, "--data", or_folder=True))}
+    config = load_config(preset, changes=changes)
+    certified = key.with_name(f"{key.name}.crt").is_file()
+    text = draft(config, open_private(config, config.data_path), certified=certified)
+    if out.exists():
+        raise UserError(f"--write-limits: '{out}' already exists and is not overwritten")
+    out.write_text(text, encoding="utf-8")
+    print(f"{out}: read it, change it, and start the node with --limits {out}")
 
 
 def _refuse(plan: Any) -> None:

@@ -422,7 +422,8 @@ def need(file: RowFile, wanted: Iterable[str], key: str) -> None:
         if name not in file.columns:
             raise UserError(
                 f"{key}: {file.where} has no column {name!r}{nearest(name, file.columns)}; it has "
-                f"{listed(file.columns)}"
+                f"{listed(file.columns)}",
+                about=f"{key}: column {name!r}",
             )
 
 

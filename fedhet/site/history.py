@@ -20,7 +20,6 @@ from fedhet.errors import Damaged, Refused, one_line
 from fedhet.files import parse_object, private_folder, read_json, read_jsonl
 from fedhet.protocol.codes import Code
 from fedhet.protocol.messages import QUERY
-from fedhet.site.privacy import NOTE, epsilon_of, mu_of
 
 NAME = "history.jsonl"
 SHAKE, TRAIN = "handshake", "training"
@@ -80,6 +79,9 @@ class History:
     def _cost(self, run: str, line: Mapping[str, Any]) -> float:
         if not line.get("dp-clip"):
             return math.inf
+        # It brings torch, which the process of a node and --history do without.
+        from fedhet.site.privacy import NOTE, epsilon_of, mu_of  # noqa: PLC0415
+
         assert self.folder is not None
         spent = []
         for path in (self.folder / run).glob(f"*/{NOTE}.json"):
@@ -136,6 +138,19 @@ class History:
             ) from error
         self._lines = [*self.lines(), line]
         say(lambda: f"question: {described(line)}")
+
+
+def begin_anew(folder: Path) -> Path | None:
+    """Put the states and the history of a node aside, and return where they are now."""
+    old = {path.parent.parent for path in folder.glob("*/*/client.json")}
+    old |= {path for path in [folder / NAME] if path.exists()}
+    if not old:
+        return None
+    aside = folder / f"before-{datetime.now(UTC):%Y-%m-%d-%H%M%S}"
+    aside.mkdir(mode=0o700)
+    for path in old:
+        path.rename(aside / path.name)
+    return aside
 
 
 def question(experiment: str, run_config: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from pydantic import Field, ValidationError
 
 from fedhet import plugins
 from fedhet.config.schema import Lists, RunConfig, Schema, Words, kebab
+from fedhet.data.cache import Dataset
 from fedhet.errors import Refused, UserError
 from fedhet.files import parse_object, read_yaml
 from fedhet.models.names import is_built_in
@@ -96,8 +98,8 @@ def columns_of(config: RunConfig) -> set[str]:
     """Return the columns that a configuration names to be read."""
     named = {config.target, config.text, config.time, *config.site}
     named |= {*dict(config.categories), *config.channels}
-    named |= {*getattr(config, "numbers", ()), *getattr(config, "group", ())}
-    return {*named, getattr(config, "split_by", "")} - {""}
+    named |= {*getattr(config, "numbers", ()), *config.group}
+    return {*named, config.split_by} - {""}
 
 
 def _columns(allowed: Sequence[str], asked: Any) -> str:
@@ -121,7 +123,7 @@ def _labels(wanted: Any, asked: Asked) -> str:
 
 
 def _group(wanted: Sequence[str], asked: Asked) -> str:
-    missing = sorted({*wanted} - {*getattr(asked.config, "group", ())})
+    missing = sorted({*wanted} - {*asked.config.group})
     return f"the run's group is without {missing[0]!r}" if missing else ""
 
 
@@ -255,6 +257,29 @@ def read_limits(node: Mapping[str, Any]) -> Limits:
         raise Refused(
             f"limits: the file of this site is wrong at '{key}'", Code.LIMITS_FILE
         ) from error
+
+
+def draft(config: RunConfig, dataset: Dataset, *, certified: bool) -> str:
+    """Return a file of limits that allows runs like this one on this data, and little else."""
+    values: dict[str, Any] = {"target": config.target}
+    if any(some for _, some in config.labels):
+        values["labels"] = {name: list(some) for name, some in config.labels}
+    else:
+        values["classes"] = list(dataset.classes)
+    values |= {
+        "columns": sorted(columns_of(config) | {*dataset.inputs.columns}),
+        "group": list(config.group), "min-class": MIN_CLASS, "max-queries": 20, "max-runs": 10,
+        "max-rounds": config.rounds, "modules": [], "max-disk": 10 << 30,
+        "secure-sum": "required" if certified else "",
+    }  # fmt: skip
+    kept = {key: value for key, value in values.items() if value or key == "modules"}
+    lines = ["# What a run may do at this site; `fedhet node --check` says it in plain words."]
+    for key, value in kept.items():
+        flow = None if isinstance(value, list | dict) else False
+        text = yaml.safe_dump({key: value}, default_flow_style=flow, allow_unicode=True, width=1000)
+        field_ = Limits.model_fields[key.replace("-", "_")]
+        lines += [f"# {field_.description}", text.rstrip()]
+    return "\n".join([*lines, "# total-epsilon: 8", ""])
 
 
 def check_means(limits: Limits, history: History, cannot_prove: Callable[[], str]) -> None:

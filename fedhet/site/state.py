@@ -1,8 +1,8 @@
 """Private state of a client: one named-tensor bundle per generation, in a folder of its own.
 
 The folder also holds notes, small mappings that stay when a generation is undone. ``client`` says
-what the tensors belong to, ``privacy`` how much budget is spent, ``sum-...`` what sums need
-(:mod:`fedhet.sums.client`).
+what the tensors belong to, ``data`` what they were trained on, ``privacy`` how much budget is
+spent, ``sum-...`` what sums need (:mod:`fedhet.sums.client`).
 
 Generation r is the state after round r; generation 0 is the initialisation and is never stored.
 A round starts from exactly the generation that the server names, so a repeated, late or lost
@@ -47,6 +47,7 @@ DESCRIPTION = "client.json"  # the note that says what the generations belong to
 # Notes of keep-best: the newest score and the best one, each with its generation.
 VALIDATION, BEST = "validation", "best"
 PREDICTIONS = "predictions"  # tensors of keep-predictions: <part>/row, y and p
+DATA = "data"  # note with the digest of a deployed client's data
 SUM_KEY = "sum-key"  # note of a client whose run began with masked sums: see fedhet.sums.client
 
 

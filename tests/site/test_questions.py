@@ -8,11 +8,12 @@ from flwr.app import ConfigRecord, RecordDict
 from helpers.tiny import tiny
 
 from fedhet import client_app
+from fedhet.cli.app import execute
 from fedhet.config.load import build_config, envelope
 from fedhet.errors import Refused
 from fedhet.protocol.flower import posted, simulating
 from fedhet.protocol.messages import Instruction, request
-from fedhet.site.history import NAME, History, described
+from fedhet.site.history import NAME, History, begin_anew, described
 from fedhet.site.limits import read_limits
 from fedhet.testing import LocalGrid, simulate
 
@@ -211,3 +212,45 @@ def test_messages_that_are_no_questions_are_not_in_the_history(site):
     with simulating(answer=False):
         client_app.app(notice, context)
     assert not site.history.exists()
+
+
+def test_the_limits_that_are_drafted_allow_the_sites_own_preset_and_no_other_question(site, capsys):
+    place = site.folder
+    (place / "own.yaml").write_text(
+        json.dumps(PLAIN | {"ignore": ["ward", "bmi"], "data-path": ""})
+    )
+    words = ["node", str(place / "h"), "--data", site.node["data-dir"], "--preset"]
+    words += [str(place / "own.yaml"), "--write-limits", str(place / "limits.yaml")]
+    assert execute(words) == 0 and execute(words) == 2  # nothing is overwritten
+    site.node["limits"] = str(place / "limits.yaml")
+    assert "seen" in site.ask()
+    site.refused("classes", labels={"0": ["0"], "1": ["1"]})
+    site.refused("columns", ignore=["ward"])
+    site.refused("max-rounds", rounds=2)
+    capsys.readouterr()
+    assert execute(["node", str(place / "h"), "--state", str(place / "state"), "--history"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 and lines[0].endswith(": answered") and "max-rounds" in lines[3]
+
+
+def test_other_data_are_noticed_until_the_node_begins_anew(tmp_path):
+    """A masked run tells no counts: only the node itself can see that its data are others."""
+
+    def deploy(grid):
+        for k, context in grid.contexts.items():
+            context.node_config["state-dir"] = str(tmp_path / "states" / str(k))
+
+    def change(number, message, reply):
+        if number == 1 and message.metadata.message_type == "train":
+            (note,) = (tmp_path / "states" / "101").glob("*/1/data.json")
+            note.write_text('{"digest": "of other data"}')
+        return reply
+
+    config = tiny(tmp_path, rounds=2, secure_sum="masked", sum_min=2)
+    folder, _ = simulate(config, before=deploy, tamper=change, simulated=False)
+    reasons = [f["reason"] for record in folder.read_rounds() for f in record["failures"]]
+    assert any("other data than before" in reason for reason in reasons)
+    old = History(tmp_path / "states" / "101").lines()
+    aside = begin_anew(tmp_path / "states" / "101")
+    assert History(aside).lines() == old and not History(aside.parent).lines()
+    assert begin_anew(aside.parent) is None and not History(aside.parent).missing()

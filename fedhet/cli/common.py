@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Self, TextIO, get_type_hints
 
 import click
@@ -15,7 +15,11 @@ from rich.table import Table
 from typer.core import TyperArgument, TyperCommand
 from typer.models import ArgumentInfo
 
-from fedhet.errors import UserError, one_line
+from fedhet.config.schema import RunConfig
+from fedhet.engines.system import Interrupted, direct
+from fedhet.errors import RunFailed, UserError, brief, one_line
+from fedhet.files import HOMELESS
+from fedhet.plugins import look_here
 
 ConfigName = Annotated[
     str, typer.Argument(metavar="CONFIG", help="YAML file, or a shipped preset (quickstart)")
@@ -66,6 +70,64 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
 
+# --- one command line -------------------------------------------------------------------------
+
+
+def carry_out(app: typer.Typer, arguments: list[str]) -> int:
+    """Run one command line; return 0, 2 (mistake), 3 (run failed) or 128 + signal."""
+    os.environ.update(direct())
+    try:
+        with _named("the working folder no longer exists: change to another"):
+            look_here()
+        code = app(arguments, prog_name="fedhet", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())
+        return 0
+    except (click.Abort, KeyboardInterrupt, Interrupted) as error:
+        return getattr(error, "exit_code", 130)
+    except (UserError, RunFailed) as error:
+        return complain(str(error), error.exit_code)
+    except click.ClickException as error:
+        return complain(_usage(error), UserError.exit_code)
+    except (OSError, RuntimeError) as error:  # for which nothing nearer has words
+        if not isinstance(error, OSError) and "home directory" not in str(error):
+            raise
+        return complain(of_system(error), UserError.exit_code)
+    return code if isinstance(code, int) else 0
+
+
+@contextlib.contextmanager
+def _named(text: str) -> Iterator[None]:
+    """Raise UserError with this text for what the system refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(text) from error
+
+
+def of_system(error: OSError | RuntimeError) -> str:
+    """Return what the system refused, and for which file."""
+    if not isinstance(error, OSError):
+        return HOMELESS
+    why = error.strerror or brief(error)
+    return f"'{error.filename}': {why}" if error.filename else why
+
+
+def _usage(error: click.ClickException) -> str:
+    """Return what is wrong with the words; keys of a configuration are no options."""
+    if isinstance(error, click.NoSuchOption):
+        key = error.option_name.lstrip("-")
+        if key.replace("-", "_") in RunConfig.model_fields:
+            return f"No such option '--{key}': keys are written without dashes: {key}=VALUE"
+    return error.format_message()
+
+
+def complain(message: str, code: int) -> int:
+    """Print one line, whatever a text that came from elsewhere contains; return the code."""
+    tell(f"error: {message}")
+    return code
+
+
 # --- lines ------------------------------------------------------------------------------------
 
 
@@ -103,12 +165,41 @@ def silence(stream: TextIO) -> None:
 # --- progress and tables ----------------------------------------------------------------------
 
 
-class RunProgress:
+class Bar:
+    """A progress bar on a terminal, and nothing elsewhere; a closed terminal stops no run.
+
+    A notebook shows lines, too: a bar would need its widgets.
+    """
+
+    def __init__(self, title: str, total: int, *, stderr: bool, hidden: bool = False) -> None:
+        console = Console(stderr=stderr)
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}", markup=False), TimeElapsedColumn(),
+            console=console, transient=stderr,
+            disable=hidden or not console.is_terminal or console.is_jupyter,
+        )  # fmt: skip
+        self._task = self._bar.add_task(one_line(title, None), total=total, note="")
+
+    def __enter__(self) -> Self:
+        with contextlib.suppress(OSError):
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            self._bar.stop()
+
+    def show(self, done: int | None, note: str) -> None:
+        """Move the bar, if ``done`` is known, and write beside it."""
+        self._bar.update(self._task, completed=done, note=one_line(note, None))
+
+
+class RunProgress(Bar):
     """A bar with round, metric and time left; in a pipe a plain line every few seconds.
 
     ``quiet``: the bar goes to stderr and plain lines are left out, for ``--json``; ``silent``:
-    nothing at all. A notebook shows lines, too: a bar would need its widgets. A closed terminal
-    does not stop the run.
+    nothing at all.
     """
 
     def __init__(
@@ -120,49 +211,25 @@ class RunProgress:
         quiet: bool = False,
         silent: bool = False,
     ) -> None:
-        self.metric = metric
-        self.title = title = one_line(title, None)
-        self.rounds = rounds
-        self.quiet = quiet or silent
-        self.silent = silent
+        super().__init__(title, rounds, stderr=quiet, hidden=silent)
+        self.title, self.rounds, self.metric = title, rounds, metric
+        self.quiet, self.silent = quiet or silent, silent
         self._printed = 0.0
-        self._told, self._missing = -1, ""  # rounds shown so far; who was left out of the last
-        console = Console(stderr=quiet)
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}", markup=False), TimeElapsedColumn(),
-            console=console, transient=quiet,
-            disable=silent or not console.is_terminal or console.is_jupyter,
-        )  # fmt: skip
-        self._task = self._bar.add_task(title, total=rounds, note="")
-
-    def __enter__(self) -> Self:
-        with contextlib.suppress(OSError):  # a closed terminal takes no more text
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            self._bar.stop()
+        self._shown, self._missing = -1, ""  # rounds shown so far; who was left out of the last
 
     def note(self, text: str) -> None:
         """Show what happens now; in a pipe as a line on stderr."""
-        text = one_line(text, None)
-        self._bar.update(self._task, note=text)
+        self.show(None, text)
         if self._bar.disable and not self.silent:
             tell(text)
-
-    def show(self, done: int, note: str) -> None:
-        """Move the bar."""
-        self._bar.update(self._task, completed=done, note=note)
 
     def update(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Show the rounds finished so far, lines of ``rounds.jsonl``."""
         from fedhet.protocol.codes import distinct  # noqa: PLC0415  (`--help` waits for neither)
         from fedhet.records import summary  # noqa: PLC0415
 
-        # At first only the last round: those before it were told before the run was resumed.
-        new, self._told = records[self._told :], len(records)
+        # At first only the last round: those before it were shown before the run was resumed.
+        new, self._shown = records[self._shown :], len(records)
         seconds = summary.seconds_left([record["seconds"] for record in records], self.rounds)
         left = f", {summary.duration(seconds)} left" if seconds is not None else ""
         for record in new:
@@ -173,7 +240,7 @@ class RunProgress:
             if missing or changed or lost:
                 note += f", {record['replied']} of {record['sampled']} replied"
             self.show(record["round"], note + left)
-            note += f" ({missing})" * (changed and missing != "")
+            note += f" ({missing})" if changed and missing else ""
             self._line(record["round"], note + left, at_once=changed or lost)
 
     def _line(self, done: int, note: str, *, at_once: bool) -> None:

@@ -1,11 +1,10 @@
-"""Commands about one run: run, resume, verify, demo, partition, watch, export and predict."""
+"""Commands about one run: run, resume, verify, partition, watch, export and predict."""
 # ruff: noqa: PLC0415  (imports that take seconds wait until their command is called)
 
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -24,14 +23,13 @@ from fedhet.cli.common import (
     tell,
 )
 from fedhet.engines.system import Interrupted, interruptible
-from fedhet.errors import RunFailed, UserError, one_line
+from fedhet.errors import UserError, one_line
 from fedhet.files import plain_path
 
 if TYPE_CHECKING:
     from fedhet.engines.session import Console
     from fedhet.records.run_folder import RunFolder
 
-DEMO_METHODS = ("standalone", "lg_fedavg", "fedssa")
 PICTURES = (".png", ".svg", ".pdf")
 WIDEST = 20  # classes that a table can show side by side
 
@@ -160,58 +158,6 @@ def verify(
     if not as_json:
         print(f"{found.rounds} rounds and {found.states} states fit together")
         print(folder.path)
-
-
-def demo(
-    out: Annotated[str, typer.Option(help="folder of run folders")] = "runs",
-    as_json: Json = False,
-) -> None:
-    """Compare FedSSA, LG-FedAvg and Standalone on the embedded digits, in a minute or two."""
-    loading(as_json=as_json)
-    from fedhet.cli.sweeps import Selection, SweepProgress, open_sweep
-    from fedhet.records.run_folder import RunFolder
-    from fedhet.sweeps.sweep import FINISHED
-
-    base = plain_path(out) / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
-    _, found = open_sweep(Selection("compare/digits", ["seed=0"], base, "full", "1/1", ""))
-    found.jobs = [job for job in found.jobs if job.cell.config.method in DEMO_METHODS]
-    tell(f"starting {len(found.jobs)} runs side by side, one process each; logs: {found.folder}")
-    with interruptible(), SweepProgress(found, quiet=as_json) as progress:
-        found.run(len(found.jobs), progress.update)
-    for job in found.jobs:
-        if job.state != FINISHED:
-            raise RunFailed(f"{job.cell.config.method} {job.state}: {job.reason} ({base})")
-    folders = [RunFolder(job.folder) for job in found.jobs]
-    if as_json:
-        rows = [folder.read_summary() | {"folder": str(folder.path)} for folder in folders]
-        print(json.dumps(rows, indent=2))
-        return
-    show_table(
-        "10 clients with 4 of 10 classes each, models CNN-1 to CNN-5",
-        ("method", "accuracy", "10th percentile", "floats up", "floats down", "GFLOPs", "seconds"),
-        [_demo_row(folder) for folder in folders],
-    )
-    print(
-        "accuracy: own test images, mean over clients (simulated sites); "
-        "floats and GFLOPs: per client and round"
-    )
-    print(base)
-
-
-def _demo_row(folder: "RunFolder") -> list[str]:
-    from fedhet.records.summary import percent
-
-    summary = folder.read_summary()
-    replies = sum(record["replied"] for record in folder.read_rounds())
-    return [
-        summary["method"],
-        percent(summary["test_accuracy_mean"]),
-        percent(summary["test_accuracy_p10"]),
-        f"{summary['uplink_floats_per_client_round']:,.0f}",
-        f"{summary['downlink_floats_per_client_round']:,.0f}",
-        f"{(summary['train_flops_total'] or 0) / max(1, replies) / 1e9:.1f}",
-        f"{summary['wall_seconds']:.0f}",
-    ]
 
 
 def partition(

@@ -1,4 +1,4 @@
-"""Commands about many runs: ``fedhet sweep`` and ``fedhet tune``."""
+"""Commands about many runs: demo, sweep and tune."""
 # ruff: noqa: PLC0415  (imports that take seconds wait until their command is called)
 
 import contextlib
@@ -7,23 +7,36 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedhet.cli.common import ConfigName, Json, Overrides, RunProgress, loading, show_table, tell
+from fedhet.cli import runs as single
+from fedhet.cli.common import (
+    Bar,
+    Command,
+    ConfigName,
+    Json,
+    Overrides,
+    carry_out,
+    loading,
+    show_table,
+    tell,
+)
 from fedhet.engines.system import Interrupted, interruptible
-from fedhet.errors import RunFailed, UserError
+from fedhet.errors import RunFailed, UserError, one_line
 from fedhet.files import plain_path, tried_folder, write_text
 
 if TYPE_CHECKING:
+    from fedhet.records.run_folder import RunFolder
     from fedhet.sweeps.grid import Cell
     from fedhet.sweeps.sweep import Sweep
     from fedhet.sweeps.tune import Search, Trial
 
+DEMO_METHODS = ("standalone", "lg_fedavg", "fedssa")
+QUICK = "profile quick: a tenth of the rounds, a fifth of the epochs; only for trying"
 Ray = Annotated[
     str,
     typer.Option(
@@ -31,19 +44,70 @@ Ray = Annotated[
         metavar="ADDRESS",
     ),
 ]
-QUICK = "profile quick: a tenth of the rounds, a fifth of the epochs; only for trying"
+_CELLS = typer.Typer(pretty_exceptions_enable=False)  # what the process of a cell is asked for
+for function in (single.run, single.resume):
+    _CELLS.command(cls=Command)(function)
 
 
-@dataclass(frozen=True)
-class Selection:
-    """A preset and which of its cells are run where."""
+def run_cell(words: list[str]) -> int:
+    """Run the command line of one cell."""
+    return carry_out(_CELLS, words)
 
-    preset: str
-    overrides: Sequence[str]
-    out: Path
-    profile: str
-    shard: str
-    cell: str
+
+# --- demo ---------------------------------------------------------------------------------------
+
+
+def demo(
+    out: Annotated[str, typer.Option(help="folder of run folders")] = "runs",
+    as_json: Json = False,
+) -> None:
+    """Compare FedSSA, LG-FedAvg and Standalone on the embedded digits, in a minute or two."""
+    loading(as_json=as_json)
+    from fedhet.records.run_folder import RunFolder
+    from fedhet.sweeps.sweep import FINISHED
+
+    base = plain_path(out) / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
+    _, opened = _open_sweep("compare/digits", ["seed=0"], base)
+    opened.jobs = [job for job in opened.jobs if job.cell.config.method in DEMO_METHODS]
+    tell(f"starting {len(opened.jobs)} runs side by side, one process each; logs: {opened.folder}")
+    _run_all(opened, len(opened.jobs), quiet=as_json)
+    for job in opened.jobs:
+        if job.state != FINISHED:
+            raise RunFailed(f"{job.cell.config.method} {job.state}: {job.reason} ({base})")
+    folders = [RunFolder(job.folder) for job in opened.jobs]
+    if as_json:
+        rows = [folder.read_summary() | {"folder": str(folder.path)} for folder in folders]
+        print(json.dumps(rows, indent=2))
+        return
+    show_table(
+        "10 clients with 4 of 10 classes each, models CNN-1 to CNN-5",
+        ("method", "accuracy", "10th percentile", "floats up", "floats down", "GFLOPs", "seconds"),
+        [_demo_row(folder) for folder in folders],
+    )
+    print(
+        "accuracy: own test images, mean over clients (simulated sites); "
+        "floats and GFLOPs: per client and round"
+    )
+    print(base)
+
+
+def _demo_row(folder: "RunFolder") -> list[str]:
+    from fedhet.records.summary import percent
+
+    summary = folder.read_summary()
+    replies = sum(record["replied"] for record in folder.read_rounds())
+    return [
+        summary["method"],
+        percent(summary["test_accuracy_mean"]),
+        percent(summary["test_accuracy_p10"]),
+        f"{summary['uplink_floats_per_client_round']:,.0f}",
+        f"{summary['downlink_floats_per_client_round']:,.0f}",
+        f"{(summary['train_flops_total'] or 0) / max(1, replies) / 1e9:.1f}",
+        f"{summary['wall_seconds']:.0f}",
+    ]
+
+
+# --- sweep --------------------------------------------------------------------------------------
 
 
 def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
@@ -61,9 +125,7 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
     ] = "1/1",
     cell: Annotated[str, typer.Option(help="only the cell of this name")] = "",
     workers: Annotated[int, typer.Option(min=0, help="cells at a time; 0: one per core")] = 0,
-    dry: Annotated[
-        bool, typer.Option("--dry-run", help="list the cells and the FLOPs left; run nothing")
-    ] = False,
+    dry: Annotated[bool, typer.Option("--dry-run", help="list the cells; run nothing")] = False,
     lines: Annotated[bool, typer.Option("--print", help="print one command per cell")] = False,
     accept_mixed: Annotated[
         bool, typer.Option("--accept-mixed", help="continue although fedhet or torch has changed")
@@ -72,59 +134,63 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
     as_json: Json = False,
 ) -> None:
     """Run every combination of a preset's grid; skip finished cells, continue interrupted ones."""
-    if ray and (dry or lines):
-        raise UserError(f"--ray cannot be used with {'--dry-run' if dry else '--print'}: give one")
-    if lines and (dry or as_json):
-        raise UserError(f"--print cannot be used with {'--dry-run' if dry else '--json'}: give one")
+    given = {"--print": lines, "--dry-run": dry, "--ray": ray, "--json": as_json}
+    for one, *others in (("--print", "--dry-run", "--json", "--ray"), ("--dry-run", "--ray")):
+        for other in others:
+            if given[one] and given[other]:
+                raise UserError(f"{one} cannot be used with {other}: give one")
     loading(as_json=as_json or lines)
-    selection = Selection(preset, overrides or [], out, profile, part, cell)
-    path, found = open_sweep(selection)
+    path, opened = _open_sweep(preset, overrides or [], out, profile, part, cell)
     if lines:
-        _print_commands(selection, path, found, workers, accept_mixed=accept_mixed)
+        words = ["fedhet", "sweep", preset if _shipped(preset, path) else str(path.absolute())]
+        more = [] if profile == "full" else ["--profile", profile]
+        more += ["--workers", str(workers)] if workers else []
+        more += ["--accept-mixed"] if accept_mixed else []
+        _print_commands(opened, words, overrides or [], more)
     elif dry:
-        _dry_run(index_name(preset, path), found, as_json=as_json)
+        _list_cells(index_name(preset, path), opened, as_json=as_json)
     else:
-        _check_mixed(found, "results", "--out, or --accept-mixed", accept=accept_mixed)
-        run_all(found, workers, ray, quiet=as_json)
-        _print_result(found, as_json=as_json)
-        _raise_failed(found, f"cells of '{path.stem}' failed")
+        if not accept_mixed:
+            _check_mixed(opened, "results", "--out, or --accept-mixed")
+        _run_all(opened, workers, ray, quiet=as_json)
+        _print_result(opened, as_json=as_json)
+        _raise_failed(opened, f"cells of '{path.stem}' failed")
 
 
-def _check_mixed(found: "Sweep", what: str, other: str, *, accept: bool = False) -> None:
+def _check_mixed(opened: "Sweep", what: str, other: str) -> None:
     """Raise UserError if finished cells are of other code."""
-    mixed = found.mixed()
-    if mixed and not accept:
+    if mixed := opened.mixed():
         raise UserError(f"{mixed}: {what} of different code are not compared; use another {other}")
 
 
-def _raise_failed(found: "Sweep", what: str) -> None:
+def _raise_failed(opened: "Sweep", what: str) -> None:
     """Raise RunFailed if a cell failed; one that diverged is a result."""
-    from fedhet.sweeps.sweep import FAILED
+    from fedhet.sweeps.sweep import DAMAGED, FAILED
 
-    if failed := found.counts()[FAILED]:
+    counts = opened.counts()
+    if failed := counts[FAILED] + counts[DAMAGED]:
         raise RunFailed(
-            f"{failed} of {len(found.jobs)} {what}; the same command tries them again "
-            f"(logs: {found.folder})"
+            f"{failed} of {len(opened.jobs)} {what}; the same command tries them again "
+            f"(logs: {opened.folder})"
         )
 
 
-def _print_result(found: "Sweep", *, as_json: bool) -> None:
+def _print_result(opened: "Sweep", *, as_json: bool) -> None:
     from fedhet.sweeps.sweep import ENDED
 
     if as_json:
-        print(json.dumps(found.index() | {"folder": str(found.out)}, indent=2))
+        print(json.dumps(opened.index() | {"folder": str(opened.out)}, indent=2))
         return
-    for job in found.jobs:
+    for job in opened.jobs:
         if job.state in ENDED and job.reason:
             print(f"{job.cell.name} {job.state}: {job.reason}", file=sys.stderr)
-    print(_counted(found.counts()) or "no cells")
-    if found.note:
-        print(found.note)
-    print(found.out)
+    print(_counted(opened.counts()) or "no cells")
+    for line in filter(None, (opened.note, str(opened.out))):
+        print(line)
 
 
-def run_all(
-    found: "Sweep", workers: int, ray: str = "", *, quiet: bool, blind: bool = False
+def _run_all(
+    opened: "Sweep", workers: int, ray: str = "", *, quiet: bool, blind: bool = False
 ) -> None:
     """Run the cells here, or on a Ray cluster, and show progress.
 
@@ -134,107 +200,86 @@ def run_all(
 
     address = ray or os.environ.get("RAY_ADDRESS", "")
     with contextlib.ExitStack() as stack:
-        if address and any(job.due for job in found.jobs):
-            if any(job.cell.config.engine != "inline" for job in found.jobs) and not quiet:
+        if address and any(job.due for job in opened.jobs):
+            if any(job.cell.config.engine != "inline" for job in opened.jobs) and not quiet:
                 tell("engine: inline, since each cell is one process of the cluster")
-            for job in found.jobs:
+            for job in opened.jobs:
                 job.cell = for_ray(job.cell)
-            found.place = stack.enter_context(joined(address))
+            opened.place = stack.enter_context(joined(address))
         stack.enter_context(interruptible())
-        progress = stack.enter_context(SweepProgress(found, quiet=quiet, blind=blind))
-        found.run(workers, progress.update)
+        progress = stack.enter_context(SweepProgress(opened, quiet=quiet, blind=blind))
+        opened.run(workers, progress.update)
 
 
-def _dry_run(name: str, found: "Sweep", *, as_json: bool) -> None:
-    """List the cells with their state, and the FLOPs of what is left; write nothing."""
-    from fedhet.sweeps.flops import CellFlops
-
-    if not as_json:
-        print(f"{name}: {len(found.jobs)} cells in '{found.out}'", flush=True)
-        for job in found.jobs:
-            print(f"{job.cell.name}  {job.state:9} {job.cell.label}", flush=True)
-    counter, flops, reasons = CellFlops(), {}, {}
-    todo = [job for job in found.jobs if job.due]
-    for job in todo:
-        left = 1 - job.rounds / job.cell.config.rounds
-        try:
-            flops[job.cell.name] = left * counter.of(job.cell.config)
-        except (UserError, RunFailed) as error:
-            reasons[job.cell.name] = str(error)
+def _list_cells(name: str, opened: "Sweep", *, as_json: bool) -> None:
+    """List the cells with their state; write nothing."""
     if as_json:
         rows = [
-            {"name": job.cell.name, "values": dict(job.cell.values), "state": job.state,
-             "train_flops_left": flops.get(job.cell.name) if job.due else 0.0,
-             "reason": reasons.get(job.cell.name, "")}
-            for job in found.jobs
-        ]  # fmt: skip
-        print(json.dumps({"note": found.note, "cells": rows}, indent=2))
+            {"name": job.cell.name, "values": dict(job.cell.values), "state": job.state}
+            for job in opened.jobs
+        ]
+        print(json.dumps({"note": opened.note, "cells": rows}, indent=2))
         return
-    total = f": {sum(flops.values()):.3g} FLOPs of training" if flops else ""
-    more = f", and {len(reasons)} cells whose FLOPs are unknown" if flops and reasons else ""
-    print(f"{_counted(found.counts())}; {len(todo)} to run{total}{more}")
-    for reason in dict.fromkeys(reasons.values()):
-        print(f"FLOPs unknown: {reason}")
-    if found.note:
-        print(found.note)
+    print(f"{name}: {len(opened.jobs)} cells in '{opened.out}'")
+    for job in opened.jobs:
+        print(f"{job.cell.name}  {job.state:9} {one_line(job.cell.label, None)}")
+    print(f"{_counted(opened.counts())}; {sum(job.due for job in opened.jobs)} to run")
+    if opened.note:
+        print(opened.note)
 
 
 def _print_commands(
-    chosen: Selection, path: Path, found: "Sweep", workers: int, *, accept_mixed: bool
+    opened: "Sweep", words: Sequence[str], overrides: Sequence[str], more: Sequence[str]
 ) -> None:
     """Print one command line per cell, for a scheduler; it holds in any folder."""
     from fedhet.config.load import read_overrides
     from fedhet.config.schema import PATHS
 
-    name = chosen.preset if _shipped(chosen.preset, path) else str(path.absolute())
-    changed = read_overrides(chosen.overrides)
-    for job in found.jobs:
+    changed = read_overrides(overrides)
+    for job in opened.jobs:
         now = job.cell.config.flat()  # its paths are absolute
         pairs = [f"{k}={now[k] if k in PATHS and v else v}" for k, v in changed.items()]
-        words = ["fedhet", "sweep", name, *pairs, "--out", str(found.out)]
-        words += [] if chosen.profile == "full" else ["--profile", chosen.profile]
-        words += ["--workers", str(workers)] if workers else []
-        words += ["--accept-mixed"] if accept_mixed else []
-        print(shlex.join([*words, "--cell", job.cell.name]))
+        out = ["--out", str(opened.out), *more, "--cell", job.cell.name]
+        print(shlex.join([*words, *pairs, *out]))
 
 
-def open_sweep(chosen: Selection) -> tuple[Path, "Sweep"]:
+def _open_sweep(  # noqa: PLR0913, PLR0917  (as the command's options)
+    preset: str,
+    overrides: Sequence[str],
+    out: Path,
+    profile: str = "full",
+    part: str = "1/1",
+    cell: str = "",
+) -> tuple[Path, "Sweep"]:
     """Return the preset's file and its cells as they stand; UserError for a mistake in any."""
-    from fedhet.cli.app import execute
     from fedhet.config.checks import check_cells, small_cohort
     from fedhet.config.load import read_overrides
     from fedhet.engines.session import find_preset
     from fedhet.sweeps.grid import read_cells, title_of
     from fedhet.sweeps.sweep import Sweep, shard
 
-    path = find_preset(chosen.preset)
-    out = plain_path(chosen.out)
+    path, out = find_preset(preset), plain_path(out)
     blocked = next((one for one in (out, *out.parents) if one.exists() and not one.is_dir()), None)
     if blocked is not None:
         raise UserError(f"--out: '{blocked}' is not a folder; give another one")
-    cells = [placed(cell, out) for cell in read_cells(path, chosen.overrides, chosen.profile)]
-    configs = [cell.config for cell in cells]
+    cells = [placed(one, out) for one in read_cells(path, overrides, profile)]
+    configs = [one.config for one in cells]
     small = dict.fromkeys(line for config in configs for line in small_cohort(config))
-    for line in (*check_cells(configs, read_overrides(chosen.overrides)), *small):
+    for line in (*check_cells(configs, read_overrides(overrides)), *small):
         tell(f"note: {line}")
-    wanted = shard(cells, chosen.shard)
-    if chosen.cell:
-        wanted = [cell for cell in cells if cell.name == chosen.cell]
-        if not wanted:
-            raise UserError(
-                f"--cell: '{chosen.cell}' is not one of the {len(cells)} cells of '{path.stem}'; "
-                "--dry-run lists them"
-            )
-    name = index_name(chosen.preset, path)
-    if chosen.profile != "full":
-        name += f"-{chosen.profile}"
-    if chosen.shard != "1/1":
-        name += f"-{chosen.shard.replace('/', 'of')}"
-    if chosen.cell:
-        name += f"-{chosen.cell}"
-    found = Sweep.open(name, out, wanted, execute, QUICK if chosen.profile == "quick" else "")
-    found.title = title_of(path)
-    return path, found
+    chosen = [one for one in cells if one.name == cell] if cell else shard(cells, part)
+    if cell and not chosen:
+        raise UserError(
+            f"--cell: '{cell}' is not one of the {len(cells)} cells of '{path.stem}'; "
+            "--dry-run lists them"
+        )
+    name = index_name(preset, path)
+    name += f"-{profile}" if profile != "full" else ""
+    name += f"-{part.replace('/', 'of')}" if part != "1/1" else ""
+    name += f"-{cell}" if cell else ""
+    opened = Sweep.open(name, out, chosen, run_cell, QUICK if profile == "quick" else "")
+    opened.title = title_of(path)
+    return path, opened
 
 
 def index_name(preset: str, path: Path) -> str:
@@ -259,39 +304,34 @@ def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {state}" for state, count in counts.items() if count)
 
 
-class SweepProgress:
+class SweepProgress(Bar):
     """A line per cell that has ended and, on a terminal, a bar of the rounds of all cells.
 
     ``blind`` leaves out test metrics, by which a search must not be followed.
     """
 
-    def __init__(self, found: "Sweep", *, quiet: bool, blind: bool = False) -> None:
-        from fedhet.sweeps.sweep import ENDED, FAILED
-
+    def __init__(self, opened: "Sweep", *, quiet: bool, blind: bool = False) -> None:
+        rounds = sum(job.cell.config.rounds for job in opened.jobs)
+        super().__init__("rounds", rounds, stderr=True, hidden=quiet)
         self.quiet, self.blind = quiet, blind
-        self.shown = {job.cell.name for job in found.jobs if job.state in ENDED - {FAILED}}
+        self.shown = {job.cell.name for job in opened.jobs if not job.due}
         self.waiting: set[str] = set()
-        rounds = sum(job.cell.config.rounds for job in found.jobs)
-        self.bar = RunProgress("rounds", rounds, quiet=True, silent=quiet)
 
-    def __enter__(self) -> Self:
-        self.bar.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.bar.__exit__()
-        if kind is Interrupted:
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        if error[:1] == (Interrupted,):
             tell("interrupted; the same command continues")
 
-    def update(self, found: "Sweep") -> None:
+    def update(self, opened: "Sweep") -> None:
         """Show how it stands."""
         from fedhet.records.summary import duration, headline
         from fedhet.sweeps.sweep import ENDED, FAILED
 
-        left = found.seconds_left()
+        left = opened.seconds_left()
         more = f", about {duration(left)} left" if left else ""
-        self.bar.show(sum(job.rounds for job in found.jobs), f"{_counted(found.counts())}{more}")
-        for job in () if self.quiet else found.jobs:
+        done = sum(job.rounds for job in opened.jobs)
+        self.show(done, f"{_counted(opened.counts())}{more}")
+        for job in () if self.quiet else opened.jobs:
             name = job.cell.name
             if job.waits and name not in self.waiting:
                 self.waiting.add(name)
@@ -303,6 +343,9 @@ class SweepProgress:
                 figure = headline(job.cell.config.metric, {} if self.blind else job.last)
                 why = f": {job.reason}" if job.reason else ""
                 tell(f"{name} {job.state}, {figure}, {job.cell.label}{why}{more}")
+
+
+# --- tune ---------------------------------------------------------------------------------------
 
 
 def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
@@ -327,7 +370,6 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
 ) -> None:
     """Search keys by validation metric, with equal trials per method; write the best preset."""
     loading(as_json=as_json)
-    from fedhet.cli.app import execute
     from fedhet.engines.session import find_preset
     from fedhet.records.summary import headline
     from fedhet.sweeps.grid import once
@@ -338,19 +380,19 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
     target, folder = out.expanduser(), plain_path(runs)
     _check_out(target)
     search = Search.read(path, words or [])
-    made = search.trials(trials, search_seed)
-    cells = once(placed(cell, folder) for trial in made for cell in trial.cells)
-    found = Sweep.open(f"tune-{index_name(config, path)}", folder, cells, execute)
-    _check_mixed(found, "trials", "--runs")
-    run_all(found, workers, ray, quiet=as_json, blind=True)
-    _raise_failed(found, "runs failed")
-    metric = made[0].cells[0].config.metric
-    scores = [validation([folder / cell.name for cell in trial.cells], metric) for trial in made]
-    chosen = best(made, scores)
+    tried = search.trials(trials, search_seed)
+    cells = once(placed(cell, folder) for trial in tried for cell in trial.cells)
+    opened = Sweep.open(f"tune-{index_name(config, path)}", folder, cells, run_cell)
+    _check_mixed(opened, "trials", "--runs")
+    _run_all(opened, workers, ray, quiet=as_json, blind=True)
+    _raise_failed(opened, "runs failed")
+    metric = tried[0].cells[0].config.metric
+    scores = [validation([folder / cell.name for cell in trial.cells], metric) for trial in tried]
+    chosen = best(tried, scores)
     seeds = f" --search-seed {search_seed}" if search_seed else ""
     count = f" --trials {trials}" if trials else ""
     command = f"by: fedhet tune {shlex.join([config, *(words or [])])}{count}{seeds}"
-    scored = list(zip(made, scores, strict=True))
+    scored = list(zip(tried, scores, strict=True))
     written = _write(target, command, search, scored, chosen)
     if as_json:
         rows = [
@@ -361,7 +403,7 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
         print(json.dumps({"trials": rows, "presets": [str(one) for one in written]}, indent=2))
         return
     show_table(
-        f"{len(made)} trials, {len(made) // len(search.methods)} for each method",
+        f"{len(tried)} trials, {len(tried) // len(search.methods)} for each method",
         ("method", "values", "validation", ""),
         [
             (trial.method, trial.label, "diverged" if score is None else

@@ -34,14 +34,16 @@ from fedhet.engines.system import end_with_maker, look_away
 from fedhet.errors import Damaged, RunFailed, UserError, one_line
 from fedhet.files import cpus, read_json, read_jsonl, read_yaml, write_json, write_text
 from fedhet.records.run_folder import LOCK, RunFolder, source_digest, versions
-from fedhet.records.summary import DIVERGENCE, diverged, nobody_replied
+from fedhet.records.summary import DIVERGENCE, diverged
 from fedhet.records.verification import check_entries
 from fedhet.sweeps.grid import Cell, deciding
 
 PENDING, RUNNING, FINISHED = "pending", "running", "finished"
-DIVERGED, FAILED = "diverged", "failed"
-ENDED = {FINISHED, DIVERGED, FAILED}
+DIVERGED, FAILED, DAMAGED = "diverged", "failed", "damaged"
+STATES = (FINISHED, RUNNING, PENDING, DIVERGED, FAILED, DAMAGED)
+ENDED = {FINISHED, DIVERGED, FAILED, DAMAGED}
 POLL = 0.2  # seconds between looks at the cells
+FRESH = 5.0  # seconds that a process may take to make a run folder
 FAREWELL = 30.0  # seconds that an interrupted cell has to write its summary
 LAST = 65_536  # bytes at the end of a log that its last line is looked for in
 RETRIES = 3  # times that Ray starts a cell again whose machine or process has died
@@ -64,14 +66,12 @@ class Job:
     process: "BaseProcess | RayTask | None" = None
     rounds: int = 0
     last: Mapping[str, Any] = field(default_factory=dict)  # line of rounds.jsonl
-    anew: bool = False  # nothing in its folder can be continued
-    damaged: bool = False
     waits: bool = False  # another process, such as another sweep's, runs it
 
     @property
     def due(self) -> bool:
         """Whether it is to be run or continued; a damaged folder is left to the user."""
-        return self.state in {PENDING, FAILED} and not self.damaged
+        return self.state in {PENDING, FAILED}
 
     def look(self) -> None:
         """Read the finished rounds from the folder."""
@@ -81,52 +81,50 @@ class Job:
             self.last = records[-1] if records else {}
 
     def taken(self) -> bool:
-        """Return whether another process writes its run at this moment."""
-        return self.folder.is_dir() and RunFolder(self.folder).being_written()
+        """Return whether another process makes its folder or writes its run at this moment."""
+        if not self.folder.is_dir():
+            return False
+        made = self.unbegun() and time.time() - self.folder.stat().st_mtime < FRESH
+        return made or RunFolder(self.folder).being_written()
+
+    def unbegun(self) -> bool:
+        """Return whether the folder is as a run leaves it that was killed while it made it."""
+        names = {path.name for path in self.folder.iterdir() if path.name[0] != "."}
+        return names <= {"environment.json", "checkpoint"}
 
     def conclude(self) -> None:
         """Set the state by what the folder holds; without a summary it is pending."""
         self.look()
-        self.anew = self.damaged = False
         try:
-            self._read()
+            self.state, self.reason = self._read()
         except (Damaged, UserError, OSError, KeyError, TypeError) as error:
-            self.state, self.damaged = FAILED, True
-            what = "rounds.jsonl: its last line is damaged"
-            if isinstance(error, Damaged | UserError | OSError):
-                what = one_line(error)
-            self.reason = f"{what}; remove '{self.folder}' to run the cell again"
+            named = isinstance(error, Damaged | UserError | OSError)
+            why = one_line(error) if named else "rounds.jsonl: its last line is damaged"
+            self.state = DAMAGED
+            self.reason = f"{why}; remove '{self.folder}' to run the cell again"
 
-    def _read(self) -> None:
-        """Do the work of :meth:`conclude`; raise for a damaged file."""
+    def _read(self) -> tuple[str, str]:
+        """Return state and reason; raise for a damaged file."""
         if self.folder.exists() and not self.folder.is_dir():
             raise Damaged(f"'{self.folder}' is not a folder")
         folder = RunFolder(self.folder)
         summary = folder.read_summary()  # first: a run writes it last
         records = read_jsonl(folder.rounds)
-        begun = folder.config.exists()
-        if begun:
+        if folder.config.exists():
             self._check_config(folder.config)
-        status, self.reason = str(summary.get("status", "")), one_line(summary.get("reason", ""))
-        if status == "completed" and records:
+        status, reason = str(summary.get("status", "")), one_line(summary.get("reason", ""))
+        if status == "completed":
             from fedhet.reports.reading import read_run  # noqa: PLC0415  (pandas)
 
+            if not records:
+                raise Damaged("rounds.jsonl is empty: see `fedhet verify`")
             read_run(self.folder)  # as a report will
-            self.state = DIVERGED if diverged(records[-1]) else FINISHED
-        elif status == "completed":
-            self.state, self.reason = FAILED, "rounds.jsonl is empty: see `fedhet verify`"
-        elif status == "failed" and DIVERGENCE.search(self.reason):
-            self.state = DIVERGED
-        else:
-            self.state = FAILED if status == "failed" else PENDING
-        if self.state == FAILED and records:
-            spent = len(records) >= self.cell.config.rounds and nobody_replied(records[-1])
-            self.anew = spent or all(map(nobody_replied, records))
-            self.rounds = 0 if self.anew else self.rounds
-        elif self.state == PENDING and self.folder.exists() and not records:
-            self.anew = not begun  # killed while the folder was made: config.yaml comes last
-        if self.due and not self.anew and self.folder.exists() and not folder.identity.exists():
+            return DIVERGED if diverged(records[-1]) else FINISHED, reason
+        if self.folder.exists() and not (folder.identity.exists() or self.unbegun()):
             raise Damaged(f"'{folder.identity}' is missing, so the run cannot continue")
+        if status == "failed":
+            return DIVERGED if DIVERGENCE.search(reason) else FAILED, reason
+        return PENDING, reason
 
     def _check_config(self, path: Path) -> None:
         """Raise Damaged if the folder is another cell's, such as a renamed one.
@@ -134,12 +132,13 @@ class Job:
         Keys that a resumption may change do not count, except the number of rounds; nor does a
         number of clients that was left to the data.
         """
-        asked, found = deciding(self.cell.config.flat()), deciding(read_yaml(path))
+        usual = RunConfig().flat()  # of keys that are younger than the folder
+        asked, there = deciding(self.cell.config.flat()), deciding(usual | read_yaml(path))
         free = set(RESUMABLE) - {"rounds"} | ({"clients"} if not asked["clients"] else set())
-        for key in sorted((asked.keys() | found.keys()) - free):
-            there, here = found.get(key, "absent"), asked.get(key, "absent")
-            if there != here:
-                raise Damaged(f"'{path}' belongs to another cell: {key} is {there}, not {here}")
+        for key in sorted((asked.keys() | there.keys()) - free):
+            old, new = there.get(key, "absent"), asked.get(key, "absent")
+            if old != new:
+                raise Damaged(f"'{path}' belongs to another cell: {key} is {old}, not {new}")
 
 
 @dataclass(frozen=True)
@@ -218,15 +217,16 @@ class OnRay:
         self.task = ray.remote(max_calls=1, max_retries=RETRIES)(_in_task)
 
     def fits(self, job: Job, running: Sequence[Job], workers: int) -> bool:
-        """Return whether the cluster has CPUs for one more of this sweep's cells."""
-        threads, found = job.cell.config.threads, self._resources()
-        rooms = [int(one.get("CPU", 0.0)) // threads for one in found]
-        if found and not any(rooms):
-            most = max(one.get("CPU", 0.0) for one in found)
+        """Return whether one more may be submitted: Ray lets it wait for CPUs."""
+        threads, most = (
+            job.cell.config.threads,
+            max((one.get("CPU", 0.0) for one in self._resources()), default=0.0),
+        )
+        if threads > most:
             raise UserError(
                 f"threads: {threads} is more than any machine of the cluster has ({most:g} CPUs)"
             )
-        return len(running) < min(sum(rooms), workers or sum(rooms))
+        return not workers or len(running) < workers
 
     def start(self, job: Job, order: Order) -> "RayTask":
         """Submit it."""
@@ -358,10 +358,10 @@ class Sweep:
         cls, name: str, out: Path, cells: Sequence[Cell], work: Work, note: str = ""
     ) -> "Sweep":
         """Read how far the cells are; write nothing."""
-        made = cls(name, out, [Job(cell, out / cell.name) for cell in cells], work, note)
-        for job in made.jobs:
+        sweep = cls(name, out, [Job(cell, out / cell.name) for cell in cells], work, note)
+        for job in sweep.jobs:
             job.conclude()
-        return made
+        return sweep
 
     @property
     def folder(self) -> Path:
@@ -444,8 +444,7 @@ class Sweep:
 
     def counts(self) -> dict[str, int]:
         """Return the number of cells by state."""
-        states = (FINISHED, RUNNING, PENDING, DIVERGED, FAILED)
-        return {state: sum(job.state == state for job in self.jobs) for state in states}
+        return {state: sum(job.state == state for job in self.jobs) for state in STATES}
 
     def index(self) -> dict[str, Any]:
         """Return the content of ``sweep.json``."""
@@ -478,8 +477,10 @@ class Sweep:
 
     def _start(self, job: Job) -> None:
         job.conclude()  # another sweep may have run it meanwhile
-        if not job.due or (job.anew and not self._set_aside(job)):
+        if not job.due:
             return
+        if job.folder.exists() and job.unbegun():
+            shutil.rmtree(job.folder)
         log = self._file(job, "log")
         job.logged = log.stat().st_size if log.exists() else 0
         order = Order(self.work, job.folder, self._file(job, "yaml"), log)
@@ -490,19 +491,6 @@ class Sweep:
     def _file(self, job: Job, kind: str) -> Path:
         return self.folder / f"{job.cell.name}.{kind}"
 
-    def _set_aside(self, job: Job) -> bool:
-        """Move a folder that nothing can continue to ``failed``; return whether that worked."""
-        aside = self.folder / "failed" / job.folder.name
-        try:
-            with RunFolder(job.folder).lock():
-                shutil.rmtree(aside, ignore_errors=True)
-                aside.parent.mkdir(exist_ok=True)
-                job.folder.rename(aside)
-        except (UserError, OSError) as error:
-            job.state, job.reason = FAILED, one_line(error)
-            return False
-        return True
-
     def _end(self, job: Job) -> None:
         earlier, job.ended = job.reason, time.monotonic()
         job.conclude()
@@ -510,7 +498,7 @@ class Sweep:
             job.state, job.process = PENDING, None
             return
         unmoved = job.state == FAILED and (job.reason, job.rounds) == (earlier, job.begun_at)
-        if job.state == PENDING or (unmoved and not job.damaged):  # it could not start, or go on
+        if job.state == PENDING or unmoved:  # it could not start, or go on
             job.state, job.reason = FAILED, self._last_words(job)
         write_json(self.folder / "sweep.json", self.index())
 
@@ -527,8 +515,8 @@ class Sweep:
         path = self._file(job, "log")
         with path.open("rb") as file:
             file.seek(max(job.logged, path.stat().st_size - LAST))
-            said = file.read(LAST).decode(errors="replace")
-        return one_line(next(reversed(said.splitlines()), f"it ended with code {code}"))
+            text = file.read(LAST).decode(errors="replace")
+        return one_line(next(reversed(text.splitlines()), f"it ended with code {code}"))
 
     def _interrupt(self) -> None:
         running = [job.process for job in self.running() if job.process is not None]
@@ -546,7 +534,7 @@ class Sweep:
 
 def shard(cells: Sequence[Cell], text: str) -> list[Cell]:
     """Return every n-th cell from the i-th: ``i/n`` with 1 <= i <= n, for n machines."""
-    found = re.fullmatch("([0-9]+)/([0-9]+)", text)
-    if not found or not 1 <= int(found[1]) <= int(found[2]):
+    part = re.fullmatch("([0-9]+)/([0-9]+)", text)
+    if not part or not 1 <= int(part[1]) <= int(part[2]):
         raise UserError(f"--shard: '{text}' is not allowed: i/n with 1 <= i <= n, such as 1/4")
-    return list(cells[int(found[1]) - 1 :: int(found[2])])
+    return list(cells[int(part[1]) - 1 :: int(part[2])])

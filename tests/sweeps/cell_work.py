@@ -45,11 +45,14 @@ def leave(out, cell, *, status="completed", reason="", rounds=2, loss=0.5, torch
 
 def pretend(words: list[str]) -> int:
     """Leave a finished run's folder; LG-FedAvg breaks before it has one."""
-    folder = Path(words[words.index("--out") + 1]) / words[-1]
-    if folder.name.startswith("lg_fedavg"):
-        sys.exit("no such thing")
-    folder.mkdir()
-    shutil.copy(words[1], folder / "config.yaml")
+    if words[0] == "resume":
+        folder = Path(words[1])
+    else:
+        folder = Path(words[words.index("--out") + 1]) / words[-1]
+        if folder.name.startswith("lg_fedavg"):
+            sys.exit("no such thing")
+        folder.mkdir()
+        shutil.copy(words[1], folder / "config.yaml")
     (folder / "rounds.jsonl").write_text(round_line(1, 1.0))
     write_clients(folder, [[1.0]])
     write_summary(folder, status="completed", rounds=1)

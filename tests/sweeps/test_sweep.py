@@ -27,7 +27,7 @@ def test_the_folder_says_what_a_cell_is(cells, tmp_path) -> None:
     states = ["finished", "diverged", "failed", "pending"]
     found = Sweep.open("s", tmp_path, cells, execute)
     assert [job.state for job in found.jobs] == states
-    assert found.counts() == dict.fromkeys(states, 1) | {"running": 0}
+    assert found.counts() == dict.fromkeys(states, 1) | {"running": 0, "damaged": 0}
     leave(tmp_path, cells[3], loss=None)
     assert concluded(tmp_path, cells)[3].state == "diverged"
 
@@ -96,7 +96,7 @@ def test_a_completed_cell_that_no_report_could_read_is_a_failure(
         (folder / "checkpoint" / "run.json").write_text("{}")
     damage(tmp_path / cells[0].name)
     broken, whole = concluded(tmp_path, cells[:2])
-    assert (broken.state, whole.state) == ("failed", "finished")
+    assert (broken.state, whole.state) == ("damaged", "finished")
     assert says in broken.reason
 
 
@@ -107,7 +107,7 @@ def test_a_cell_that_nothing_can_continue_is_left_to_the_user(cells, tmp_path) -
     (tmp_path / cells[1].name / "summary.json").write_text("x")
     (tmp_path / cells[2].name).write_text("")
     jobs = concluded(tmp_path, cells[:3])
-    assert [(job.state, job.due) for job in jobs] == [("failed", False)] * 3
+    assert [(job.state, job.due) for job in jobs] == [("damaged", False)] * 3
     assert "checkpoint/run.json' is missing" in jobs[0].reason
     assert "is not a folder; remove '" in jobs[2].reason
 
@@ -122,10 +122,10 @@ def test_a_folder_that_is_another_cells_is_a_failure_and_is_left_alone(cells, tm
     (resumed / "config.yaml").write_text(yaml.safe_dump(options))
     found = Sweep.open("s", tmp_path, cells[:3], work.pretend)
     states = [(job.state, job.due) for job in found.jobs]
-    assert states == [("failed", False), ("finished", False), ("finished", False)]
+    assert states == [("damaged", False), ("finished", False), ("finished", False)]
     assert "another cell: method is lg_fedavg, not standalone; remove '" in found.jobs[0].reason
     found.run(1, lambda now: None)
-    assert found.jobs[0].state == "failed" and (renamed / "summary.json").exists()
+    assert found.jobs[0].state == "damaged" and (renamed / "summary.json").exists()
 
 
 def test_reasons_and_logs_of_others_are_shown_as_text_and_in_part(cells, tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 from unittest.mock import Mock
 
 import pytest
@@ -20,19 +21,23 @@ def nothing(_now: Sweep) -> None:
     """Show nothing."""
 
 
-def test_a_cell_without_hope_begins_anew(cells, tmp_path) -> None:
-    said = {"status": "failed", "reason": "no client replied"}
-    leave(tmp_path, cells[0], rounds=1, silent=[1], torch="0.1", **said)
-    leave(tmp_path, cells[2], rounds=1, **said)
-    (tmp_path / cells[1].name / "checkpoint").mkdir(parents=True)  # killed while it was made
-    found = Sweep.open("s", tmp_path, cells[:3], work.pretend)
-    assert [(job.state, job.anew, job.rounds) for job in found.jobs] == [
-        ("failed", True, 0), ("pending", True, 0), ("failed", False, 1),
-    ]  # fmt: skip
-    assert found.mixed() == ""  # nothing of what the old torch made is kept
-    found.run(2, nothing)
-    assert [job.state for job in found.jobs] == ["finished", "finished", "failed"]
-    assert (found.folder / "failed" / cells[0].name / "rounds.jsonl").exists()
+def test_a_folder_whose_run_was_killed_while_it_made_it_is_made_anew(cells, tmp_path) -> None:
+    folder = tmp_path / cells[0].name
+    (folder / "checkpoint").mkdir(parents=True)
+    found = Sweep.open("s", tmp_path, cells[:1], work.pretend)
+    (job,) = found.jobs
+    assert job.state == "pending" and job.taken(), "it may be made at this moment"
+    os.utime(folder, (0, 0))
+    assert not job.taken()
+    found.run(1, nothing)
+    assert job.state == "finished"
+
+
+def test_a_failed_cell_is_continued_or_says_why_it_cannot(cells, tmp_path) -> None:
+    leave(tmp_path, cells[0], rounds=1, silent=[1], status="failed", reason="no client replied")
+    found = Sweep.open("s", tmp_path, cells[:1], work.refuse)
+    found.run(1, nothing)
+    assert found.jobs[0].reason == "error: it is another reason today"
 
 
 def test_a_cell_that_somebody_is_at_is_waited_for(cells, tmp_path, capsys) -> None:

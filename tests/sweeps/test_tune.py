@@ -31,7 +31,7 @@ def tune(preset, tmp_path, monkeypatch):
     """The command with two workers, whose runs ``do`` does."""
 
     def run(words, do=work.trial, out=None, *, as_json=True):
-        monkeypatch.setattr("fedhet.cli.app.execute", do)
+        monkeypatch.setattr(command, "run_cell", do)
         target = out or tmp_path / "best.yaml"
         command.tune(str(preset), words, target, tmp_path / "runs", workers=2, as_json=as_json)
 

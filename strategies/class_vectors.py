@@ -1,20 +1,27 @@
 """The server half of methods whose clients send one vector per class that they have seen."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeVar
 
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedhet.config.schema import P, Params, RunConfig
+from fedhet.config.schema import REPRESENTATION, P, Params, RunConfig
 from fedhet.protocol.checks import check_declared
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
+from fedhet.rng import torch_seeded
 from fedhet.strategies.averaging import ClassSums, sum_by_class
 from fedhet.strategies.base import MethodStrategy, Upload
 from fedhet.strategies.robust import MEAN, Rule
+from fedhet.strategies.server_training import (
+    MOST_EPOCHS,
+    load_state,
+    state_arrays,
+    train_on_pairs,
+)
 from fedhet.sums.contribution import Own, Summand
 
 
@@ -140,3 +147,83 @@ class PrototypeStrategy(ClassVectorStrategy[PP]):
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""
         self.prototypes, self.counts = arrays["prototypes"], arrays["counts"]
+
+
+# --- prototypes that the server trains (FedTGP, FedORGP) ----------------------------------------
+
+Loss = Callable[[Tensor], Tensor]  # of the positions (B,) of a batch of pairs
+
+
+class TrainedPrototypeParams(PrototypeParams):
+    """Hyper-parameters of methods whose server trains its prototypes."""
+
+    server_epochs: int = Field(
+        100,
+        ge=1,
+        le=MOST_EPOCHS,
+        description="S, epochs of the server's prototypes per round; paper: 100",
+    )
+    server_lr: float = Field(
+        0.01, gt=0, description="learning rate of the server's prototypes, plain SGD; code: 0.01"
+    )
+    download_classes: Literal["seen", "all"] = Field(
+        "all", description="prototypes sent down: of the client's classes, or of every class"
+    )
+
+
+TP = TypeVar("TP", bound=TrainedPrototypeParams)
+
+
+class TrainablePrototypes(nn.Module):
+    """P (C, d), made from an embedding by two layers."""
+
+    def __init__(self, classes: int, d: int = REPRESENTATION) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(classes, d)
+        self.middle = nn.Linear(d, d)
+        self.fc = nn.Linear(d, d)
+
+    def forward(self) -> Tensor:
+        """Return all prototypes."""
+        prototypes: Tensor = self.fc(self.middle(self.embedding.weight).relu())
+        return prototypes
+
+
+class TrainedPrototypeStrategy(PrototypeStrategy[TP]):
+    """Trains the prototypes that it sends on the pairs (prototype, class) of each round."""
+
+    not_summed = (
+        "its server trains on the prototypes of each client, and a sum of them is not enough; use "
+        "method=fedproto"
+    )
+
+    def initialise(self) -> None:
+        """Draw embedding and layers from the run's "global" generator; no class is known."""
+        super().initialise()
+        with torch_seeded(self.config.seed, "global"):
+            self.trainable = TrainablePrototypes(self.classes, self.d)
+
+    def round_loss(self, labels: Tensor, vectors: Tensor) -> tuple[Loss, dict[str, float]]:
+        """Return the loss of a round's pairs (M,), (M, d), and numbers for the round's line."""
+        raise NotImplementedError
+
+    def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
+        """Train the prototypes on those of this round."""
+        labels, vectors = stacked(uploads)
+        loss, numbers = self.round_loss(labels, vectors)
+        trained = train_on_pairs(
+            self.trainable, loss, len(labels), config=self.config, round_=round_,
+            epochs=self.params.server_epochs, lr=self.params.server_lr,
+        )  # fmt: skip
+        with torch.inference_mode():
+            self.prototypes = self.trainable().numpy().copy()
+        return {**self.count(uploads), **numbers, **trained}
+
+    def arrays(self) -> dict[str, Array]:
+        """Return prototypes and counts as sent, and the embedding and layers that make them."""
+        return super().arrays() | state_arrays(self.trainable, "trainable.")
+
+    def load(self, arrays: Mapping[str, Array]) -> None:
+        """Inverse of :meth:`arrays`."""
+        super().load(arrays)
+        load_state(self.trainable, arrays, "trainable.")

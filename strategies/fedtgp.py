@@ -26,69 +26,28 @@ in float32 and then has no root, and which also sends what it makes of classes t
 sent.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedhet.config.schema import REPRESENTATION
-from fedhet.protocol.payload import Array
-from fedhet.rng import torch_seeded
-from fedhet.strategies.base import Upload
+from fedhet.strategies.averaging import sum_by_class
 from fedhet.strategies.class_vectors import (
-    PrototypeParams,
-    PrototypeStrategy,
-    payloads_of,
-    stacked,
-    sums_of,
-)
-from fedhet.strategies.server_training import (
-    MOST_EPOCHS,
-    load_state,
-    state_arrays,
-    train_on_pairs,
+    Loss,
+    TrainedPrototypeParams,
+    TrainedPrototypeStrategy,
 )
 
 SMALLEST = 1e-12  # of a squared distance: its root has no slope at 0
 
 
-class FedTGPParams(PrototypeParams):
+class FedTGPParams(TrainedPrototypeParams):
     """Hyper-parameters of FedTGP."""
 
     margin: float = Field(
         100.0, ge=0, description="tau, largest margin between prototypes, >= 0; code: 100"
     )
-    server_epochs: int = Field(
-        100,
-        ge=1,
-        le=MOST_EPOCHS,
-        description="S, epochs of the server's prototypes per round; paper: 100",
-    )
-    server_lr: float = Field(
-        0.01, gt=0, description="learning rate of the server's prototypes, plain SGD; code: 0.01"
-    )
-    download_classes: Literal["seen", "all"] = Field(
-        "all", description="prototypes sent down: of the client's classes, or of every class"
-    )
-
-
-class TrainablePrototypes(nn.Module):
-    """P (C, d), made from an embedding by two layers."""
-
-    def __init__(self, classes: int, d: int = REPRESENTATION) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(classes, d)
-        self.middle = nn.Linear(d, d)
-        self.fc = nn.Linear(d, d)
-
-    def forward(self) -> Tensor:
-        """Return all prototypes."""
-        made: Tensor = self.fc(self.middle(self.embedding.weight).relu())
-        return made
 
 
 def distances(vectors: Tensor, prototypes: Tensor) -> Tensor:
@@ -105,24 +64,12 @@ def adaptive_margin(means: Tensor, largest: float) -> float:
     return min(float(apart.min(dim=1).values.max()), largest)
 
 
-class FedTGPStrategy(PrototypeStrategy[FedTGPParams]):
-    """Trains the prototypes that it sends."""
+class FedTGPStrategy(TrainedPrototypeStrategy[FedTGPParams]):
+    """Trains the prototypes to stay apart by this round's margin."""
 
-    not_summed = (
-        "its server trains on the prototypes of each client, and a sum of them is not enough; use "
-        "method=fedproto"
-    )
-
-    def initialise(self) -> None:
-        """Draw embedding and layers from the run's "global" generator; no class is known."""
-        super().initialise()
-        with torch_seeded(self.config.seed, "global"):
-            self.trainable = TrainablePrototypes(self.classes, self.d)
-
-    def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
-        """Train the prototypes on those of this round, with this round's margin."""
-        labels, vectors = stacked(uploads)
-        sums = sums_of(payloads_of(uploads), None, self.classes)
+    def round_loss(self, labels: Tensor, vectors: Tensor) -> tuple[Loss, dict[str, float]]:
+        """Return the contrastive loss of chosen pairs, with this round's margin."""
+        sums = sum_by_class(labels.numpy(), [vectors.numpy()], None, self.classes)
         means = sums.means(self.prototypes)[np.unique(labels.numpy())]
         margin = adaptive_margin(torch.from_numpy(means), self.params.margin)
 
@@ -131,19 +78,4 @@ class FedTGPStrategy(PrototypeStrategy[FedTGPParams]):
             apart = distances(vectors[chosen], self.trainable()) + margin * own
             return F.cross_entropy(-apart, labels[chosen])
 
-        numbers = train_on_pairs(
-            self.trainable, loss, len(labels), config=self.config, round_=round_,
-            epochs=self.params.server_epochs, lr=self.params.server_lr,
-        )  # fmt: skip
-        with torch.inference_mode():
-            self.prototypes = self.trainable().numpy().copy()
-        return {**self.count(uploads), "margin": margin, **numbers}
-
-    def arrays(self) -> dict[str, Array]:
-        """Return prototypes and counts as sent, and the embedding and layers that make them."""
-        return super().arrays() | state_arrays(self.trainable, "trainable.")
-
-    def load(self, arrays: Mapping[str, Array]) -> None:
-        """Inverse of :meth:`arrays`."""
-        super().load(arrays)
-        load_state(self.trainable, arrays, "trainable.")
+        return loss, {"margin": margin}

@@ -100,6 +100,8 @@ def test_a_run_ends_with_its_recorded_hash(tmp_path, case):
     known = json.loads(KNOWN.read_text())
     if machine() not in known:
         pytest.skip(f"no hashes recorded for {machine()}; there are: {', '.join(known)}")
+    if case not in known[machine()]:
+        pytest.skip(f"recorded elsewhere, not for {machine()}")
     assert run_of(case, tmp_path).read_summary()["run_sha256"] == known[machine()][case]
 
 

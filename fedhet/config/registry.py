@@ -118,6 +118,14 @@ _OURS = {  # as its authors write it; what is done. In the order of the papers' 
         "pFedAFM",
         "a shared extractor, mixed with the local one entry by entry by learned weights",
     ),
+    "fedorgp": (
+        "FedORGP",
+        "prototypes trained by the server to be orthogonal, towards which clients are turned",
+    ),
+    "pfedmoe": (
+        "pFedMoE",
+        "a shared extractor, mixed with the local one sample by sample by a private gate",
+    ),
 }
 SPELT = {name: spelling for name, (spelling, _) in _OURS.items()}
 

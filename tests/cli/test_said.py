@@ -71,7 +71,7 @@ def test_keys_are_searched_by_a_word_in_names_and_meanings(capsys):
     assert {"dp-clip", "dp-epsilon", "dp-delta"} <= found
     assert execute(["keys", "server-epochs", "--json"]) == 0
     owners = {row["method"] for row in json.loads(capsys.readouterr().out)}
-    assert owners == {"fedgh", "fedtgp", "fedgen"}
+    assert owners == {"fedgh", "fedtgp", "fedgen", "fedorgp"}
 
 
 # --- runs that ended, and models of all of a run's clients ----------------------------------------

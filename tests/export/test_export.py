@@ -36,6 +36,7 @@ VARIANTS = [
 PARTS = {  # of a method with more than the client's model: what is written, and what is not
     "pfedes": ({"model"}, "parts.small"),
     "pfedafm": ({"model", "extractor", "mixture"}, "parts.small"),
+    "pfedmoe": ({"model", "extractor", "gate"}, "parts.small"),
     "fedkd": ({"model"}, "parts.student"),
     "fedapen": ({"model", "small", "ensemble"}, "parts.projector"),
     "fedmrl": ({"model", "small", "projector"}, "parts.small.head"),

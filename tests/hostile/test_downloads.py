@@ -127,6 +127,7 @@ OWN = {
     "fedssa": ids,
     "fedproto": counted,
     "fedtgp": counted,
+    "fedorgp": counted,
     "fd": lambda a: counted(a) | {"not probabilities": [*a[:2], a[2] - 2], "2": [*a[:2], a[2] + 2]},
     "fedgen": lambda a: {
         "no images at all": [a[0] * 0, *a[1:]],

@@ -53,6 +53,8 @@ FLOATS = {
     "fedgen": (HEADER, HEADER + 512 * 47 + 512 * D + D),
     "pfedafm": (CNN_5 - HEADER, CNN_5 - HEADER),
     "fedl2g": (OWN * 10, 100),
+    "fedorgp": (OWN * D, None),
+    "pfedmoe": (CNN_5 - HEADER, CNN_5 - HEADER),
 }
 
 
@@ -90,7 +92,10 @@ def test_a_federation(tmp_path, alone, method):
     assert ("test_accuracy_before_mean" in last) == (method == "fedapen")
 
 
-AVERAGED = ("fedavg", "lg_fedavg", "fml", "fedapen", "fedmrl", "pfedes", "fedclassavg", "pfedafm")
+AVERAGED = (
+    "fedavg", "lg_fedavg", "fml", "fedapen", "fedmrl", "pfedes", "fedclassavg", "pfedafm",
+    "pfedmoe",
+)  # fmt: skip
 
 
 def test_the_mean_is_weighted_one_to_three(tmp_path):
@@ -119,7 +124,7 @@ def test_an_upload_is_a_copy(tmp_path, method):
     assert all(np.array_equal(a, b) for a, b in zip(sent, kept, strict=True))
 
 
-DIVERGING = {"fedgh": "", "fedtgp": "trainable", "fedgen": "generator"}
+DIVERGING = {"fedgh": "", "fedtgp": "trainable", "fedorgp": "trainable", "fedgen": "generator"}
 
 
 @pytest.mark.parametrize("method", DIVERGING)
@@ -196,7 +201,7 @@ def test_a_method_is_four_files_and_its_preset_explains_every_key():
         assert all(field.description for field in method.params.model_fields.values()), name
 
 
-UNWEIGHTED = {"standalone", "fd", "fedproto", "fedgh", "fedtgp", "fedssa", "fedl2g"}
+UNWEIGHTED = {"standalone", "fd", "fedproto", "fedgh", "fedtgp", "fedorgp", "fedssa", "fedl2g"}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -229,6 +234,8 @@ fedssa mu0 1.1
 fedtgp margin -1
 fml beta-meme 2
 pfedafm lr-alpha 0
+fedorgp gamma -1
+pfedmoe gate-hidden 0
 pfedes mu 0.51
 pfedes extractor-kernel 4
 """

@@ -23,7 +23,7 @@ SORTS = {  # of each kind: those left out are of other widths or depths
     TABLE: ("mlp-5", "resnet-table", "ft-transformer"),
     TOKENS: ("fasttext", "logistic", "textcnn", "bilstm", "gru", "transformer-1"),
 }
-SHARED = ("fedmrl", "fml", "fedkd", "fedapen", "fedavg", "pfedafm")
+SHARED = ("fedmrl", "fml", "fedkd", "fedapen", "fedavg", "pfedafm", "pfedmoe")
 
 
 @pytest.fixture(autouse=True)

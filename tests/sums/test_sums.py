@@ -16,7 +16,10 @@ from fedhet.testing import make_client, make_strategy, small, uploads_of
 
 SEEN, IMAGES, CLASSES = [[0, 1], [1, 2], [1, 2]], [100, 300, 50], 4  # nobody has class 3
 BY_CLASS = ("fedssa", "fedproto", "fedl2g")
-AVERAGED = ("lg_fedavg", "fedclassavg", "fedavg", "fml", "fedapen", "fedmrl", "pfedes", "pfedafm")
+AVERAGED = (
+    "lg_fedavg", "fedclassavg", "fedavg", "fml", "fedapen", "fedmrl", "pfedes", "pfedafm",
+    "pfedmoe",
+)  # fmt: skip
 SOME = ("fedssa", "fedproto", "fedmrl")  # one for each mechanism; the others by mark
 VARIANTS = [
     *(
@@ -196,7 +199,7 @@ def test_fds_client_that_was_not_summed_takes_nothing_out(tmp_path):
 
 
 def test_every_method_is_summed_or_says_why_not():
-    refused = {"fedkd", "fedgen", "fedgh", "fedtgp"}
+    refused = {"fedkd", "fedgen", "fedgh", "fedtgp", "fedorgp"}
     for name, method in METHODS.items():
         assert bool(method.strategy.not_summed) == (name in refused)
         values = {"method": name, "secure-sum": "masked", "clients": 3}

@@ -1,0 +1,173 @@
+"""FedORGP: the worked example, both halves of a round in plain torch, and the controls."""
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from methods.byhand import ROUND, by_hand, same, train_images
+
+from fedhet.protocol.payload import ClassVectors
+from fedhet.rng import torch_seed
+from fedhet.strategies.fedorgp import cosines
+from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
+
+
+def fedorgp(tmp_path, **changes):
+    return small(tmp_path, **({"method": "fedorgp", "server_epochs": 3} | changes))
+
+
+def vectors(classes, rows):
+    ids = np.array(classes, dtype=np.int64)
+    return ClassVectors(ids, np.full(len(ids), 25), np.array(rows, dtype=np.float32))
+
+
+def drawn(classes, seed=0):
+    rows = np.random.default_rng(seed).normal(0, 1, (len(classes), 500))
+    return vectors(classes, rows)
+
+
+UPLOADS = torch.tensor([[1.0, 0.0], [0.6, 0.8]])
+PROTOTYPES = torch.tensor([[1.0, 1.0], [0.0, 2.0]])
+
+
+def server_loss(tmp_path, uploads, prototypes):
+    """L_OR of pairs whose classes are 0, 1, ...; ``prototypes`` are what the layers give."""
+    strategy = make_strategy(fedorgp(tmp_path), [[0, 1]], [50], len(prototypes))
+    strategy.trainable = lambda: prototypes
+    return strategy.round_loss(torch.arange(len(uploads)), uploads)[0](torch.arange(len(uploads)))
+
+
+def test_the_worked_example(tmp_path):
+    prototypes = PROTOTYPES.clone().requires_grad_()
+    cos = cosines(UPLOADS, PROTOTYPES)
+    assert cos.diag().mean().item() == pytest.approx(0.753553, abs=1e-6)
+    assert (cos[0, 1] + cos[1, 0]).item() / 2 == pytest.approx(0.494975, abs=1e-6)
+    loss = server_loss(tmp_path, UPLOADS, prototypes)
+    loss.backward()
+    assert loss.item() == pytest.approx(5.196194, abs=1e-5)
+    expected = torch.tensor([[-0.530330, 0.530330], [-0.15, 0.0]])
+    # lambda_s = 1, gamma = 10; the second prototype's gradient is of both terms
+    ours = torch.autograd.functional.jacobian(
+        lambda p: 1 - cosines(UPLOADS, p).diag().mean()
+        + 10 * (cosines(UPLOADS, p).abs().sum() - cosines(UPLOADS, p).abs().diag().sum()) / 2,
+        PROTOTYPES,
+    )  # fmt: skip
+    assert torch.allclose(prototypes.grad, ours, atol=1e-5)
+    assert prototypes.grad[0] @ PROTOTYPES[0] == pytest.approx(0.0, abs=1e-5)
+    attracting = torch.autograd.functional.jacobian(
+        lambda p: 1 - cosines(UPLOADS, p).diag().mean(), PROTOTYPES
+    )
+    assert torch.allclose(attracting[1], expected[1], atol=1e-5)
+
+
+def test_lengths_do_not_count_and_opposite_vectors_are_similar(tmp_path):
+    plain = server_loss(tmp_path, UPLOADS, PROTOTYPES)
+    longer = server_loss(tmp_path, UPLOADS * torch.tensor([[3.0], [0.1]]), PROTOTYPES * 7)
+    assert torch.allclose(plain, longer)
+    apart = torch.eye(2)
+    assert server_loss(tmp_path, apart * 5, apart) == pytest.approx(0.0, abs=1e-6)
+    opposite = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    # 1 - s = 2 of a pair that points the other way; |cos| = 1 with the other class's
+    assert server_loss(tmp_path, opposite, -opposite).item() == pytest.approx(2 + 10)
+    dead = torch.zeros(2, 2, requires_grad=True)
+    cosines(dead, apart).sum().backward()
+    assert torch.isfinite(dead.grad).all()
+
+
+def test_one_round_of_the_server_by_hand(tmp_path):
+    config = fedorgp(tmp_path, batch_size=2, server_lr=0.05, lam_server=2.0, gamma=3.0)
+    strategy = make_strategy(config, [[0, 1], [1, 3]], [50, 50], 4)
+    names = ["embedding.weight", "middle.weight", "middle.bias", "fc.weight", "fc.bias"]
+    start = strategy.arrays()
+    parameters = [torch.tensor(start[f"trainable.{n}"], requires_grad=True) for n in names]
+    embedding, w1, b1, w2, b2 = parameters
+    uploads = {"0": drawn([0, 1]), "1": drawn([1, 3], 1)}
+    strategy.aggregate(uploads_of(strategy, uploads), 2)
+    x = torch.from_numpy(np.concatenate([u.vectors for u in uploads.values()]))
+    y = [0, 1, 1, 3]
+    draws = torch.Generator().manual_seed(torch_seed(config.seed, "server", round_=2))
+    for _ in range(3):
+        order = torch.randperm(4, generator=draws).tolist()
+        for chosen in (order[:2], order[2:]):
+            prototypes = (embedding @ w1.T + b1).relu() @ w2.T + b2
+            s = apart = 0
+            for i in chosen:
+                cos = F.cosine_similarity(x[i][None], prototypes)
+                s = s + cos[y[i]] / 2
+                apart = apart + sum(cos[c].abs() for c in range(4) if c != y[i]) / 2 / 3
+            slopes = torch.autograd.grad(2.0 * (1 - s) + 3.0 * apart, parameters)
+            for parameter, slope in zip(parameters, slopes, strict=True):
+                parameter.data -= 0.05 * slope
+    found = strategy.arrays()
+    for name, mine in zip(names, parameters, strict=True):
+        assert np.allclose(mine.detach().numpy(), found[f"trainable.{name}"], atol=1e-4), name
+        assert not np.array_equal(start[f"trainable.{name}"], found[f"trainable.{name}"])
+    assert found["counts"].tolist() == [25, 50, 0, 25]
+    longer = make_strategy(config.model_copy(
+        update={"params": config.params.model_copy(update={"server_epochs": 4})}
+    ), [[0, 1], [1, 3]], [50, 50], 4)  # fmt: skip
+    longer.aggregate(uploads_of(longer, uploads), 2)
+    assert not np.array_equal(longer.arrays()["prototypes"], found["prototypes"])
+
+
+def test_one_round_of_a_client_by_hand(tmp_path):
+    client = make_client(fedorgp(tmp_path, lam=0.7), 0, tmp_path)
+    own = deepcopy(client.model)
+    images, labels = train_images(client)
+    seen = sorted(set(labels.tolist()))
+    sent = drawn(seen[:1])  # nobody has sent the other class yet
+
+    def loss(inputs, answers):
+        features = own.features(inputs)
+        cos = F.cosine_similarity(features, torch.from_numpy(sent.vectors[:1]))
+        turned = ((1 - cos) * (answers == seen[0])).mean()
+        return F.cross_entropy(own.head(features), answers) + 0.7 * turned
+
+    expected = by_hand(client, [loss], [[own]])
+    (classes, _, means), _, metrics = client.fit(sent.to_ndarrays(), ROUND | {"evaluate": True})
+    assert metrics["train_loss"] == pytest.approx(expected, rel=1e-4)
+    assert same(own, client.model) and classes.tolist() == seen
+    with torch.no_grad():
+        features = own.features(images)
+    for row, label in enumerate(seen):
+        assert np.allclose(means[row], features[labels == label].mean(dim=0), atol=1e-4)
+    assert "test_accuracy_prototype" not in metrics and not client.tensors
+
+
+def test_without_its_term_it_is_standalone_and_with_it_only_in_round_1(tmp_path):
+    """Cosines of two architectures' prototypes of one class rise, above Standalone's."""
+    keys = {"image_size": 16, "models": ["cnn-4", "cnn-5"], "clients": 2, "rounds": 3,
+            "partition": "iid", "dataset": "synthetic:120x3", "representation": 64}  # fmt: skip
+
+    def run(name, **more):
+        config = small(tmp_path / name, **keys, **more)
+        folder, _ = simulate(config)
+        lines = [line["test_accuracy_mean"] for line in folder.read_rounds()]
+        losses = [line["train_loss"] for line in folder.read_rounds()]
+        clients = [make_client(config, k, tmp_path / name / "again") for k in (0, 1)]
+        for client in clients:
+            client.setup.store.folder = next(
+                folder.path.glob(f"state/*/{client.setup.data.client}")
+            )
+            client.restore(3)
+            client._set_eval()
+        states = [deepcopy(client.model.state_dict()) for client in clients]
+        means = []
+        for client, state in zip(clients, states, strict=True):
+            client.model.load_state_dict(state)
+            images, labels = train_images(client)
+            with torch.no_grad():
+                h = client.model.features(images)
+            means.append(torch.stack([h[labels == c].mean(dim=0) for c in range(3)]))
+        return lines, losses, states, F.cosine_similarity(*means).mean().item()
+
+    alone = run("alone", method="standalone")
+    zero = run("zero", method="fedorgp", lam=0.0)
+    pulled = run("pulled", method="fedorgp", lam=10.0, server_epochs=50, server_lr=0.1)
+    assert zero[:2] == alone[:2]
+    for one, other in zip(zero[2], alone[2], strict=True):
+        assert all(torch.equal(one[key], other[key]) for key in one)
+    assert pulled[1][0] == alone[1][0] and pulled[1][1] != alone[1][1]
+    assert pulled[3] > alone[3] + 0.05

@@ -460,8 +460,8 @@ class MethodClient(NumPyClient, Generic[P]):
                     Code.STATE,
                 ) from error
 
-    def _initialised(self) -> Modules:
-        with torch_seeded(self.config.seed, "init", self.setup.data.client):
+    def _initialised(self, purpose: str) -> Modules:
+        with torch_seeded(self.config.seed, purpose, self.setup.data.client):
             built = self.build()
         if self.inputs.fitted:
             built[PREPARATION] = preparation(self.inputs)

@@ -20,8 +20,9 @@ from fedhet.config.registry import find_method
 from fedhet.config.schema import RunConfig
 from fedhet.engines.grid import FIRST_NODE, Inline, SimulationGrid, answered, contexts_of
 from fedhet.engines.launch import Launch
-from fedhet.protocol.flower import NodeInfo
+from fedhet.protocol.flower import NO_REPLY, NodeInfo, is_simulated
 from fedhet.protocol.handshake import ClientInfo, Roster
+from fedhet.protocol.messages import QUERY
 from fedhet.protocol.payload import Payload
 from fedhet.records.run_folder import RunFolder
 from fedhet.server_app import run
@@ -36,7 +37,7 @@ class LocalGrid(SimulationGrid):
     """The inline engine's grid, with nodes that go offline and replies that are tampered with.
 
     ``tamper`` gets the client's number, the message and its reply, and returns the reply that the
-    server is to see, or None for none. ``sent`` keeps all messages.
+    server is to see, or None if it is lost. ``sent`` keeps all messages.
     """
 
     def __init__(self, text: str, nodes: int, tamper: Tamper | None = None) -> None:
@@ -73,9 +74,12 @@ class LocalGrid(SimulationGrid):
         if node not in self.online:
             return Message(Error(code=5, reason="node gone"), reply_to=message)
         reply = answered(self.contexts, message, simulated=self.simulated)
-        if self.tamper is None:
-            return reply
-        return self.tamper(node - FIRST_NODE, message, reply)
+        if self.tamper is not None:
+            seen = self.tamper(node - FIRST_NODE, message, reply)
+            if seen is None and is_simulated(self) and message.metadata.message_type != QUERY:
+                return Message(Error(code=NO_REPLY, reason="no reply"), reply_to=message)
+            return seen
+        return reply
 
 
 def small(tmp_path: Path, **changes: Any) -> RunConfig:

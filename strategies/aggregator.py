@@ -4,7 +4,6 @@ Each reply is looked at alone, then all of a round are held against each other.
 """
 
 import logging
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ from fedhet.protocol.checks import (
     check_origin,
     check_trained,
     read_confusion,
-    size,
 )
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.mail import replies
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedhet")
 
 MANY_BYTES = 256 << 20  # of a reply whose shapes vary
-MOST_FLOPS = 1000.0  # times the median of a round, per image: models differ in size
-SWOLLEN = 10.0  # times the usual size: such a download is not from an honest round
 
 
 @dataclass(frozen=True)
@@ -107,8 +103,7 @@ class PlainAggregator:
             try:
                 found.append(self.valid(info, reply, round_))
             except Rejected as reason:
-                why = f"{reason}{self._sent_too_much(info, round_)}"
-                self.ledger.reject(client, why, reply)
+                self.ledger.reject(client, str(reason), reply)
             else:
                 self.ledger.spend(client, reply.metrics)
         outliers = self.outliers(found)
@@ -145,21 +140,11 @@ class PlainAggregator:
         return found
 
     def outliers(self, found: Sequence[Valid]) -> Mapping[str, str]:
-        """Return reasons by client, for FLOPs and steps that are far from everybody's."""
+        """Return reasons by client, for steps that are far longer than everybody's."""
         if found and self.steps.start is None:
             self.steps.start = self.strategy.step_start(found[0].info)
-        flops = {
-            one.info.client: one.reply.metrics.get("train_flops", 0.0) / one.info.train_images
-            for one in found
-        }
-        usual = statistics.median(flops.values()) if flops else 0.0
-        costly = {
-            client: f"train_flops {value:.4g} per image, and the median is {usual:.4g}"
-            for client, value in flops.items()
-            if value > MOST_FLOPS * usual
-        }
         lengths = {one.info.client: one.step for one in found if one.step is not None}
-        return self.steps.outliers(lengths) | costly
+        return self.steps.outliers(lengths)
 
     def _uploads(self, accepted: Sequence[Valid]) -> list[Upload]:
         uniform = self.config.weighting == "uniform"
@@ -195,11 +180,3 @@ class PlainAggregator:
         length = check_arrays(payload, strategy.expect(info), self.config.max_update_norm)
         strategy.check(info, payload)
         return Valid(info, payload, reply, strategy.step_length(payload, length))
-
-    def _sent_too_much(self, info: ClientInfo, round_: int) -> str:
-        """Return a hint if the client had received arrays far larger than usual."""
-        sent = size(self.strategy.download(info, round_).flat)
-        usual = self.steps.start or self.steps.usual()
-        if not usual or sent <= SWOLLEN * usual:
-            return ""
-        return f" (it was sent arrays {sent / usual:.3g} times as large as usual)"

@@ -372,8 +372,10 @@ class RunConfig(Schema):
     max_skipped_rounds: int = Field(
         3, ge=0, description="rounds in a row with too few replies before the run fails"
     )
-    round_timeout: float = Field(3600.0, gt=0, description="longest wait for a round, seconds")
-    start_timeout: float = Field(900.0, gt=0, description="longest wait for clients, seconds")
+    round_timeout: float = Field(
+        3600.0, gt=0, description="longest wait for a round, seconds (networks)"
+    )
+    start_timeout: float = Field(900.0, gt=0, description="longest wait for clients, seconds (networks)")
     max_update_norm: float = Field(
         1e4, gt=0, description="largest L2 norm of one upload; above it the reply is refused"
     )

@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
@@ -57,9 +57,6 @@ class Executor(Protocol):
     def replies(self, patience: float) -> list[Message]:
         """Return the replies that have come; wait up to ``patience`` seconds for the first."""
 
-    def cancel(self, identities: Collection[str]) -> None:
-        """Give up the messages with these ids, and end what works at them."""
-
     def close(self) -> None:
         """End all processes."""
 
@@ -69,6 +66,7 @@ class SimulationGrid(Grid):
 
     pull_interval = 0.0  # what marks a simulation's grid
     poll_interval = 0.0  # a pull waits by itself
+    window = sys.maxsize  # messages under way: the executor queues them
 
     def __init__(
         self, executor: Executor, nodes: int, between: Callable[[], None] = lambda: None
@@ -100,12 +98,6 @@ class SimulationGrid(Grid):
             self._replies[reply.metadata.reply_to_message_id] = reply
         return [self._replies.pop(i) for i in asked if i in self._replies]
 
-    def cancel(self, message_ids: Collection[str]) -> None:
-        """Give up messages that nobody waits for any more; ends clients that hang."""
-        self.executor.cancel(message_ids)
-        for identity in message_ids:
-            self._replies.pop(identity, None)
-
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
@@ -133,12 +125,10 @@ class SimulationGrid(Grid):
 
 
 class Inline:
-    """This process itself: a message is answered when it is submitted.
-
-    No other process works meanwhile, so ``round-timeout`` does not apply.
-    """
+    """This process itself: a message is answered when it is submitted."""
 
     def __init__(self, answer: Callable[[Message], Message | None]) -> None:
+        """``answer`` returns None for a message whose reply never comes."""
         self._answer = answer
         self._done: list[Message] = []
 
@@ -153,9 +143,6 @@ class Inline:
             time.sleep(patience)
         found, self._done = self._done, []
         return found
-
-    def cancel(self, identities: Collection[str]) -> None:
-        """Do nothing: every message is answered."""
 
     def close(self) -> None:
         """Do nothing: there are no processes."""
@@ -359,16 +346,6 @@ class WorkerPool:
         self._running[new] = message
         return None
 
-    def cancel(self, identities: Collection[str]) -> None:
-        """Give up the messages with these ids, and end what works at them."""
-        self._waiting = deque(m for m in self._waiting if m.metadata.message_id not in identities)
-        for worker, message in list(self._running.items()):
-            if message.metadata.message_id in identities:
-                del self._running[worker]
-                number = self._workers.pop(worker)
-                worker.end()
-                self._start(number)
-
     def close(self) -> None:
         """End all processes."""
         for worker in self._workers:
@@ -480,13 +457,6 @@ class RayTasks:
             return Message(Error(code=ENDED, reason=f"{DIES} ({brief(error)})"), reply_to=message)
         assert isinstance(reply, Message)
         return reply
-
-    def cancel(self, identities: Collection[str]) -> None:
-        """Give up the messages with these ids, and end what works at them."""
-        for task, message in list(self._running.items()):
-            if message.metadata.message_id in identities:
-                del self._running[task]
-                self._ray.cancel(task, force=True)
 
     def close(self) -> None:
         """End all processes."""

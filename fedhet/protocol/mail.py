@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import sys
 import threading
 import time
@@ -27,7 +28,8 @@ log = logging.getLogger("fedhet")
 
 SIMULATION_POLL = 0.01
 NETWORK_POLL = 0.25
-WINDOW = 64  # messages under way in a simulation
+WINDOW = 64  # messages under way in a simulation of Flower's own
+FOREVER = 1e9  # seconds that a simulation's message may take
 BATCH = 64  # messages in one request to the SuperLink
 PULLS = 64  # requests for replies at a time on a network
 PULL_PATIENCE = 0.5  # seconds to wait for pulls that are under way
@@ -41,10 +43,11 @@ REMINDERS = 2  # for one message
 
 @dataclass(eq=False)
 class _Sent:
-    """A message that is under way: when it was sent first, and how often again."""
+    """A message that is under way: when it was sent first, how often again, and with which ids."""
 
     message: Message
     since: float
+    ids: list[str]
     reminders: int = 0
 
 
@@ -53,7 +56,7 @@ class Mail:
 
     Flower's own ``send_and_receive`` sleeps 3 s between polls on a network; here the poll is short.
     Its simulator scans all outstanding messages at every sweep (quadratic), so there only a window
-    of them is under way; on a network every node gets its message at once.
+    of them is under way. Everywhere else all are sent at once.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -63,7 +66,8 @@ class Mail:
             take_damaged_replies()
         polls = getattr(grid, "poll_interval", SIMULATION_POLL)  # 0: its pulls wait themselves
         self.interval = polls if self.simulated else NETWORK_POLL  # seconds
-        self.window = WINDOW if self.simulated else sys.maxsize
+        # Our own grid says how many: its workers queue messages themselves.
+        self.window = getattr(grid, "window", WINDOW) if self.simulated else sys.maxsize
         self.waiting: deque[Message] = deque()
         self.pending: dict[str, _Sent] = {}  # a message that was repeated has several ids
         self._took: list[float] = []  # seconds of those that are answered
@@ -92,7 +96,8 @@ class Mail:
         for reply in replies:
             sent = self.pending.get(reply.metadata.reply_to_message_id)
             if sent is not None:  # nothing else is pulled for it
-                self.pending = {key: one for key, one in self.pending.items() if one is not sent}
+                for identity in sent.ids:
+                    del self.pending[identity]
                 self._took.append(time.monotonic() - sent.since)
                 done.append((sent.message, reply))
         if done:
@@ -126,6 +131,7 @@ class Mail:
             sent.reminders += 1
             if identity:
                 self.pending[identity] = sent
+                sent.ids.append(identity)
         return [sent.message for sent in late]
 
     def _waited_for(self) -> list[_Sent]:
@@ -179,12 +185,7 @@ class Mail:
             self._pulled.put((identities, error))
 
     def close(self, timeout: float) -> list[tuple[Message, Message]]:
-        """Give up: every message that is left, with an error reply.
-
-        A grid that can (``cancel``) ends what still works at them.
-        """
-        if cancel := getattr(self.grid, "cancel", None):
-            cancel(list(self.pending))
+        """Give up: every message that is left, with an error reply."""
         late = [(sent.message, NO_REPLY, "no reply") for sent in self._waited_for()]
         unsent = [(message, NOT_SENT, "not sent") for message in self.waiting]
         self.pending.clear()
@@ -200,11 +201,13 @@ class Mail:
         while self.waiting and len(self.pending) < self.window:
             count = min(len(self.waiting), self.window - len(self.pending), BATCH)
             batch = [self.waiting.popleft() for _ in range(count)]
+            for message in batch if self.simulated else ():
+                message.metadata.ttl = FOREVER
             # Flower answers [] if the request was too large
             pushed: list[Any] = list(self.grid.push_messages(batch)) or [None] * count
             for identity, message in zip(pushed, batch, strict=True):
                 if identity:
-                    self.pending[identity] = _Sent(message, time.monotonic())
+                    self.pending[identity] = _Sent(message, time.monotonic(), [identity])
                 else:
                     error = _error(message, NOT_SENT, "the message could not be sent")
                     failed.append((message, error))
@@ -214,14 +217,22 @@ class Mail:
 def exchange(
     grid: Grid, messages: Iterable[Message], timeout: float
 ) -> Iterator[tuple[Message, Message]]:
-    """Yield every message with its reply, as they arrive; missing ones become error replies."""
-    deadline = time.monotonic() + timeout
+    """Yield every message with its reply, as they arrive; missing ones become error replies.
+
+    On a network this takes ``timeout`` seconds at most. A simulation is waited for however long it
+    takes: its result depends neither on the machine's speed nor on the engine.
+    """
     mail = Mail(grid)
+    deadline = time.monotonic() + timeout
     mail.add(messages)
     while mail:
         yield from mail.poll()
         if time.monotonic() > deadline:
-            break
+            if not mail.simulated:
+                break
+            deadline = math.inf
+            count = len(mail.pending) + len(mail.waiting)
+            log.warning("%d replies have not come for %g s; a simulation waits", count, timeout)
         for message in mail.remind(timeout):
             log.warning("node %d is asked again: no reply yet", message.metadata.dst_node_id)
         if mail.pending:

@@ -35,7 +35,7 @@ from fedhet.models.names import with_weights
 from fedhet.protocol.codes import Code
 from fedhet.protocol.payload import Array
 from fedhet.rng import generator
-from fedhet.training.loop import Examples
+from fedhet.training.loop import Examples, Recent
 
 DEFAULT_CLIENTS = 10  # N of `fedhet run`'s own simulation where the config says 0
 NODE_KEYS = {
@@ -252,8 +252,11 @@ def check_no_weights(config: RunConfig) -> None:
 # --- on the device ----------------------------------------------------------------------------
 
 
-# Examples cross to a GPU once per process, as long as a client is dealt the same ones.
-_ON_DEVICE: dict[tuple[object, ...], tuple[bytes, Examples]] = {}
+KEPT_ON_DEVICE = 1 << 30  # bytes of examples that a process keeps on a GPU
+# Examples cross to a GPU once, as long as a client is dealt the same ones and there is room.
+_ON_DEVICE: Recent[tuple[object, ...], Examples] = Recent(
+    KEPT_ON_DEVICE, lambda kept: kept.examples.nbytes + kept.labels.nbytes
+)
 
 
 def choose_device(config: RunConfig, node: Mapping[str, Any]) -> torch.device:
@@ -291,12 +294,11 @@ def examples_of(
     Raises UserError naming a class of this client that the global list lacks.
     """
     index = getattr(data.split, part)
-    key = (data.client, part, tuple(classes), str(device))
     # Another run in this process may deal other examples to a client of the same name.
     source = str(getattr(data.dataset.examples, "filename", id(data.dataset.examples)))
     dealt = hashlib.sha256(index.tobytes() + source.encode()).digest()
-    if key in _ON_DEVICE and _ON_DEVICE[key][0] == dealt:
-        kept = _ON_DEVICE[key][1]
+    key = (data.client, part, tuple(classes), str(device), dealt)
+    if (kept := _ON_DEVICE.get(key)) is not None:
         return kept if kept.prepare is prepare else replace(kept, prepare=prepare)
     own = data.dataset.classes
     position = {name: i for i, name in enumerate(classes)}
@@ -311,7 +313,7 @@ def examples_of(
     examples = torch.from_numpy(np.ascontiguousarray(data.dataset.examples[index]))
     found = Examples(examples.to(device), torch.from_numpy(labels).to(device), prepare)
     if device.type != "cpu":  # there the memory map is the cache
-        _ON_DEVICE[key] = dealt, found
+        _ON_DEVICE.put(key, found)
     return found
 
 

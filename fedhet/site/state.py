@@ -23,7 +23,7 @@ import re
 import shutil
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from filelock import FileLock
@@ -35,7 +35,7 @@ from fedhet.errors import Damaged, Refused
 from fedhet.files import private_folder, read_json, read_tensors, replacing, sync
 from fedhet.plugins import MAC, sign
 from fedhet.protocol.codes import Code
-from fedhet.training.loop import Fixed
+from fedhet.training.loop import Fixed, Recent
 
 Bundle = dict[str, Tensor]
 
@@ -265,31 +265,62 @@ class FileStore:
 
 Modules = dict[str, nn.Module]
 
-_BUILT: dict[Hashable, tuple[Modules, Fixed]] = {}
+
+class Built(NamedTuple):
+    """Modules of this process, what their factories froze, and buffers that no state keeps.
+
+    ``unkept`` is None if each client's are drawn for it.
+    """
+
+    modules: Modules
+    fixed: Fixed
+    unkept: Bundle | None
+
+
+_BUILT: Recent[Hashable, Built] = Recent(64)  # architectures
 _TENSORS, _METRICS = "tensors", "metrics"  # parts of a bundle that are no module
 
 
 def instance(
-    key: Hashable, build: Callable[[], Modules], device: torch.device, *, fresh: bool
+    key: Hashable, build: Callable[[str], Modules], device: torch.device, *, fresh: bool
 ) -> tuple[Modules, Fixed]:
     """Return the modules of ``key`` on ``device``, and what ``build`` froze of them.
 
-    If this process has none they are built. Their weights are those of ``build`` if ``fresh``, else
-    whatever the last client left there: :func:`fill` them.
+    ``build`` draws for the purpose that it is given. If this process has no modules of ``key`` they
+    are built. Their weights are those of ``build`` if ``fresh``, else whatever the last client left
+    there: :func:`fill` them. Buffers that no state keeps are as if they had just been built.
     """
-    if key in _BUILT and not fresh:
-        return _BUILT[key]
-    made = build()
-    if key in _BUILT:
-        for name, module in _BUILT[key][0].items():
-            module.load_state_dict(made[name].state_dict())
-    else:
+    kept = _BUILT.get(key)
+    if kept is None:
+        modules = build("init")
+        unkept = _unkept(modules)
+        others = _unkept(build("other")) if unkept else {}
+        same = all(torch.equal(unkept[name], others[name]) for name in unkept)
         placed = {
             name: module.to(device).to(memory_format=torch.channels_last)
-            for name, module in made.items()
+            for name, module in modules.items()
         }
-        _BUILT[key] = placed, Fixed(placed.values())
-    return _BUILT[key]
+        kept = Built(placed, Fixed(placed.values()), unkept if same else None)
+        _BUILT.put(key, kept)
+        return kept.modules, kept.fixed
+    modules = build("init") if fresh or kept.unkept is None else {}
+    if fresh:
+        for name, module in kept.modules.items():
+            module.load_state_dict(modules[name].state_dict())
+    unkept = _unkept(modules) if kept.unkept is None else kept.unkept
+    for name, buffer in _unkept(kept.modules, copied=False).items():
+        buffer.copy_(unkept[name])
+    return kept.modules, kept.fixed
+
+
+def _unkept(modules: Modules, *, copied: bool = True) -> Bundle:
+    """Return the non-persistent buffers of ``modules`` by name, or copies of them."""
+    buffers: Bundle = {}
+    for name, module in modules.items():
+        states = module.state_dict().keys()
+        named = ((k, b) for k, b in module.named_buffers() if k not in states)
+        buffers |= {f"{name}/{k}": b.detach().clone() if copied else b for k, b in named}
+    return buffers
 
 
 def forget() -> None:

@@ -5,9 +5,10 @@ preparation, without a data loader. The host waits for the device once per epoch
 batch.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -25,7 +26,42 @@ from fedhet.training.steps import WORTH_IT, EagerStep, GraphStep
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 EVALUATION_BATCH = 512
-_FLOPS: dict[tuple[object, ...], float] = {}  # per example, by what decides it
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Recent(Generic[K, V]):
+    """A cache of the values that were used last, whose sizes add up to ``limit`` at most."""
+
+    def __init__(self, limit: float, size: Callable[[V], float] = lambda _: 1) -> None:
+        self.limit, self.size = limit, size
+        self._values: dict[K, V] = {}  # the one used last stands last
+
+    def get(self, key: K) -> V | None:
+        """Return the value of ``key``; None if there is none any more."""
+        value = self._values.pop(key, None)
+        if value is not None:
+            self._values[key] = value
+        return value
+
+    def put(self, key: K, value: V) -> None:
+        """Keep ``value``; drop those that have not been used for the longest time."""
+        self._values.pop(key, None)
+        self._values[key] = value
+        while self.total > self.limit:
+            del self._values[next(iter(self._values))]
+
+    def clear(self) -> None:
+        """Drop all values."""
+        self._values.clear()
+
+    @property
+    def total(self) -> float:
+        """Size of all values."""
+        return sum(map(self.size, self._values.values()))
+
+
+_FLOPS: Recent[tuple[object, ...], float] = Recent(4096)  # per example, by what decides it
 
 
 @dataclass(frozen=True)
@@ -256,7 +292,8 @@ def phase_flops(
     chosen = torch.arange(len(data), device=device) if phase.images is None else phase.images
     batch = next(iter(batches(chosen, config.batch_size)))
     key = (*kind, config.params, config.models, len(batch))
-    if key not in _FLOPS:
+    each = _FLOPS.get(key)
+    if each is None:
         kept = {n: {k: v.clone() for k, v in m.state_dict().items()} for n, m in modules.items()}
         drawn = [(made, made.get_state()) for made in generators]
 
@@ -265,13 +302,14 @@ def phase_flops(
                 return phase.scalar(*data.batch(batch))
 
         with torch_seeded(config.seed, "flops"):
-            _FLOPS[key] = training_flops(step) / len(batch)
+            each = training_flops(step) / len(batch)
+        _FLOPS.put(key, each)
         for made, state in drawn:
             made.set_state(state)
         for name, module in modules.items():
             module.load_state_dict(kept[name])
             module.zero_grad(set_to_none=True)
-    return _FLOPS[key] * images_in(phase, len(chosen), config.batch_size)
+    return each * images_in(phase, len(chosen), config.batch_size)
 
 
 def _stops(count: int) -> list[int]:

@@ -16,7 +16,6 @@ from fedhet.config.load import build_config, load_config
 from fedhet.engines import grid
 from fedhet.engines.launch import Launch
 from fedhet.engines.session import find_preset
-from fedhet.errors import RunFailed
 from fedhet.records.run_folder import RunFolder
 from fedhet.testing import simulate
 
@@ -95,15 +94,6 @@ def test_workers_that_die_cost_nothing_but_time_and_who_kills_them_is_left_out(t
     assert all("ended twice without an answer" in one["reason"] for one in failures)
     assert "the net is called" in folder.log.read_text()
     assert not workers()
-
-
-def test_a_client_that_hangs_is_left_out_and_named(tmp_path, bad_net):
-    bad_net("time.sleep(600)")
-    keys = {"clients": 1, "models": ["bad_net:make"], "rounds": 1, "round_timeout": 10.0}
-    with pytest.raises(RunFailed):
-        launched(tiny(tmp_path, name="run", actors=1, **keys))
-    (failure,) = summary(tmp_path / "runs" / "run")["failures"]
-    assert "no reply within 10 s" in failure["reason"] and not workers()
 
 
 def test_a_killed_command_leaves_nothing_and_its_run_goes_on(tmp_path):

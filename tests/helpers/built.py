@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fedhet.site import state
+from fedhet.training.loop import Recent
 
 
 @contextmanager
 def forgotten() -> Iterator[None]:
     """Forget the modules that are built within this block."""
-    kept = dict(state._BUILT)
+    kept, state._BUILT = state._BUILT, Recent(64)
     try:
         yield
     finally:
-        state._BUILT.clear()
-        state._BUILT.update(kept)
+        state._BUILT = kept

@@ -53,7 +53,7 @@ def client(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "autocast", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(optimisers, "sgd", descend)
     monkeypatch.setattr(MethodClient, "torch_generator", drawing)
-    monkeypatch.setattr("fedhet.site.local_data._ON_DEVICE", {})
+    monkeypatch.setattr("fedhet.site.local_data._ON_DEVICE", loop.Recent(1 << 20))
     monkeypatch.setattr(torch.Tensor, "cpu", fetched)
 
     def make(method, kind="images"):

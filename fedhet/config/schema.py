@@ -373,9 +373,11 @@ class RunConfig(Schema):
         3, ge=0, description="rounds in a row with too few replies before the run fails"
     )
     round_timeout: float = Field(
-        3600.0, gt=0, description="longest wait for a round, seconds (networks)"
+        3600.0, gt=0, description="longest wait for a round on a network, seconds"
     )
-    start_timeout: float = Field(900.0, gt=0, description="longest wait for clients, seconds (networks)")
+    start_timeout: float = Field(
+        900.0, gt=0, description="longest wait for clients on a network, seconds"
+    )
     max_update_norm: float = Field(
         1e4, gt=0, description="largest L2 norm of one upload; above it the reply is refused"
     )

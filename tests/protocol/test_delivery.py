@@ -7,6 +7,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from helpers.pace import Clock
 
+from fedhet.engines.grid import SimulationGrid
 from fedhet.protocol import mail as delivery
 from fedhet.protocol.flower import (
     DAMAGED,
@@ -66,14 +67,16 @@ def test_what_cannot_be_sent_is_answered_with_an_error():
     assert [reply.error.code for reply in replies] == [NOT_SENT, NOT_SENT] != [NO_REPLY] * 2
 
 
-def test_only_a_window_is_under_way_in_a_simulation_and_all_on_a_network(monkeypatch):
-    monkeypatch.setattr(delivery, "WINDOW", 4)
-    simulator, network = Network(), Network()
-    simulator.pull_interval = 0.0  # as Flower's in-memory grid has one
-    simulator.pull_messages = lambda ids: []
+def test_only_a_window_is_under_way_in_flowers_simulation_and_all_elsewhere():
+    flowers, ours, network = Network(), Network(), Network()
+    flowers.pull_interval = ours.pull_interval = 0.0  # as Flower's in-memory grid has one
+    ours.window = SimulationGrid.window
     many = list(range(10, 210))
-    assert len(list(exchange(simulator, messages(*many), timeout=0.05))) == 200
-    assert len(simulator.sent) == 4
+    for simulator, sent in ((flowers, delivery.WINDOW), (ours, 200)):
+        simulator.pull_messages = lambda ids: []
+        mail = delivery.Mail(simulator)
+        mail.add(messages(*many))
+        assert mail.poll() == [] and len(simulator.sent) == sent
     replies = [reply for _, reply in exchange(network, messages(*many), timeout=5.0)]
     assert sorted(reply.metadata.src_node_id for reply in replies) == many
     assert not any(reply.has_error() for reply in replies)

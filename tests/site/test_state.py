@@ -5,8 +5,12 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from helpers.built import forgotten
+from torch import nn
 
 from fedhet.errors import Refused
+from fedhet.rng import torch_seeded
+from fedhet.site import state
 from fedhet.site.state import FileStore
 
 
@@ -108,3 +112,33 @@ def test_a_full_disk_leaves_the_good_generation_and_says_so(tmp_path, monkeypatc
             store.save(2, 1, bundle(2))
     assert same(store.load(1), bundle(1))
     assert [p.name for p in tmp_path.iterdir()] == ["00000001.safetensors"]
+
+
+class Counting(nn.Module):
+    """A layer with two buffers that no state keeps: a constant, and one drawn for a client."""
+
+    def __init__(self, drawn: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.register_buffer("seen", torch.zeros(1), persistent=False)
+        if drawn:
+            self.register_buffer("noise", torch.rand(3), persistent=False)
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize("fresh", [False, True])
+def test_no_buffer_passes_from_one_client_to_the_next(drawn, fresh):
+    def build(client):
+        def of(purpose):
+            with torch_seeded(0, purpose, client):
+                return {"net": Counting(drawn)}
+
+        return of
+
+    with forgotten():
+        modules, _ = state.instance("net", build("0"), torch.device("cpu"), fresh=True)
+        modules["net"].seen += 7
+        again, _ = state.instance("net", build("1"), torch.device("cpu"), fresh=fresh)
+        assert again["net"] is modules["net"] and float(again["net"].seen) == 0
+        if drawn:
+            assert torch.equal(again["net"].noise, build("1")("init")["net"].noise)

@@ -17,6 +17,7 @@ from fedhet.clients.base import MethodClient
 from fedhet.clients.fedssa import FedSSAClient
 from fedhet.config.registry import METHODS, find_method
 from fedhet.protocol.handshake import ClientInfo, Roster
+from fedhet.site import local_data
 from fedhet.testing import make_client, simulate, small
 from fedhet.training import loop, optimisers
 
@@ -130,3 +131,16 @@ def test_out_of_memory_is_one_clients_failure_and_says_what_to_lower(tmp_path, m
     (failure,) = folder.read_summary()["failures"]
     assert failure["client"] == "1" and "5.0 GiB of 16.0 GiB" in failure["reason"]
     assert "set actors=3 or a smaller batch-size" in failure["reason"]
+
+
+def test_a_device_keeps_the_examples_of_the_last_clients_within_a_limit(monkeypatch, tmp_path):
+    config = small(tmp_path, image_size=16, clients=6, dataset="synthetic:240x4")
+    with forgotten():
+        clients = [make_client(config, k, tmp_path, device="meta") for k in range(6)]
+    one = clients[0].examples("train").examples.nbytes
+    kept = loop.Recent(3.5 * one, local_data._ON_DEVICE.size)
+    monkeypatch.setattr(local_data, "_ON_DEVICE", kept)
+    first, *_, last = [client.examples("train") for client in clients]
+    assert one < kept.total <= 3.5 * one
+    assert clients[-1].examples("train").examples is last.examples
+    assert clients[0].examples("train").examples is not first.examples

@@ -14,6 +14,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if words[:1] in (["run"], ["resume"]):
         os.environ |= NO_THREADS
     gc.set_threshold(*RARELY)
-    from fedhet.cli.app import main as run  # noqa: PLC0415
+    from fedhet.cli.app import main as run  # noqa: PLC0415  (the environment comes first)
 
     run(words)

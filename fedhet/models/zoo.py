@@ -201,7 +201,7 @@ def _check_forward(model: SplitModel, name: str, d: int, inputs: Inputs) -> None
 
 def _torchvision(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
     try:  # only here: a torchvision that does not fit torch must not break the CNNs
-        from torchvision.models import get_model  # noqa: PLC0415
+        from torchvision.models import get_model  # noqa: PLC0415  (a second)
     except (ImportError, RuntimeError) as error:
         raise UserError(
             f"model {name!r} needs a torchvision of the same build as torch {torch.__version__}: "

@@ -7,7 +7,7 @@ import below has its reason beside it. A new version of Flower is tried against 
 Whether clients are simulated is said here, too: nothing public of Flower's tells. What costs a
 client's process seconds at import, and is the server's business, is imported when it is called.
 """
-# ruff: noqa: PLC0415
+# ruff: noqa: PLC0415  (seconds of imports that only the server needs)
 
 import contextlib
 import hashlib

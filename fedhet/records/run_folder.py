@@ -484,7 +484,7 @@ def commit(package: Path = HERE) -> str | None:
 
 def environment(config: RunConfig) -> dict[str, Any]:
     """Versions, device, threads, git commit and source digest, for ``environment.json``."""
-    import torch  # noqa: PLC0415
+    import torch  # noqa: PLC0415  (seconds, which commands that only read do not need)
 
     return {
         "versions": versions(),

@@ -4,6 +4,7 @@ It is drawn for the first setting whose run folders still have the clients' stat
 it is absent where none has. States are opened as ``fedhet export`` opens them; torch is imported
 only then.
 """
+# ruff: noqa: PLC0415  (torch and scikit-learn take seconds, and few reports draw models)
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -47,13 +48,13 @@ def t_sne(placed: Sequence[Placed], *, wanted: bool, trust: bool) -> Picture:
 
 def _cloud(run: RunRecord, *, trust: bool) -> Cloud:
     """Representations (n, d) of a run's test examples, evenly spread, with class and client."""
-    import torch  # noqa: PLC0415
+    import torch
 
-    from fedhet.config.load import build_config  # noqa: PLC0415
-    from fedhet.export.model import load_model  # noqa: PLC0415
-    from fedhet.files import check_id  # noqa: PLC0415
-    from fedhet.records.run_folder import RunFolder  # noqa: PLC0415
-    from fedhet.site.local_data import load_partition  # noqa: PLC0415
+    from fedhet.config.load import build_config
+    from fedhet.export.model import load_model
+    from fedhet.files import check_id
+    from fedhet.records.run_folder import RunFolder
+    from fedhet.site.local_data import load_partition
 
     assert run.folder is not None
     folder = RunFolder(run.folder)
@@ -83,9 +84,9 @@ def _cloud(run: RunRecord, *, trust: bool) -> Cloud:
 
 def representations(model: "Personalised", examples: "Tensor") -> NDArray[np.float32]:
     """Return the inputs of the inference header: (n, d) for stored examples (n, ...)."""
-    import torch  # noqa: PLC0415
+    import torch
 
-    from fedhet.training.loop import EVALUATION_BATCH, autocast  # noqa: PLC0415
+    from fedhet.training.loop import EVALUATION_BATCH, autocast
 
     caught: dict[str, list[Tensor]] = {}
 
@@ -109,8 +110,8 @@ def representations(model: "Personalised", examples: "Tensor") -> NDArray[np.flo
 
 
 def _draw(setting: str, clouds: dict[str, Cloud]) -> Picture:
-    from sklearn.manifold import TSNE  # noqa: PLC0415
-    from threadpoolctl import threadpool_limits  # noqa: PLC0415
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1):  # sums over threads would differ from run to run
         planes = [
@@ -146,7 +147,7 @@ def _draw(setting: str, clouds: dict[str, Cloud]) -> Picture:
 
 def _silhouette(points: NDArray[np.float32], labels: NDArray[np.int64]) -> str:
     """Return the mean silhouette, or a dash where there is only one group."""
-    from sklearn.metrics import silhouette_score  # noqa: PLC0415
+    from sklearn.metrics import silhouette_score
 
     known = 1 < len(np.unique(labels)) < len(labels)
     return f"{silhouette_score(points, labels):.2f}" if known else "-"

@@ -317,7 +317,7 @@ def check_run(limits: Limits, asked: Asked) -> None:
 
 def check_steps(limits: Limits, config: RunConfig, examples: int) -> None:
     """Raise Refused if ``local-steps`` are more epochs of so many examples than allowed."""
-    epochs = config.local_steps * config.batch_size / max(1, examples)
+    epochs = config.local_steps * min(config.batch_size, examples) / max(1, examples)
     if limits.max_epochs is not None and epochs > limits.max_epochs:
         raise _broken("max-epochs", limits.max_epochs, f"local-steps are {epochs:.1f}")
 

@@ -179,6 +179,7 @@ def _scaled(config: RunConfig, profile: str) -> RunConfig:
         update={
             "rounds": min(config.rounds, max(2, round(rounds * config.rounds))),
             "local_epochs": max(1, round(epochs * config.local_epochs)),
+            "local_steps": min(config.local_steps, max(1, round(epochs * config.local_steps))),
         }
     )
 

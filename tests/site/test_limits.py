@@ -77,6 +77,7 @@ def test_a_run_that_breaks_a_limit_is_refused_in_the_handshake(tmp_path):
     ("text", "changes"),
     [
         ("max-epochs: 1", {"method": "fedtgp", "server_epochs": 2}),  # of the server's
+        ("max-epochs: 1", {"local_steps": 1, "local_epochs": 10}),  # which have no effect then
         ("max-epochs: 1\nmax-rounds: 1\nmethods: [fedssa]\nshared-models: false\n"
          "min-noise: 0.05\nmin-sum-noise: 5\nmax-upload-bytes: 100000",
          NOISE),

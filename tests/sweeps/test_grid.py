@@ -70,6 +70,8 @@ def test_quick_takes_a_tenth_of_the_rounds_and_a_fifth_of_the_epochs(tmp_path) -
     assert (cell.config.rounds, cell.config.local_epochs) == (5, 2)
     (short,) = cells(tmp_path, {"rounds": [1]}, profile="quick")
     assert (short.config.rounds, short.config.local_epochs) == (1, 2)
+    (steps,) = cells(tmp_path, {"local-steps": [10]}, profile="quick")
+    assert steps.config.local_steps == 2 and short.config.local_steps == 0
 
 
 @pytest.mark.parametrize(

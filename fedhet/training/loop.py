@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedhet.config.schema import RunConfig
 from fedhet.data.preparation import normalise
@@ -126,8 +127,19 @@ class Phase:
     data: Examples | None = None
 
     def scalar(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of a batch; raise UserError if it has no gradient."""
+        """Return the loss of a batch; raise UserError if it has no gradient.
+
+        BatchNorm knows no variance of a single example, which may be all that a client has: it then
+        takes its running statistics, as in evaluation.
+        """
+        modules = [module for module, _ in self.groups] if len(inputs) == 1 else []
+        layers = [m for module in modules for m in module.modules() if isinstance(m, _BatchNorm)]
+        trained = [layer for layer in layers if layer.training]
+        for layer in trained:
+            layer.training = False
         loss = self.loss(inputs, labels)
+        for layer in trained:
+            layer.training = True
         if not loss.requires_grad:
             raise UserError(
                 f"phase '{self.name}': its loss has no gradient: check `phases`, and `loss` for "

@@ -127,3 +127,19 @@ def test_a_table_without_a_word_on_gaps():
     numbers = (filled - filled.mean()) / filled.std()
     expected = np.column_stack([numbers, [0, 0, 1, 0], np.vstack([np.eye(3), np.zeros(3)])])
     assert np.allclose(module(train), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_client_with_one_example_trains_networks_with_batchnorm(tmp_path, method):
+    """Of its two rows one is test; a batch of one has no variance."""
+    draw = np.random.default_rng(0)
+    rows = [
+        f"{'abbbb'[k % 5]},{draw.normal():.2f},{k % 2}" for k in range(40) if k % 5 or k in (0, 10)
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(["site,x,y", *rows]) + "\n")
+    values = keys(method, TABLE, models=["resnet-table"], rounds=1, partition="natural", clients=2)
+    values |= {"dataset": "table", "data_path": str(tmp_path / "t.csv"), "site": "site",
+               "target": "y", "split": (1, 0, 1)}  # fmt: skip
+    folder, _ = simulate(small(tmp_path, **values))
+    (record,) = folder.read_rounds()
+    assert record["replied"] == 2 and not record["failures"]

@@ -20,12 +20,12 @@ DEFAULTS = {kebab(name): field.default for name, field in RunConfig.model_fields
 NOTED = 0  # a line says so: presets and sweeps carry the key for runs in which it has a meaning
 ASKED = 1  # refused where a person gives it, who expects other examples at the clients
 NEVER = 2  # refused wherever it is off its default, which would promise what does not happen
-_FORM = ("columns", "separator", "decimal", "thousands", "quote", "encoding", "gaps")
+_FORM = ("columns", "separator", "decimal", "thousands", "quote", "encoding", "sheet", "gaps")
 _READ_BY: dict[tuple[str, ...], tuple[str, ...]] = {  # keys that describe files, and of what
-    ("target", "labels", "site", "split-by", *_FORM): tuple(DATASETS),
-    ("group",): (*DATASETS, "image-folder"),
-    ("categories",): ("table",),
-    ("ignore",): ("table", "signals"),
+    ("target", "labels", "site", "group", "split-by", *_FORM): (*DATASETS, "image-folder"),
+    ("categories", "numbers"): ("table",),
+    ("ignore",): ("table", "signals", "image-folder"),
+    ("image",): ("image-folder",),
     ("text", "vocabulary"): ("texts",),
     ("length",): ("texts", "signals"),
     ("scale", "axes", "channels", "time"): ("signals",),

@@ -205,7 +205,13 @@ class RunConfig(Schema):
         description="columns of `table` that are not numbers, with their values {sex: [f, m]}; on "
         "a network the values are required, in a simulation those of the file are used",
     )
+    numbers: Words = Field(
+        (), description="columns of `table` that are numbers; with categories all that models see"
+    )
     ignore: Words = Field((), description="columns that no model sees")
+    image: str = Field(
+        "", description="column of the images (file names or bytes) of a table of `image-folder`"
+    )
     text: str = Field("", description="column of the text, of `texts`")
     length: int = Field(
         64, ge=1, le=4096, description="words kept of a text; time steps of a window with `time`"
@@ -233,6 +239,7 @@ class RunConfig(Schema):
         "", description="quote around texts of a CSV, or none; empty: guessed"
     )
     encoding: str = Field("", description="such as latin-1; empty: by byte order mark, or UTF-8")
+    sheet: str = Field("", description="sheet of an Excel workbook")
     gaps: Words = Field(
         (), description="spellings of a missing value; empty: ?, NA, null, none, -, ... and no text"
     )

@@ -33,16 +33,17 @@ from fedhet.files import cpus
 
 Pixels = npt.NDArray[Any]  # uint8 (h, w, c), or float32 (h, w, 1) of scans
 Shape = tuple[int, int, int]  # of an image: height, width, channels (3, or 1 for grey)
-SQUASHED, SHORTENED, SCAN, TURNED = 1, 2, 4, 8  # what is said of an image
+SQUASHED, SHORTENED, SCAN, TURNED, CLEAR = 1, 2, 4, 8, 16  # what is said of an image
 SUFFIXES = frozenset({
     ".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm",
 })  # fmt: skip
 # Others are not opened, whatever a file is called: Pillow would run Ghostscript for some.
-_FORMATS = ("BMP", "DIB", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+FORMATS = ("BMP", "DIB", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _BYTE_MODES = ("1", "L", "P", "LA", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB")
 _SPLITS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation", "eval"})
 MAX_DEPTH = 4  # of a walk: a wrong path such as / must have an end
 _MAX_WORKERS, _PIECE = 16, 512
+_ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
 _ORIENTATION = 0x0112  # in EXIF
 
 
@@ -123,6 +124,8 @@ def image_stream(
         top = 2.0 ** np.ceil(np.log2(high + 1)) - 1 if high > 1 else high
         factors = np.where(scan, 1.0, top / 255.0)
         notes.append(f"{(~scan).sum()} images of 8 bits are stretched to 0 to {top:g}")
+    if clear := sum(bool(one & CLEAR) for one in flags):
+        notes.append(f"{clear} transparent images were laid on white")
     if turned := sum(bool(one & TURNED) for one in flags):
         notes.append(f"{turned} photographs were turned upright, as their EXIF says")
     labels, classes = about.labels[kept], about.classes
@@ -182,15 +185,27 @@ def decoded(image: Image.Image, shape: Shape, *, scans: bool = False) -> Decoded
     exif = "exif" in image.info or image.format == "TIFF"
     if exif and image.getexif().get(_ORIENTATION, 1) > 1:
         image, flags = ImageOps.exif_transpose(image), flags | TURNED
+    if image.mode in _ALPHA or "transparency" in image.info:
+        image, see_through = _on_white(image)
+        flags |= CLEAR * see_through
     off = image.width * shape[0] - image.height * shape[1]
     flags |= SQUASHED * (abs(off) >= image.height)
     return Decoded(to_pixels(image, shape, scans=scans), flags)
 
 
+def _on_white(image: Image.Image) -> tuple[Image.Image, bool]:
+    """Return an image with alpha on white, and whether any of it was transparent."""
+    rgba = image.convert("RGBA")
+    if rgba.getchannel("A").getextrema()[0] == 255:  # noqa: PLR2004
+        return image, False
+    white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
+    return Image.alpha_composite(white, rgba).convert("RGB"), True
+
+
 def _decode(read: Callable[[str], bytes], shape: Shape, name: str, *, scans: bool) -> Decoded:
     """Return one image, or why there is none: decoders raise nearly every exception."""
     try:
-        with Image.open(io.BytesIO(read(name)), formats=_FORMATS) as image:
+        with Image.open(io.BytesIO(read(name)), formats=FORMATS) as image:
             return decoded(image, shape, scans=scans)
     except Image.DecompressionBombError:
         return Decoded(None, reason="more pixels than Pillow reads")

@@ -238,6 +238,7 @@ RECORDING = "recording"  # what windows that were cut from one are grouped by
 MEASURED = 20  # different numbers of a target that is taken for a measurement, if they are many
 _GAP, _UNKNOWN = -1, -2  # in place of a label
 _PLAIN = re.compile(r"[+-]?(\d{1,300}(\.\d{0,300})?|\.\d{1,300})", re.ASCII)
+_CODE = re.compile(r"[+-]?0\d")  # what begins so is written like a number and is none
 _RANGE = re.compile(r"([+-]?[\d.]*?)\.\.([+-]?[\d.]*)", re.ASCII)
 _SHOWN = 60  # characters of a value in a message
 
@@ -253,6 +254,7 @@ class Form:
     encoding: str = ""
     columns: tuple[str, ...] = ()
     gaps: tuple[str, ...] = ()
+    sheet: str = ""
 
     @property
     def missing(self) -> frozenset[str]:
@@ -278,7 +280,9 @@ class Reading:
     group: tuple[str, ...] = ()
     split_by: str = ""
     categories: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    numbers: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
+    image: str = ""
     text: str = ""
     length: int = 64
     vocabulary: int = 5000
@@ -388,9 +392,9 @@ def counted(names: Sequence[str], codes: npt.NDArray[Any]) -> str:
 
 
 def canonical(value: str) -> str:
-    """Return one value for ``1``, ``1.0`` and ``01``; ``1e3`` and ``1_2`` are names."""
+    """Return one value for ``1``, ``1.0`` and ``+1``; ``1e3``, ``1_2`` and ``01`` are names."""
     text = value.strip()
-    if not _PLAIN.fullmatch(text):
+    if not _PLAIN.fullmatch(text) or _CODE.match(text):
         return text
     if "." not in text:  # a float would make one of two long ones
         return str(int(text))
@@ -491,6 +495,7 @@ class Classes:
         """Return the label of every code (C,), and class names, as numbers sorted by value."""
         if self._names:
             return np.arange(len(self._names)), self._names
+        self._refuse_several()
         numbers = bool(self._code) and all(map(_PLAIN.fullmatch, self._code))
         names = sorted(self._code, key=float if numbers else str)
         if numbers and len(names) > MEASURED:
@@ -498,6 +503,22 @@ class Classes:
         order = np.empty(len(names), dtype=np.int64)
         order[[self._code[name] for name in names]] = np.arange(len(names))
         return order, tuple(names)
+
+    def _refuse_several(self) -> None:
+        """Raise UserError for cells of several classes, such as ``a|b`` beside ``b|c``."""
+        names = list(self._code)
+        for sign in "|;,":
+            parts = Counter(one for name in names for one in {*map(str.strip, name.split(sign))})
+            joined = [name for name in names if sign in name.strip(sign)]
+            known = {*names} if sign == "," else {one for one in parts if parts[one] > 1}
+            again = [n for n in joined if any(one.strip() in known for one in n.split(sign))]
+            listed_in = [name for name in names if name.startswith("[")]
+            if listed_in or (joined and 2 * len(again) >= len(joined)):
+                raise UserError(
+                    f"target: '{self._reading.target}' has several classes in one cell "
+                    f"({shown((listed_in or joined)[0])}): multi-label data are not supported; "
+                    "join values with labels, or make a column for one class"
+                )
 
     def _about_measurement(self, values: Sequence[float]) -> None:
         """Warn of a target that may be a measurement; raise UserError for one that surely is."""
@@ -573,7 +594,8 @@ _FEW_GROUPS = 10  # values of such a column below which it says nothing of whose
 
 def snake(name: str) -> str:
     """Return ``PatientID`` as ``patient_id``."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    parted = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("ô", "o")
+    return re.sub(r"[^a-z0-9]+", "_", parted).strip("_")
 
 
 def present(file: RowFile, reading: Reading) -> Reading:

@@ -1,14 +1,17 @@
-"""Files of rows (CSV, Parquet) read by pandas in chunks, and what is found out about a CSV file.
+"""Files of rows read by pandas in chunks, and what is found out about the form of a CSV file.
 
 Nothing here knows a target or a site. A file has columns; some are asked for as texts, the others
 as numbers where they are numbers.
 """
 
+import bz2
 import codecs
 import csv
 import gzip
 import io
+import lzma
 import re
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
@@ -18,23 +21,39 @@ from typing import IO, Any
 
 import numpy as np
 import pandas as pd
+from charset_normalizer import from_bytes
+from clevercsv import Detector
 
-from fedhet.data.inputs import MAX_COLUMNS, Form, existing
+from fedhet.data import formats
+from fedhet.data.inputs import MAX_COLUMNS, Form, existing, listed
 from fedhet.errors import UserError, one_line
 
-ROW_SUFFIXES = (".csv", ".tsv", ".parquet", ".data", ".csv.gz", ".tsv.gz")
+_PACKED = ("", ".gz", ".bz2", ".xz", ".zip")
+ROW_SUFFIXES = (
+    *(f".{one}{packed}" for one in ("csv", "tsv", "data") for packed in _PACKED),
+    ".parquet", ".xlsx", ".xlsm", ".dta", ".sav", ".sas7bdat", ".arff", ".svm", ".libsvm",
+    ".jsonl", ".ndjson", ".feather",
+)  # fmt: skip
 NPZ_SUFFIXES = (".npz",)
 DATA_FRAME = "the DataFrame"  # where its rows are, in messages
 SPACE = r"\s+"
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|", "space": SPACE}
 SAMPLE = 256 << 10  # bytes from which the form of a file is found out
 SAMPLE_ROWS = 200
+DIALECT = 24 << 10  # characters of them that are enough for separator and quotes
+EXACT_DIGITS = 15  # more than a float keeps
 SENTENCE = 5  # words of a text that is no name of a column
 CELLS = 2_000_000  # of a chunk
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16",
 }  # fmt: skip
+# Encodings that are proposed where a file is not UTF-8.
+_ENCODINGS = (
+    "latin_1", "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "koi8_r", "shift_jis", "gb18030",
+    "big5", "euc_kr", "euc_jp",
+)  # fmt: skip
+_SPLITS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation"})
 _Record = tuple[int, list[str]]  # the line that a row ends in, and its fields
 Rows = tuple["RowFile", pd.DataFrame]
 
@@ -51,6 +70,7 @@ class RowFile:
         self.site: Path | None = None
         self.columns: list[str] = []
         self.index: Collection[str] = ()
+        self.written: Collection[str] = ()  # whose numbers are more than numbers: 007, 19 digits
         self.found: list[str] = []
 
     def chunks(self, texts: Collection[str], numbers: Collection[str]) -> Iterator[Rows]:
@@ -69,6 +89,10 @@ class RowFile:
             yield self, pd.DataFrame(made)
         if not count:
             raise UserError(f"{self.where}: there is no row")
+
+    def raw(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
+        """Yield these columns of some rows as they are stored, such as bytes."""
+        return self._frames(list(columns), ())
 
     def _frames(self, columns: list[str], texts: Collection[str]) -> Iterator[pd.DataFrame]:
         """Yield these columns of some rows, whose index are their numbers."""
@@ -113,7 +137,7 @@ def find_files(dataset: str, data_path: str, suffixes: Sequence[str]) -> tuple[P
             return (path,)
         if not path.is_dir():
             raise UserError(f"data-path {data_path} is not a file: give a file, or a folder")
-        found = sorted(one for one in path.iterdir() if holds(one, suffixes) and one.is_file())
+        found = sorted(one for one in path.iterdir() if one.is_file() and holds(one, suffixes))
     except OSError as error:
         raise UserError(f"data-path {data_path}: {error.strerror}") from error
     if not found:
@@ -131,16 +155,41 @@ def holds(path: Path, suffixes: Sequence[str]) -> bool:
     return path.name.lower().endswith(tuple(suffixes)) and not path.name.startswith(".")
 
 
+def beside(data_path: str, paths: Sequence[Path]) -> list[str]:
+    """Return a line that names what lies in a folder beside the files that are read."""
+    path = Path(data_path).expanduser()
+    if not path.is_dir():
+        return []
+    names = {one.name for one in paths}
+    others = sorted(
+        one.name + "/" * one.is_dir() for one in path.iterdir()
+        if one.name not in names and not one.name.startswith(".")
+    )  # fmt: skip
+    return [f"in the folder and not read: {listed(others)}"] if others else []
+
+
 def open_rows(paths: Sequence[Path], form: Form = Form()) -> RowFile:
-    """Open a CSV or Parquet file, told apart by its first bytes, or several files in turn."""
+    """Open a file of rows, told apart by its first bytes, or several files in turn."""
     if len(paths) > 1:
         return _Several(paths, form)
+    path = paths[0]
     try:
-        with paths[0].open("rb") as file:
+        with path.open("rb") as file:
             parquet = file.read(4) == b"PAR1"
-        return _open_parquet(paths[0], form) if parquet else CsvFile(paths[0], form)
+        if parquet:
+            return _open_parquet(path, form)
+        foreign = formats.read_frame(path, form.sheet)
+        if foreign is None:
+            return CsvFile(path, form)
+        rows, lines = foreign
+        if isinstance(rows, bytes):
+            opened: RowFile = CsvFile(path, replace(form, separator="comma", encoding=""), rows)
+        else:
+            opened = _of_rows(f"data-path {path}", rows, form)
+        opened.found[:0] = lines
+        return opened
     except OSError as error:
-        raise UserError(f"data-path {paths[0]}: {error.strerror}") from error
+        raise UserError(f"data-path {path}: {error.strerror}") from error
 
 
 # --- values ----------------------------------------------------------------
@@ -152,9 +201,12 @@ def _texts(series: pd.Series, _: Form) -> pd.Series:
 
 
 def as_numbers(series: pd.Series, form: Form) -> pd.Series:
-    """Return float64 with NaN for gaps, if all values are numbers or TRUE and FALSE; else texts."""
+    """Return numbers, if all values are numbers or TRUE and FALSE; else texts, NaN for gaps.
+
+    Whole numbers without gaps stay whole: a float would make one of two long ones.
+    """
     if series.dtype.kind in "iufb":
-        return series.astype(np.float64)
+        return series.astype(np.float64) if series.dtype.kind == "b" else series
     texts = series.astype("str").str.strip()
     texts = texts.mask(series.isna() | texts.str.lower().isin(list(form.missing)))
     numbers = to_numbers(texts.dropna(), form)
@@ -189,9 +241,9 @@ _PLAIN = _number(".", "")
 class CsvFile(RowFile):
     """A CSV file: its form, found out from its first lines, and the rows below the header."""
 
-    def __init__(self, path: Path, form: Form) -> None:
+    def __init__(self, path: Path, form: Form, data: bytes | None = None) -> None:
         super().__init__(f"data-path {path}", form)
-        self.path, self._checked = path, False
+        self.path, self._data, self._checked = path, data, False
         text = self._after_comments(self._text())
         lines = text.splitlines()
         between = sum(line.startswith("#") for line in lines)
@@ -216,10 +268,6 @@ class CsvFile(RowFile):
         """Return the first lines, whole ones, decoded; raise UserError for what is no table."""
         with self._bytes() as file:
             data = file.read(SAMPLE)
-        if data.startswith(b"PK\x03\x04"):
-            raise UserError(f"{self.where}: this is a workbook or zip: save its sheet as CSV")
-        if data.lstrip()[:1] in (b"{", b"[") and not self.form.separator:
-            raise UserError(f"{self.where}: this is JSON, not a table: save its rows as CSV")
         marked = next((name for mark, name in _MARKS.items() if data.startswith(mark)), "")
         encoding = self.form.encoding or marked or "utf-8"
         try:
@@ -230,7 +278,11 @@ class CsvFile(RowFile):
             self.found.append(f"{marked} by its mark (encoding)")
         self.form = replace(self.form, encoding=encoding)
         if b"\0" in data and not self._is_wide:
-            raise UserError(f"{self.where}: not a text file; for UTF-16 give encoding=utf-16-le")
+            wide = from_bytes(data, cp_isolation=["utf_16_le", "utf_16_be", "utf_32"]).best()
+            what = f"text without a mark: give encoding={wide.encoding}" if wide else (
+                "a binary file of an unknown format: save its rows as CSV or Parquet"
+            )  # fmt: skip
+            raise UserError(f"{self.where}: not a text file, but {what}")
         try:
             text = codecs.getincrementaldecoder(encoding)().decode(data, final=False)
         except UnicodeDecodeError as error:
@@ -244,9 +296,18 @@ class CsvFile(RowFile):
 
     def _bytes(self) -> IO[bytes]:
         """Open the file, unpacked."""
+        if self._data is not None:
+            return io.BytesIO(self._data)
         with self.path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-        return gzip.open(self.path) if packed else self.path.open("rb")  # type: ignore[return-value]
+            head = file.read(6)
+        openers = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
+        for mark, unpacked in openers.items():
+            if head.startswith(mark):
+                return unpacked(self.path)  # type: ignore[no-any-return, operator]
+        if head.startswith(b"PK\x03\x04"):
+            member = formats.zipped_table(self.path, ROW_SUFFIXES)
+            return zipfile.ZipFile(self.path).open(member)
+        return self.path.open("rb")
 
     def _open(self) -> IO[str]:
         """Open the file at its first row; pandas would count a name of two lines as one."""
@@ -263,10 +324,15 @@ class CsvFile(RowFile):
                 try:
                     line.decode(encoding)
                 except UnicodeDecodeError as error:
+                    text = line + b"".join(islice(file, SAMPLE_ROWS))
+                    best = from_bytes(text, cp_isolation=list(_ENCODINGS)).best()
+                    likely = best.could_be_from_charset if best else []
+                    usual = [one for one in ("latin_1", "cp1252") if one in likely]
+                    names = [one.replace("_", "-") for one in usual or likely[:2]] or ["latin-1"]
                     return UserError(
                         f"{self.where} line {number}: byte 0x{line[error.start]:02x} is not "
                         f"{encoding.removesuffix('-sig')}: set the file's encoding, such as "
-                        "encoding=latin-1 or encoding=cp1252"
+                        f"{' or '.join(f'encoding={one}' for one in names)}"
                     )
         return UserError(f"{self.where}: not {encoding}: give the encoding, as encoding=latin-1")
 
@@ -288,41 +354,36 @@ class CsvFile(RowFile):
         return "".join(lines[self._skip :])
 
     def _separated(self, text: str) -> list[_Record]:
-        """Return the first rows, cut by the separator that cuts them most evenly."""
+        """Return the first rows, cut as clevercsv finds it: by form and kinds of the cells."""
         given = SEPARATORS.get(self.form.separator, self.form.separator)
         if len(given) > 1 and given != SPACE:
             raise UserError(
                 f"separator: '{given}' is not allowed: one sign, or {', '.join(SEPARATORS)}"
             )
-        quote = self.form.quote or self._quote(text)
-        found: list[tuple[float, int, str, list[_Record]]] = [(-1.0, 0, ",", [])]
-        for separator in [given] if given else SEPARATORS.values():
-            self.form = replace(self.form, separator=separator, quote=quote)
-            records = self._read(io.StringIO(text, newline=""))
-            some = (record for record in records if any(map(str.strip, record[1])))
-            rows = list(islice(some, SAMPLE_ROWS + 1))
-            # Names of rows have no name in a file that R wrote with spaces.
-            body = rows[1:] if separator == SPACE and len(rows) > 1 else rows
-            widths = Counter(len(row) for _, row in body)
-            width, count = max(widths.items(), key=lambda one: (one[1], one[0]), default=(0, 0))
-            even = round(count / max(1, len(body)), 1) if width > 1 or given else 0.0
-            others = any(one[1] > 1 and one[0] > 0.5 for one in found)
-            if given or separator != SPACE or (even == 1 and not others):
-                found.append((even, width, separator, rows))
-        best = max(found, key=lambda one: one[:2])
-        self.form = replace(self.form, separator=best[2])
-        if best[2] != "," and not given:
-            word = next(name for name, sign in SEPARATORS.items() if sign == best[2])
-            self.found.append(f"separated by {word} (separator)")
-        return best[3]
-
-    def _quote(self, text: str) -> str:
-        """Return the sign around texts: a single quote where fields begin and end with it."""
-        single = re.findall(r"(?:^|[,;\t| ])\s*'[^'\n]*'\s*(?=[,;\t| ]|$)", text, re.MULTILINE)
-        if len(single) > 3 and '"' not in text:
+        signs = {" " if sign == SPACE else sign: sign for sign in SEPARATORS.values()}
+        dialect = Detector().detect(text[:DIALECT], delimiters=[*signs])
+        single = dialect is not None and dialect.quotechar == "'" and '"' not in text
+        if single and not self.form.quote:
             self.found.append("quoted by ' (quote)")
-            return "'"
-        return '"'
+        quote = self.form.quote or ("'" if single else '"')
+        sign = given or signs.get((dialect and dialect.delimiter) or "", ",")
+        self.form = replace(self.form, separator=sign, quote=quote)
+        records = self._sampled(text)
+        widths = Counter(len(row) for _, row in records[1:])
+        if sign == SPACE and not given and len(widths) > 1:  # words of a text
+            sign = ","
+            self.form = replace(self.form, separator=sign)
+            records = self._sampled(text)
+        if sign != "," and not given:
+            word = next(name for name, one in SEPARATORS.items() if one == sign)
+            self.found.append(f"separated by {word} (separator)")
+        return records
+
+    def _sampled(self, text: str) -> list[_Record]:
+        """Return the first rows that are not empty."""
+        records = self._read(io.StringIO(text, newline=""))
+        filled = (record for record in records if any(map(str.strip, record[1])))
+        return list(islice(filled, SAMPLE_ROWS + 1))
 
     def _name_columns(self, records: Sequence[_Record]) -> None:
         """Find the header and the names, and with the values below how numbers are written."""
@@ -362,6 +423,9 @@ class CsvFile(RowFile):
         ]  # fmt: skip
         if self.index:
             self.found.append(f"without a name and left out: {', '.join(self.index)}")
+        code = re.compile(rf"0\d+|\d{{{EXACT_DIGITS + 1},}}", re.ASCII)
+        pairs = zip(self.columns, values, strict=True)
+        self.written = {name for name, cells in pairs if any(map(code.fullmatch, cells))}
         self._choose_numbers(values)
 
     def _counts(self, records: Sequence[_Record]) -> bool:
@@ -558,6 +622,9 @@ class FrameFile(RowFile):
         self.index = [name for name, old in self._stored.items() if old in index]
         if self.index:
             self.found.append(f"the index of pandas is left out: {', '.join(self.index)}")
+        keys = ("separator", "quote", "encoding", "columns", "sheet")
+        if where != DATA_FRAME and (idle := [key for key in keys if getattr(form, key)]):
+            self.found.append(f"keys without effect on this file: {listed(idle)}")
 
     def _frames(self, columns: list[str], texts: Collection[str]) -> Iterator[pd.DataFrame]:
         """See :class:`RowFile`."""
@@ -573,9 +640,11 @@ class FrameFile(RowFile):
 
 def of_frame(frame: pd.DataFrame, form: Form) -> RowFile:
     """Return a DataFrame as a file of rows."""
-    return FrameFile(
-        DATA_FRAME, form, list(frame.columns), (), lambda names, _: iter([frame[names]])
-    )
+    return _of_rows(DATA_FRAME, frame, form)
+
+
+def _of_rows(where: str, frame: pd.DataFrame, form: Form) -> RowFile:
+    return FrameFile(where, form, list(frame.columns), (), lambda names, _: iter([frame[names]]))
 
 
 def _open_parquet(path: Path, form: Form) -> RowFile:
@@ -600,18 +669,26 @@ def _open_parquet(path: Path, form: Form) -> RowFile:
 
 
 class _Several(RowFile):
-    """Files of the same columns, in whatever order each has them; each is a site."""
+    """Files of the same columns, in whatever order each has them; each is a site.
+
+    Parts of one data set are none: ``train.csv`` beside ``test.csv``, ``x-00000-of-00002.parquet``.
+    """
 
     def __init__(self, paths: Sequence[Path], form: Form) -> None:
         self.files = [open_rows([path], form) for path in paths]
         first = self.files[0]
         super().__init__(first.where, first.form)
         self.columns, self.index = first.columns, first.index
+        self.written = {name for file in self.files for name in file.written}
         self.found = list(dict.fromkeys(line for file in self.files for line in file.found))
-        own = set(self.columns) - set(self.index)
+        stems = [re.sub(r"-\d+-of-\d+$", "", path.name.split(".")[0].lower()) for path in paths]
+        parts = set(stems) <= _SPLITS or len(set(stems)) < len(stems)
+        if parts:
+            self.found.append(f"parts of one data set, pooled: {listed([p.name for p in paths])}")
+        names = set(self.columns) - set(self.index)
         for file, path in zip(self.files, paths, strict=True):
-            file.site = path
-            if other := sorted((set(file.columns) - set(file.index)) ^ own):
+            file.site = None if parts else path
+            if other := sorted((set(file.columns) - set(file.index)) ^ names):
                 raise UserError(
                     f"{file.where}: column '{other[0]}' is not in all files of the folder"
                 )
@@ -620,3 +697,8 @@ class _Several(RowFile):
         """See :class:`RowFile`."""
         for file in self.files:
             yield from file.chunks(texts, numbers)
+
+    def raw(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
+        """See :class:`RowFile`."""
+        for file in self.files:
+            yield from file.raw(columns)

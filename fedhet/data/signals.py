@@ -4,7 +4,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from fedhet.data import formats
 from fedhet.data.inputs import (
     MAX_SIDE,
     MAX_SIZE,
@@ -48,17 +49,22 @@ class Npz(RowFile):
     def __init__(self, path: Path, axes: str = "") -> None:
         super().__init__(f"data-path {path}", Form())
         self.path = path
+        formats.refuse_other(path)
+        matlab = path.suffix.lower() == ".mat"
+        load: Any = formats.matlab if matlab else np.load
         try:
-            self._file = np.load(path, allow_pickle=False, mmap_mode="r")
+            self._file = load(path)
         except _DAMAGE as error:
             raise UserError(f"{self.where}: not a valid NPZ file: {one_line(error)}") from error
-        if isinstance(self._file, np.ndarray):
-            raise UserError(f"{self.where}: one array only; signals need an NPZ with x and y")
         self.columns = list(self._file)
         self._name = self.one_of(("x", "X"))
+        self.used = (self._name, self.one_of(TARGETS))
         need(self, [self._name], "signals")
-        with self._reading(self._name), self._file.zip.open(f"{self._name}.npy") as file:
-            shape, _, self.dtype = _header(file)
+        if matlab:
+            shape, self.dtype = self._file[self._name].shape, self._file[self._name].dtype
+        else:
+            with self._reading(self._name), self._file.zip.open(f"{self._name}.npy") as file:
+                shape, _, self.dtype = _header(file)
         if self.dtype.kind not in "biuf" or len(shape) not in (2, 3) or min(shape, default=0) < 1:
             raise UserError(
                 f"{self.where}: x is {self.dtype} of shape {shape}, must be numbers (n, channels, "
@@ -71,6 +77,8 @@ class Npz(RowFile):
         self.shape = (n, third, second) if self._turned else (n, second, third)
         if max(second, third) > MAX_SIDE or second * third > MAX_SIZE:
             raise UserError(f"{self.where}: windows of {self.shape[1:]} are too large")
+        if len(shape) != 3:
+            self.found.append(f"x of shape {shape} is taken as one channel of {third} steps")
         if guessed:
             self.found.append(
                 f"x of shape {shape} is taken as {third} channels of {second} steps: "
@@ -91,12 +99,15 @@ class Npz(RowFile):
         """Yield windows (k, c, t); an array in Fortran's order is read whole for it."""
         n, *sides = self.shape
         stored = sides[::-1] if self._turned else sides
-        with self._reading(self._name), self._file.zip.open(f"{self._name}.npy") as file:
-            whole = self._file[self._name] if _header(file)[1] else None
+        stream: Any = None
+        if not isinstance(self._file, dict):
+            stream = self._file.zip.open(f"{self._name}.npy")
+        with self._reading(self._name), stream or nullcontext():
+            whole = self._file[self._name] if stream is None or _header(stream)[1] else None
             for start in range(0, n, _CHUNK):
                 count = min(_CHUNK, n - start)
                 if whole is None:
-                    data = file.read(count * prod(stored) * self.dtype.itemsize)
+                    data = stream.read(count * prod(stored) * self.dtype.itemsize)
                     part = np.frombuffer(data, self.dtype)
                 else:
                     part = whole[start : start + count]
@@ -115,8 +126,8 @@ class Npz(RowFile):
     def _column(self, name: str) -> pd.Series:
         with self._reading(name):
             found = np.asarray(self._file[name])
-        if found.ndim == 2 and found.shape[1] == 1:
-            found = found[:, 0]
+        if found.ndim == 2 and 1 in found.shape:
+            found = found.ravel()
         if found.ndim == 2 and np.isin(found, (0, 1)).all() and (found.sum(axis=1) == 1).all():
             found = found.argmax(axis=1)  # one-hot
         count = self.shape[0]
@@ -140,7 +151,7 @@ class Npz(RowFile):
             if "pickle" in str(error):
                 what = (
                     "holds Python objects, which are not read: save texts as np.array(list, "
-                    "dtype=str), and numbers as one array"
+                    "dtype=str), and windows of unequal length cut or padded to one"
                 )
             raise UserError(f"{self.where}: '{name}' {what}") from error
 
@@ -166,7 +177,9 @@ def finite(chunk: Examples) -> npt.NDArray[np.bool_]:
     return np.asarray(np.isfinite(chunk).reshape(len(chunk), -1).all(axis=1))
 
 
-def of_npz(paths: Sequence[Path], reading: Reading, classes: tuple[str, ...]) -> Stream:
+def of_npz(
+    paths: Sequence[Path], reading: Reading, classes: tuple[str, ...], notes: Sequence[str] = ()
+) -> Stream:
     """Return windows (n, c, t), with their targets and sites; a file of several is a site."""
     files = [Npz(path, reading.axes) for path in paths]
     shape = files[0].shape[1:]
@@ -182,7 +195,7 @@ def of_npz(paths: Sequence[Path], reading: Reading, classes: tuple[str, ...]) ->
             stored = small_numbers(part, *dtypes)
             yield stored[keys.add(file, rows[start : start + len(part)], finite(stored))]
             start += len(part)
-    notes = list(dict.fromkeys(line for file in files for line in file.found))
+    notes = list(dict.fromkeys([*(line for file in files for line in file.found), *notes]))
     return keys.content(Inputs(SIGNAL, shape, scale=reading.scale), (), notes)
 
 

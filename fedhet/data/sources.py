@@ -41,7 +41,6 @@ from fedhet.data.inputs import (
     Content,
     Indices,
     Inputs,
-    Keys,
     Reading,
     Source,
     Stream,
@@ -73,7 +72,7 @@ def find_source(
         root = Path(data_path).expanduser() if data_path else downloads
         return Source([name], partial(_loaded, name, partial(_torchvision, name, root)))
     if name == "image-folder":
-        return image_folder(data_path, reading.group)
+        return _of_images(data_path, reading)
     if name in DATASETS or is_hub(name):
         return (_of_hub if is_hub(name) else _of_files)(name, data_path, reading)
     if name.partition(":")[0] in ("synthetic", *SYNTHETIC):
@@ -89,6 +88,16 @@ def find_source(
     )
 
 
+def _of_images(data_path: str, reading: Reading) -> Source:
+    """Return images in folders of classes, or those that a table lists."""
+    listing = reading.image or reading.target
+    if listing or (Path(data_path).is_file() and Path(data_path).suffix.lower() != ".zip"):
+        from fedhet.data.image_tables import image_table  # noqa: PLC0415  (pandas: a second)
+
+        return image_table(data_path, reading)
+    return image_folder(data_path, reading.group)
+
+
 def _of_files(name: str, data_path: str, reading: Reading) -> Source:
     from fedhet.data import rows, signals, table  # pandas: a second
 
@@ -99,10 +108,13 @@ def _of_files(name: str, data_path: str, reading: Reading) -> Source:
     paths = rows.find_files(name, data_path, suffixes)
 
     def stream(_: Inputs, classes: tuple[str, ...]) -> Stream:
+        others = rows.beside(data_path, paths)
         if name == "signals" and not rows.holds(paths[0], (*rows.ROW_SUFFIXES, ".txt")):
-            return signals.of_npz(paths, reading, classes)
+            return signals.of_npz(paths, reading, classes, others)
         make = {"table": table.of_rows, "texts": table.of_texts, "signals": signals.of_rows}[name]
-        return make(rows.open_rows(paths, reading.form), reading, classes)
+        file = rows.open_rows(paths, reading.form)
+        file.found += others
+        return make(file, reading, classes)
 
     return Source([name, *file_stats(paths), repr(reading)], stream)
 
@@ -126,6 +138,7 @@ def _of_hub(dataset: str, data_path: str, reading: Reading) -> Source:
 
     def stream(image: Inputs, classes: tuple[str, ...]) -> Stream:
         from fedhet.data import rows, table
+        from fedhet.data.image_tables import images_of
 
         data, where = _load(dataset, data_path), f"dataset '{dataset}'"
         names = {name: one.names for name, one in data.features.items() if hasattr(one, "int2str")}
@@ -144,7 +157,8 @@ def _of_hub(dataset: str, data_path: str, reading: Reading) -> Source:
         own = replace(reading, target=reading.target or next(iter(names)))
         pictures = [name for name, kind in data.features.items() if type(kind).__name__ == "Image"]
         if pictures and not own.text:
-            return _hub_images(data.select_columns(pictures[:1]), file, Keys(own, classes), image)
+            named = replace(own, image=own.image or pictures[0])
+            return images_of(file, Path(data_path), named, image, classes)
         return (table.of_texts if own.text else table.of_rows)(file, own, classes)
 
     return Source(["hub", dataset, data_path, files, repr(reading)], stream)
@@ -180,22 +194,6 @@ def _load(dataset: str, data_path: str) -> Any:
             f"dataset '{dataset}' cannot be loaded from {where}: {brief(error)}; data-path="
             "FOLDER names a local copy"
         ) from error
-
-
-def _hub_images(data: Any, file: Any, keys: Keys, image: Inputs) -> Stream:
-    """Return images, decoded one by one; labels and sites are read at once."""
-    kept = [keys.add(*part) for part in file.chunks(keys.columns(file), ())]
-    places = np.flatnonzero(np.concatenate(kept))
-
-    def images() -> Generator[Decoded, None, None]:
-        for row in data.select(places):
-            try:
-                (picture,) = row.values()
-                yield decoded(picture, image.image_shape)
-            except Exception as error:  # decoders raise nearly every kind
-                yield Decoded(None, reason=brief(error))
-
-    return image_stream(replace(keys.content(image), paths=tuple(map(str, places))), images())
 
 
 # --- arrays ----------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""``fedhet init``: what is understood of a file, and a preset that runs it."""
+"""What a file's columns are for: written on strong evidence, else asked for; leaks are named."""
 
 import shutil
 
@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedhet.cli import lists
 from fedhet.cli.app import execute
 from fedhet.config.load import load_config
+from fedhet.data.cache import open_dataset
+from fedhet.data.describe import describe
 from fedhet.data.inputs import Reading
 from fedhet.data.rows import open_rows
-from fedhet.data.table import guess
 from fedhet.errors import UserError
 from fedhet.site.local_data import load_partition
 
 ROWS = "".join(
-    f"{k * 977},{20 + k * 7 % 50},{'fm'[k % 2]},2020-01-{1 + k % 28:02},ward {k % 3},{k % 2}\n"
+    f"{k * 977},{20 + k * 7 % 50},{'fm'[k % 2]},2020-01-{1 + k % 28:02},c{k % 3},{k * 7 // 5 % 2}\n"
     for k in range(90)
 )
 
@@ -26,20 +28,33 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "cache"))
 
 
+def frame_of(path, formulas, rows=120):
+    """Write a CSV whose columns are formulas of the row's number k."""
+    columns = dict(one.split("=", 1) for one in formulas.split())
+    lines = [",".join(str(eval(f, {"k": k})) for f in columns.values()) for k in range(rows)]
+    path.write_text("\n".join([",".join(columns), *lines]) + "\n")
+    return path
+
+
 def test_a_table_is_described_and_its_preset_runs(tmp_path, capsys):
-    (tmp_path / "p.csv").write_text("patient id,age,sex,seen,ward,outcome\n" + ROWS)
+    (tmp_path / "p.csv").write_text("patient id,age,sex,seen,clinic,outcome\n" + ROWS)
     assert execute(["init", "p.csv"]) == 0
-    told = capsys.readouterr().out
-    assert "'outcome' is used as the class" in told and "'ward' is used as the site" in told
-    assert "sex: 2 categories: f, m" in told and "seen: left out: dates" in told
-    assert told.splitlines()[-1] == "fedhet run p.yaml"
+    printed = capsys.readouterr().out
+    roles = {cells[1]: cells[6] for line in printed.splitlines() if (cells := line.split("│"))[1:]}
+    roles = {name.strip(): role.strip() for name, role in roles.items()}
+    assert roles == {
+        "patient id": "identifier", "age": "number", "sex": "category", "seen": "date",
+        "clinic": "site", "outcome": "class",
+    }  # fmt: skip
+    assert printed.splitlines()[-1] == "fedhet run p.yaml"
     config = load_config(tmp_path / "p.yaml")
     assert config.ignore == ("patient id", "seen") and config.classes == ("0", "1")
+    assert config.numbers == ("age",) and config.categories == (("sex", ("f", "m")),)
     data, partition = load_partition(config, config.clients)
-    assert partition.ids == ("ward-0", "ward-1", "ward-2") and data.inputs.columns == ("age", "sex")
+    assert partition.ids == ("c0", "c1", "c2") and data.inputs.columns == ("age", "sex")
     assert execute(["init", "p.csv"]) == 2
     assert "'p.yaml' already exists" in capsys.readouterr().err
-    given = {"site=outcome": ("outcome",), "site=": (), "categories=[ward]": ()}
+    given = {"site=clinic": ("clinic",), "site=": (), "categories=[clinic]": ()}
     for number, (word, site) in enumerate(given.items()):
         assert execute(["init", "p.csv", "target=sex", word, "--out", f"{number}.yaml"]) == 0
         config = load_config(tmp_path / f"{number}.yaml")
@@ -48,24 +63,31 @@ def test_a_table_is_described_and_its_preset_runs(tmp_path, capsys):
 
 def test_a_file_without_header_and_a_file_of_texts(tmp_path, capsys):
     (tmp_path / "a.data").write_text("".join(f"{k % 9},{k * 7 % 31},{k % 3}\n" for k in range(60)))
-    assert execute(["init", "a.data"]) == 0
+    assert execute(["init", "a.data"]) == 2  # nothing says that c3 is the class
+    assert "fedhet init a.data target=c3" in capsys.readouterr().err
+    assert execute(["init", "a.data", "target=c3"]) == 0
     assert load_config(tmp_path / "a.yaml").columns == ("c1", "c2", "c3")
-    text = "".join(f"{'ham' if k % 2 else 'spam'}\tsee {k} of you there today\n" for k in range(80))
-    (tmp_path / "s.tsv").write_text(text)
-    assert execute(["init", "s.tsv"]) == 0
-    assert load_config(tmp_path / "s.yaml").columns == ("c1", "c2")
-    said = "".join(f'"the {k} quick brown fox jumps over the dog",{k % 2}\n' for k in range(80))
-    (tmp_path / "t.csv").write_text("review,sentiment\n" + said)
+    notes = "".join(f'"the {k} quick brown fox jumps over the dog",{k % 2}\n' for k in range(80))
+    (tmp_path / "t.csv").write_text("review,sentiment\n" + notes)
     assert execute(["init", "t.csv"]) == 0
     config = load_config(tmp_path / "t.yaml")
     assert (config.dataset, config.text, config.target) == ("texts", "review", "sentiment")
+    rows = "".join(f'{20 + k % 50},"seen on day {k} with some pain",{k % 2}\n' for k in range(80))
+    (tmp_path / "note.csv").write_text("age,note,outcome\n" + rows)
+    assert execute(["init", "note.csv"]) == 0
+    assert "'note' holds texts: dataset=texts text=note" in capsys.readouterr().out
+    assert load_config(tmp_path / "note.yaml").dataset == "table"
 
 
 def test_the_axes_of_windows_are_told_and_written(tmp_path, capsys):
-    np.savez(tmp_path / "w.npz", x=np.zeros((60, 32, 2)), y=np.arange(60) % 2)
+    arrays = {"x": np.zeros((60, 32, 2)), "y": np.arange(60) % 2, "scale": np.ones(3)}
+    np.savez(tmp_path / "w.npz", **arrays, subject=np.arange(60) % 3)
     assert execute(["init", "w.npz"]) == 0
-    assert "is taken as 2 channels of 32 steps" in capsys.readouterr().out
-    assert load_config(tmp_path / "w.yaml").axes == "time-channels"
+    printed = capsys.readouterr().out
+    assert "is taken as 2 channels of 32 steps" in printed
+    assert "arrays that are not read: scale" in printed
+    config = load_config(tmp_path / "w.yaml")
+    assert config.axes == "time-channels" and config.site == ("subject",)
 
 
 def test_the_classes_of_a_folder_of_images_are_told_and_written(tmp_path, capsys):
@@ -102,35 +124,94 @@ def test_the_headline_sees_rare_classes(tmp_path, ill, metric):
         assert [advice in one for one in few] == [True] * rare, few
 
 
-FILES = {  # columns by a formula of the row's number, and the target that is guessed; none: asked
-    "low": ("low=k%2 age=20+k*7%30 race=1+k%3 ftv=k%4", "low"),
-    "lbw": ("race=1+k%3 smoke=k%2 lbw=k%3//2 bwt=2000+k*13", "lbw"),
-    "outcome": ("treat='ab'[k%2] visit=k%4 type=1+k%3 died=k%5//4 los=k*k%90", "died"),
-    "class": ("pclass=1+k%3 age=k*7%50 class='xyz'[k%3] survived=k%2", "survived"),
-    "case": ("id=100+k age=k*7%50 PatientStatus='ab'[k%2] dose=k%3", "PatientStatus"),
-    "last": ("mass=k*k%97 wing=k*7%50 kind='abc'[k%3]", "kind"),
-    "count": ("y=k*k*7%103 trt='ab'[k%2] base=k*3%41 age=18+k%31", ""),
-    "treatment": ("treat='abc'[k%3] before=k*k%97 after=k*7%50", ""),
-    "codes": ("size=1+k%6 sex='fm'[k%2] bill=k*k%97/7", ""),
-    "measurements": ("a=k*0.37 b=k*1.7", ""),
+TARGETS = {  # columns by a formula of the row's number; the class, or what is asked
+    "outcome": ("treat='ab'[k%2] outcome=k%3//2 los=k*k%90", "outcome"),
+    "one exact name": ("pclass=1+k%3 age=k*7%50 survived=k%2", "survived"),
+    "part of a name": ("age=k*7%50 PatientStatus='ab'[k%2]", "such as PatientStatus"),
+    "two names": ("class='xyz'[k%3] age=k*7%50 survived=k%2", "such as survived .*, class"),
+    "a count": ("num_visits=k%7 age=18+k%31 readmitted=['>30','<30','NO'][k%3]",
+                "such as readmitted .*, num_visits"),
+    "a measurement of that name": ("age=k*7%50 y=k*0.37", "no column looks like a class"),
+    "measurements": ("a=k*0.37 b=k*1.7", r"one of a, b; divide a .* target=b labels=.{low: ..101"),
+    "transposed": ("gene='g'+str(k) p1=k*0.3 p2=k*k*0.7", "transpose the file"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_class_is_an_exact_name_that_fits_or_asked_for(tmp_path, name):
+    formulas, wanted = TARGETS[name]
+    description = describe(open_rows([frame_of(tmp_path / "p.csv", formulas)]), Reading())
+    if description.reading.target:
+        assert description.reading.target == wanted
+        description.need_target()
+        return
+    with pytest.raises(UserError, match=f"target: .*{wanted}"):
+        description.need_target()
+
+
+SITES = {  # columns beside the class: those that become site and group
+    "hospital='abc'[k%3]": ("hospital", ""),
+    "inst=1+k%6": ("inst", ""),
+    "time_in_hospital=1+k%14 hospital_expire_flag=k%2": ("", ""),
+    "hospital_beds=100+k*k%977": ("", ""),
+    "ward='abc'[k%3]": ("", ""),  # likely: a person is asked
+    "patient_id=k//4": ("", "patient_id"),
+    "subject='S%03d'%(k//3)": ("", "subject"),
+    "code='ab-%03d'%(k//3)": ("", "code"),  # by its values
+    "record=100+k": ("", ""),  # no value repeats
+    "n_visits=k%9 admission_type_id=1+k%8": ("", ""),
+    "patient_id=k//4 visit_id=k//2": ("", "patient_id"),
 }
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_the_target_is_guessed_or_asked_for(tmp_path, name):
-    form, wanted = FILES[name]
-    columns = dict(one.split("=") for one in form.split())
-    rows = [",".join(str(eval(one, {"k": k})) for one in columns.values()) for k in range(90)]
-    (tmp_path / "p.csv").write_text("\n".join([",".join(columns), *rows]) + "\n")
-    file = open_rows([tmp_path / "p.csv"])
-    if wanted:
-        assert guess(file, Reading())[0].target == wanted
-        return
-    asked = "which column is the class. target=COLUMN"
-    if name == "measurements":
-        asked = "one of a, b; divide a .* target=b labels=.{low: ..75.6, high: 75.6"
-    with pytest.raises(UserError, match=f"target: .*{asked}"):
-        guess(file, Reading())
+@pytest.mark.parametrize("columns", SITES)
+def test_sites_and_groups_are_proposed_by_names_and_values(tmp_path, columns):
+    path = frame_of(tmp_path / "p.csv", f"{columns} bp=k*k%83*1.1 outcome=k*7//5%2")
+    description = describe(open_rows([path]), Reading(), {"site", "group"})
+    site, group = SITES[columns]
+    assert description.reading.site == ((site,) if site else ())
+    assert description.reading.group == ((group,) if group else ())
+    assert "bp" in description.features and not {site, group} & {*description.features}
+    assert not any("id" in name.split("_") and "type" not in name for name in description.features)
+
+
+def test_what_is_not_clear_is_asked_for_on_a_terminal(tmp_path, monkeypatch, capsys):
+    frame_of(tmp_path / "p.csv", "num_visits=k%7 ward='abc'[k%3] readmitted=['no','yes'][k%2]")
+    assert execute(["init", "p.csv"]) == 2
+    captured = capsys.readouterr()
+    assert "num_visits" in captured.out and "fedhet init p.csv target=readmitted" in captured.err
+    assert not (tmp_path / "p.yaml").exists()
+    answers = iter([1, 1])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(lists.typer, "prompt", lambda *_, **__: next(answers))
+    assert execute(["init", "p.csv"]) == 0
+    config = load_config(tmp_path / "p.yaml")
+    assert config.target == "readmitted" and config.site == ("ward",)
+
+
+LEAKS = {  # a column beside the class ``ill``; what is said of it
+    "ct=k%2*50+k%45": "column 'ct' alone gives 'ill' in 100.0%",  # by a threshold
+    "boat=k%20 ": "column 'boat' alone gives 'ill' in 100.0%",  # by its values
+    "alive='ny'[k%2]": "column 'alive' alone gives 'ill' in 100.0%",
+    "bp=k*k*7%83": "",
+    "discharge_type='abc'[k%3]": "known only after 'ill': discharge_type: ignore=discharge_type",
+}
+
+
+@pytest.mark.parametrize("column", LEAKS)
+def test_a_column_that_gives_the_class_is_named_with_the_key_to_type(tmp_path, capsys, column):
+    frame_of(tmp_path / "p.csv", f"age=k*k%61 {column} ill=k%2", rows=400)
+    assert execute(["init", "p.csv"]) == 0
+    lines = [one for one in capsys.readouterr().out.splitlines() if one.startswith("warning: ")]
+    assert len(lines) == bool(LEAKS[column]) and LEAKS[column] in "".join(lines)
+    if LEAKS[column]:
+        assert f"ignore={column.split('=')[0]}" in lines[0]
+
+
+def test_time_to_an_event_is_named(tmp_path, capsys):
+    frame_of(tmp_path / "p.csv", "time=k*k%997 age=k*k%61 status=k*7//5%2")
+    assert execute(["init", "p.csv"]) == 0
+    assert "only after 'status': time: ignore=time leaves them out" in capsys.readouterr().out
 
 
 def test_what_may_be_wrong_is_said_at_once(tmp_path, capsys):
@@ -142,24 +223,15 @@ def test_what_may_be_wrong_is_said_at_once(tmp_path, capsys):
     )
     (tmp_path / "p.csv").write_text("bp,remarks,hospital,outcome\n" + rows)
     assert execute(["init", "p.csv"]) == 0
-    told = capsys.readouterr().out
-    assert "  bp: numbers 0 to 11.125, 1 gaps with 'n.d.'" in told
-    assert "  remarks: left out: sentences, or too many values" in told
-    assert "sites that differ only in case or spaces" in told and "'Mercy' and 'mercy'" in told
-    assert "warning: classes 'Ill', 'ill' differ only in case" in told
-    rows = "".join(f"{k % 9},{'ny'[k % 2]},{k % 2 or k % 5},{k % 2}\n" for k in range(90))
-    (tmp_path / "copy.csv").write_text("age,alive,stage,survived\n" + rows)
-    assert execute(["init", "copy.csv"]) == 0
-    told = [one for one in capsys.readouterr().out.splitlines() if one.startswith("warning: ")]
-    assert told == [
-        "warning: column 'alive' alone gives 'survived' in 100.0% of the rows: if it is known only "
-        "after 'survived', add it to ignore"
-    ]
-    rare = "".join(
-        f"{k % 9},{int(k in (5, 7))}\n" for k in range(30_000)
-    )  # in no row of the sample
-    (tmp_path / "rare.csv").write_text("age,died\n" + rare)
-    assert execute(["init", "rare.csv"]) == 0 and "alone gives" not in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "'n.d.' is a gap" in printed and "'remarks' holds texts" in printed
+    assert (
+        "sites that differ only in case or spaces" in printed and "'Mercy' and 'mercy'" in printed
+    )
+    assert "warning: classes 'Ill', 'ill' differ only in case" in printed
     (tmp_path / "one.csv").write_text("age,outcome\n" + "5,1\n" * 90)
     assert execute(["init", "one.csv", "target=outcome"]) == 2
     assert "have the same class" in capsys.readouterr().err and not (tmp_path / "one.yaml").exists()
+    (tmp_path / "many.csv").write_text("age,label\n" + "5,a|b\n6,a\n7,b|c\n" * 30)
+    with pytest.raises(UserError, match=r"several classes in one cell \('a\|b'\)"):
+        open_dataset("table", data_path="many.csv", reading=Reading(target="label"))

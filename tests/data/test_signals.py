@@ -66,7 +66,7 @@ def test_damage_is_named(tmp_path, npz_of):
     with pytest.raises(UserError, match="'x' is damaged"):
         npz_of()
     np.save(tmp_path / "data.npy", X)
-    with pytest.raises(UserError, match="one array only; signals need an NPZ"):
+    with pytest.raises(UserError, match="one NumPy array without labels: save windows as an NPZ"):
         open_dataset("signals", data_path=str(tmp_path / "data.npy"))
 
 

@@ -51,7 +51,7 @@ def test_classes_are_the_values_in_their_order_and_numbers_what_people_write(ope
     small = opened("x,y\n1,0.00001\n2,0.50\n3,-2.\n", Reading(target="y"))
     assert small.classes == ("-2", "0.00001", "0.5")
     data = opened("w,x,y\n1_2,1,1_0\n12,2,10\n012,3,10.0\n1e1,4,1e1\n", READ_W)
-    assert data.site_names == ("1_2", "12", "012", "1e1")
+    assert data.site_names == ("1_2", "12", "012", "1e1") and data.sites.tolist() == [0, 1, 2, 3]
     assert data.classes == ("10", "1_0", "1e1") and data.labels.tolist() == [1, 0, 0, 2]
 
 
@@ -118,7 +118,7 @@ def test_what_only_tells_rows_apart_is_no_feature_and_a_measurement_always_one(o
     }  # fmt: skip
     data = opened(patients(**ids, **measured), Reading(target="y"))
     assert data.inputs.columns == ("age", *measured)
-    assert f"in every row: {', '.join(ids)}" in data.notes[1]
+    assert f"left out, identifiers: {', '.join(ids)}" in data.notes[1]
 
 
 # --- classes and clients ---------------------------------------------------------------------------  # noqa: E501
@@ -164,8 +164,8 @@ BROKEN = [  # text, reading, classes
     (TABLE.replace(",f,", ",other,"), READING, (), r"'sex': 'other' .* \(f, m\): add"),
     (TABLE.replace("2.0", "7"), READING, (), r"line 3 .*'num': '7' .* \(1, 2, 0\): add"),
     (TABLE, replace(LEAVES, ignore=("age", *LEAVES.ignore)), (), "no column is left"),
-    (TABLE, replace(READING, categories=(("sex", ("01", "1")),)), (), r"'1' is given twice \(01"),
-    (TABLE, LEAVES, ("0", "00"), "classes: value"),
+    (TABLE, replace(READING, categories=(("sex", ("1.0", "1")),)), (), r"'1' is given twice \(1.0"),
+    (TABLE, LEAVES, ("0", "0.0"), "classes: value"),
 ]
 
 

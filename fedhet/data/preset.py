@@ -1,0 +1,310 @@
+"""``fedhet init``: what is understood of a file, and a preset that runs it."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedhet.config.schema import RunConfig
+from fedhet.data import formats, rows
+from fedhet.data.cache import Dataset
+from fedhet.data.describe import (
+    CATEGORY,
+    DATE,
+    IDENTIFIER,
+    NUMBER,
+    TEXT,
+    UNUSED,
+    Description,
+    Unclear,
+    describe,
+    site_like,
+)
+from fedhet.data.image_tables import image_column
+from fedhet.data.images import MAX_DEPTH, files_below, is_image
+from fedhet.data.inputs import (
+    DATASETS,
+    GAPS,
+    IMAGE,
+    SIGNAL,
+    TABLE,
+    TOKENS,
+    Reading,
+    counted,
+    listed,
+    noun,
+)
+from fedhet.data.partition import about_classes
+from fedhet.data.rows import ROW_SUFFIXES, holds
+from fedhet.data.signals import Npz
+from fedhet.errors import UserError, one_line
+from fedhet.files import near
+
+_SHOWN = 40  # columns that are listed
+COMMONEST = 0.6  # share of one class from which on accuracy says little
+RARE = 0.25  # of an equal share: a class that is rarer hardly moves the accuracy
+_MODELS = {  # and the learning rate
+    IMAGE: (["cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5"], 0.01), SIGNAL: (["@signal-5"], 0.01),
+    TABLE: (["@table-5"], 0.05), TOKENS: (["@tokens-5"], 0.1),
+}  # fmt: skip
+_RATE = 0.01  # highest where `class-weights` are offered: with larger ones rare rows diverge
+_WEIGHTS = (
+    "in training a rare class counts as much as a common one; its probabilities are then too high"
+)
+_HEADS = ("column", "kind", "values", "gaps", "examples", "is", "why")
+
+Keys = dict[str, Any]
+Checked = Callable[[Mapping[str, Any]], tuple[Reading, Callable[[], Dataset]]]
+Show = Callable[[str, Sequence[str], Sequence[Sequence[object]]], None]
+Ask = Callable[[str, Sequence[str]], str]  # a question and its choices; the one that is chosen
+
+
+def initialise(  # noqa: PLR0913, PLR0917  (what the command line is made of)
+    path: str, given: Mapping[str, Any], out: Path | None, checked: Checked, show: Show,
+    ask: Ask | None,
+) -> Iterator[str]:  # fmt: skip
+    """Write a commented preset for what is at ``path``, with the keys that somebody gave.
+
+    ``checked`` checks keys; it gives the reading that they mean, and what opens their data.
+    ``show`` prints a table; ``ask`` asks a person, None where nobody is there. Yield lines of what
+    was understood, and the command that runs the preset. Raise UserError for what cannot be used,
+    and for a preset that is there already; Unclear for a key that must be given.
+    """
+    if not Path(path).expanduser().exists():
+        raise UserError(f"'{path}' does not exist{near(Path(path))}")
+    target = out or Path(f"{Path(path).name.split('.')[0] or 'data'}.yaml")
+    if target.exists():
+        raise UserError(
+            f"'{target}' already exists: delete it, or give another name with --out NAME.yaml"
+        )
+    place, dataset = _dataset(Path(path).expanduser(), given)
+    keys: Keys = {"dataset": dataset, "data-path": str(place)}
+    keys |= {key: value for key, value in given.items() if key not in keys}
+    lines: list[str] = []
+    if dataset == "signals" and holds(place, (*rows.NPZ_SUFFIXES, ".npy", ".mat")):
+        lines = _of_windows(keys, given, place)
+    elif dataset in {"", *DATASETS} or (place.is_file() and place.suffix != ".zip"):
+        try:
+            lines = _of_rows(keys, given, checked, show, ask)
+        except Unclear as error:
+            words = [f"{key}={_word(value)}" for key, value in given.items()]
+            command = " ".join(
+                ["fedhet init", path, *words, f"{error.key}={_word(error.choices[0])}"]
+            )
+            raise UserError(f"{error}; for example: {command}") from error
+    data = checked(keys)[1]()
+    about = about_classes(data, noun(keys["dataset"]))
+    if data.inputs.kind == IMAGE:
+        found = counted(data.classes, data.labels)
+        lines.append(f"{len(data.labels):,} images; {len(data.classes)} classes: {found}")
+    keys = _training(keys, given, data)
+    _write(target, keys, data)
+    warnings = (f"warning: {one}" for one in (*data.warnings, *about))
+    for line in (*lines, *data.notes, *warnings):  # a column's name may have several
+        yield one_line(line, None)
+    yield from (f"wrote {target}; it runs with:", f"fedhet run {target}")
+
+
+def _word(value: Any) -> str:
+    """Return a key's value as it is typed in a shell."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if text.replace("_", "").replace("-", "").isalnum() else json.dumps(text)
+
+
+def _write(target: Path, keys: Keys, dataset: Dataset) -> None:
+    preset = [f"# fedhet run {target}", "# Written by `fedhet init`; `fedhet keys` lists all keys."]
+    for key, value in keys.items():
+        text = value if isinstance(value, int | float) else json.dumps(value, ensure_ascii=False)
+        field = RunConfig.model_fields.get(key.replace("-", "_"))  # none: a method's own
+        comment = (field and field.description or "").partition(";")[0]
+        preset.append(f"{key}: {text}" + (f"  # {comment}" if comment else ""))
+    if _is_uneven(dataset) and "class-weights" not in keys:
+        preset.append(f"# class-weights: balanced  # {_WEIGHTS}")
+    try:
+        target.write_text("\n".join(preset) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"'{target}' cannot be written: {error.strerror}") from error
+
+
+def _dataset(path: Path, given: Mapping[str, Any]) -> tuple[Path, str]:
+    """Return the path to read and the dataset that it is."""
+    if given.get("dataset"):
+        return path, given["dataset"]
+    if path.is_dir() and holds(path, ROW_SUFFIXES):
+        images = any(map(is_image, files_below(path, "data-path", MAX_DEPTH)))
+        for table in rows.find_files("table", str(path), ROW_SUFFIXES) if images else ():
+            if image_column(rows.open_rows([table]), table.parent, Reading()):
+                return table, "image-folder"
+        return path, "table"
+    deep = path.suffix.lower() == ".mat" and formats.is_deep(path)
+    if deep or holds(path, (*rows.NPZ_SUFFIXES, ".npy")):
+        return path, "signals"
+    if path.is_dir() or (path.suffix.lower() == ".zip" and not _is_zipped_table(path)):
+        return path, "image-folder"
+    if is_image(path.name):
+        raise UserError(f"'{path}' is one image: give the folder with a folder for each class")
+    return path, ""
+
+
+def _is_zipped_table(path: Path) -> bool:
+    try:
+        return bool(formats.zipped_table(path, ROW_SUFFIXES))
+    except UserError:
+        return False
+
+
+def _of_windows(keys: Keys, given: Mapping[str, Any], place: Path) -> list[str]:
+    """Add axes and sites of an NPZ; return lines about its arrays."""
+    first = rows.find_files("signals", str(place), rows.NPZ_SUFFIXES)[0]
+    arrays = Npz(first, keys.get("axes", ""))
+    keys["axes"] = arrays.axes
+    names = [name for name in arrays.columns if site_like(name)]
+    if names and "site" not in given and place.is_file():  # in a folder each is a site
+        keys["site"] = names
+    taken = {*arrays.used, *keys.get("site", ()), *given.get("group", ())}
+    other = [name for name in arrays.columns if name not in taken]
+    return [*arrays.found, *([f"arrays that are not read: {listed(other)}"] if other else [])]
+
+
+def _of_rows(
+    keys: Keys, given: Mapping[str, Any], checked: Checked, show: Show, ask: Ask | None
+) -> list[str]:
+    """Add what is proposed for a file of rows to the keys; show its columns, return lines."""
+    file, reading, root = _open(keys, checked)
+    propose = {"group", *(["site"] if file.site is None and keys["dataset"] != "signals" else [])}
+    description = describe(file, reading, propose - given.keys())
+    count = max((one.rows for one in description.columns.values()), default=0)
+    title = f"{keys['data-path']}: {count:,} rows, {len(description.columns)} columns"
+    try:
+        description.need_target()
+        likely = description.likely_sites() if "site" in propose - given.keys() else []
+        if likely and ask is not None and not description.reading.site:
+            question = "does one of these columns name whose a row is?"
+            raise Unclear("site", question, [*likely, ""])
+    except Unclear as error:
+        show(title, _HEADS, _table(description))
+        if ask is None:
+            raise
+        answer = ask(str(error), error.choices)
+        keys[error.key] = ([answer] if answer else []) if error.key == "site" else answer
+        return _of_rows(keys, {**given, error.key: answer}, checked, lambda *_: None, ask)
+    if words := description.gap_words():
+        keys["gaps"] = sorted({*filter(None, GAPS), *words})
+    lines = _choose(keys, description)
+    if likely and not description.reading.site:
+        lines.append(f"no site: site={likely[0]} would make each value of '{likely[0]}' a client")
+    show(title, _HEADS, _table(description))
+    return lines
+
+
+def _open(keys: Keys, checked: Checked) -> tuple[rows.RowFile, Reading, Path]:
+    """Return the file of rows, the keys' reading and the folder; name columns without header."""
+    reading, _ = checked(keys | {"dataset": keys["dataset"] or "table"})
+    paths = rows.find_files("table", keys["data-path"], ROW_SUFFIXES)
+    try:
+        file = rows.open_rows(paths, reading.form)
+    except rows.NoHeader as error:
+        keys["columns"] = [f"c{k}" for k in range(1, error.width + 1)]
+        return _open(keys, checked)
+    listing = keys["dataset"] in {"", "image-folder"}
+    if listing and (image := image_column(file, paths[0].parent, reading)):
+        keys["dataset"], reading = "image-folder", replace(reading, image=image)
+    return file, reading, paths[0].parent
+
+
+def _choose(keys: Keys, description: Description) -> list[str]:
+    """Choose what the file is read as, and add the columns' keys; return lines about it."""
+    texts, lines = description.of(TEXT), []
+    keys["dataset"] = keys["dataset"] or (
+        "texts" if texts and not description.features else "table"
+    )
+    if keys["dataset"] == "texts" and texts:
+        longest = max(texts, key=lambda name: description.columns[name].length)
+        keys["text"] = keys.get("text") or longest
+        description.reading = replace(description.reading, text=keys["text"])
+    elif texts and keys["dataset"] == "table":
+        lines = [
+            f"column '{texts[0]}' holds texts: dataset=texts text={texts[0]} reads those alone"
+        ]
+    reading = description.reading
+    keys["target"] = reading.target
+    for key in ("site", "group"):
+        if value := getattr(reading, key):
+            keys[key] = list(value)
+    if keys["dataset"] == "table":
+        _features(keys, description)
+        if later := description.later():
+            lines.append(
+                f"warning: by their names known only after '{reading.target}': {listed(later)}: "
+                f"ignore={','.join(later)} leaves them out"
+            )
+    elif keys["dataset"] != "signals":
+        description.leave_out(f"dataset={keys['dataset']} reads no other column")
+    if reading.image:
+        keys["image"] = reading.image
+    return lines
+
+
+def _table(description: Description) -> list[list[object]]:
+    """Return a line for each column, but not for hundreds of numbers alike."""
+    names = [*description.columns]
+    if len(names) > _SHOWN:
+        plain = [n for n in names if description.roles[n].what == NUMBER]
+        hidden = {*plain[_SHOWN // 2 :]}
+        names = [n for n in names if n not in hidden][:_SHOWN]
+    lines: list[list[object]] = []
+    for name in names:
+        column, role = description.columns[name], description.roles[name]
+        shown = ", ".join(one_line(value, 24) for value in column.examples)
+        number = f"{column.values:,}" if column.many[0] != "o" else column.many.split()[1] + "+"
+        lines.append([name, column.kind, number, column.gaps, shown, role.what, role.why])
+    if len(names) < len(description.columns):
+        rest = len(description.columns) - len(names)
+        lines.append([f"and {rest:,} more", "", "", "", "", "", ""])
+    return lines
+
+
+def _features(keys: Keys, description: Description) -> None:
+    """Add numbers, categories with their values, and what is left out."""
+    numbers = description.of(NUMBER)
+    if numbers:
+        keys["numbers"] = numbers
+    if categories := description.of(CATEGORY):
+        keys["categories"] = {name: list(description.categories[name]) for name in categories}
+    if left := description.of(IDENTIFIER, DATE, TEXT, UNUSED):
+        keys["ignore"] = left
+    if not numbers and not categories:
+        raise UserError(f"{keys['data-path']}: no column is left that models can see")
+
+
+def _is_uneven(dataset: Dataset) -> bool:
+    """Return whether a class is so common, or so rare, that accuracy says little."""
+    counts = np.bincount(dataset.labels, minlength=len(dataset.classes))
+    share = counts[counts > 0] / counts.sum()
+    return bool(share.max() > COMMONEST or share.min() * len(share) < RARE)
+
+
+def _training(keys: Keys, given: Mapping[str, Any], dataset: Dataset) -> Keys:
+    """Return the keys with classes, partition and training."""
+    models, rate = _MODELS[dataset.inputs.kind]
+    # A preset that named classes would refuse the folders of those that were dropped.
+    dropped = any(one.startswith("dropped ") for one in dataset.warnings)
+    if "labels" not in keys and not dropped:
+        keys["classes"] = list(dataset.classes)
+    if _is_uneven(dataset):
+        keys.setdefault("metric", "balanced_accuracy")
+        rate = min(rate, _RATE)
+    sites = np.bincount(dataset.sites, minlength=len(dataset.site_names))
+    if "partition" not in given:
+        natural = len(sites) > 1 and np.sum(sites >= 10) > 1
+        keys["partition"] = "natural" if natural else "iid"
+    if keys["partition"] == "natural":
+        keys["clients"] = 0
+    else:
+        keys.setdefault("clients", int(max(2, min(5, len(dataset.labels) // 30))))
+    rest = {"models": models, "method": "fedssa", "rounds": 20, "local-epochs": 2,
+            "batch-size": 16, "lr": rate}  # fmt: skip
+    return keys | {key: value for key, value in rest.items() if key not in keys}

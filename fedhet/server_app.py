@@ -50,7 +50,8 @@ def main(grid: Grid, context: Context) -> None:
         run(grid, launch, roster)
     except BaseException as error:
         plain = isinstance(error, RunFailed | UserError)
-        reason = str(error) if plain else brief(error)
+        removed = launch.folder.removed() if isinstance(error, OSError) else ""
+        reason = removed or (str(error) if plain else brief(error))
         status = "failed"
         if isinstance(error, SystemExit):  # that is how Flower ends a ServerApp
             status, reason = "stopped", "Flower was told to stop the run"
@@ -59,6 +60,8 @@ def main(grid: Grid, context: Context) -> None:
         log.error("run %s: %s", status, reason)
         with contextlib.suppress(OSError):  # on a full disk the log is all there is
             launch.folder.write_summary(launch.config, status, len(roster.ids), reason)
+        if removed:
+            raise RunFailed(removed) from error
         raise
     finally:
         lock.release()

@@ -112,16 +112,14 @@ def _run_row(path: Path) -> dict[str, Any]:
     row |= dict.fromkeys(("method", "dataset", "rounds", "rounds_wanted"), None)
     row["metric"] = "accuracy"
     try:
-        config, rounds = folder.started_config(), folder.read_rounds()
+        config, (summary, rounds) = folder.started_config(), folder.read_result()
         row |= {"method": config["method"], "dataset": config["dataset"]}
         row |= {"rounds": len(rounds), "rounds_wanted": config["rounds"]}
         row["metric"] = config["metric"] if config.get("metric") in METRICS else "accuracy"
         kept = {"test_accuracy_mean", f"test_{row['metric']}_mean"}
         row |= {key: rounds[-1].get(key) if rounds else None for key in sorted(kept)}
         row["run_sha256"] = rounds[-1]["sha256"] if rounds else None
-        row["status"] = folder.read_summary().get("status") or (
-            "running" if folder.being_written() else "killed"
-        )
+        row["status"] = summary.get("status") or ("running" if folder.being_written() else "killed")
     except (UserError, RunFailed, ValueError, KeyError, TypeError) as error:
         row |= {"status": "damaged", "test_accuracy_mean": None, "reason": str(error)}
     return row

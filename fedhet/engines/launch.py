@@ -68,7 +68,9 @@ class Reader:
         if (text := self.folder.waits_for()) and text != self.last:
             self.last = text
             self.tell(text)
-        size = self.folder.rounds.stat().st_size if self.folder.rounds.exists() else 0
+        size = 0
+        with contextlib.suppress(FileNotFoundError):
+            size = self.folder.rounds.stat().st_size
         if size != self.size:
             self.size = size
             self.on_rounds(self.folder.read_rounds())
@@ -90,5 +92,7 @@ def raise_unless_completed(launch: Launch, where: str, cause: BaseException | No
     """Raise RunFailed from ``cause``, with the reason in ``summary.json``."""
     status, reason = launch.status()
     if status != "completed":
+        if removed := launch.folder.removed():
+            raise RunFailed(removed) from cause
         why = f"{status}: {reason}" if status else "failed, and summary.json could not be written"
         raise RunFailed(f"run {why} ({where})") from cause

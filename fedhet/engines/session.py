@@ -330,7 +330,8 @@ def _run(
     except (UserError, Damaged):  # the same command would end here again
         raise
     except BaseException as error:
-        if isinstance(error, Interrupted | KeyboardInterrupt) or launch.folder.rounds.exists():
+        begun = isinstance(error, Interrupted | KeyboardInterrupt) or launch.folder.rounds.exists()
+        if begun and not launch.folder.removed():
             with contextlib.suppress(OSError, Damaged):
                 console.say(_how_to_go_on(launch, connection))
         raise

@@ -98,6 +98,7 @@ class Line(_Strict):
     test_accuracy_p10: Percent
     test_accuracy_min: Percent
     val_accuracy_mean: Percent
+    participants_test_accuracy_mean: Percent = None
     train_loss: float | None
     sampled: Count
     replied: Count

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from fedhet.config.schema import BESIDE_ACCURACY
+from fedhet.config.schema import BESIDE_ACCURACY, METRICS
 from fedhet.errors import Damaged, one_line
 from fedhet.files import (
     NOBODY,
@@ -38,7 +38,7 @@ from fedhet.protocol.handshake import Roster
 from fedhet.protocol.messages import Reply
 from fedhet.protocol.payload import Array, Payload
 from fedhet.records.formats import Meta
-from fedhet.records.summary import spread
+from fedhet.records.summary import participants_mean, spread
 
 log = logging.getLogger("fedhet")
 
@@ -73,6 +73,7 @@ class Round:
     numbers: dict[str, float] = field(default_factory=dict)
     own: dict[str, list[tuple[float, int]]] = field(default_factory=dict)  # value, images
     scored: set[str] = field(default_factory=set)
+    trained: list[Mapping[str, float]] = field(default_factory=list)  # metrics right after training
     epsilon_spent: dict[str, float] = field(default_factory=dict)
 
     def carry(self, way: str, payload: Payload, message_bytes: int) -> None:
@@ -132,6 +133,7 @@ class Ledger:
         self.chain.add("upload", client, metrics, payload.flat)
         if "test_accuracy" in metrics:
             self.score(client, metrics)
+            self.round.trained.append(metrics)
 
     def spend(self, client: str, metrics: Mapping[str, float]) -> None:
         """Record the epsilon that a client has spent so far, if it adds noise."""
@@ -175,6 +177,11 @@ class Ledger:
             record[f"{kind}_mean"] = self.spread(kind)["mean"]
             if kind in BESIDE_ACCURACY:
                 record[f"{kind}_clients"] = sum(kind in s.metrics for s in self.scores.values())
+        for name in METRICS:
+            values = [m[f"test_{name}"] for m in now.trained if f"test_{name}" in m]
+            if values or name == "accuracy":
+                record[participants_mean(name)] = float(np.mean(values)) if values else math.nan
+                record[f"participants_test_{name}_clients"] = len(values)
         record |= {
             "train_loss": float(np.mean(now.losses)) if now.losses else math.nan,
             "failed": len(now.failures),

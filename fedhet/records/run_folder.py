@@ -5,6 +5,7 @@ log.txt``, and ``state/`` with the states of simulated clients unless ``state-di
 """
 
 import contextlib
+import errno
 import fcntl
 import functools
 import hashlib
@@ -31,10 +32,10 @@ from fedhet.files import (
     csv_text,
     decoded,
     finite,
+    parse_object,
     plain_path,
     read_bytes,
     read_json,
-    read_jsonl,
     read_yaml,
     shaped,
     sources,
@@ -68,6 +69,7 @@ class RunFolder:
         self.attempts = path / "checkpoint" / "attempts"  # of sums: a record of each attempt
         self.identity = path / "checkpoint" / "run.json"
         self._rounds, self._clients = Lines(self.rounds), Lines(self.clients)
+        self._seen = Seen(self.rounds)
         self.states_named = False  # whether the user said where the states are
 
     @classmethod
@@ -282,12 +284,10 @@ class RunFolder:
     def read_rounds(self) -> list[dict[str, Any]]:
         """Return all finished rounds, without a line that a crash cut short.
 
-        Raise Damaged for the first field that is not of its kind.
+        Only lines that are new since the last call are read. Raise Damaged for the first field that
+        is not of its kind, and for a line that is not of the round after the one before it.
         """
-        records = read_jsonl(self.rounds)
-        for number, record in enumerate(records, 1):
-            shaped(Line, record, f"'{self.rounds}'", f"line {number}")
-        return records
+        return self._seen.read()
 
     def marks(self) -> dict[str, Any]:
         """Return what a checkpoint says about the other files: what is before it is final."""
@@ -336,8 +336,37 @@ class RunFolder:
             ) from error
         return summary
 
+    def read_result(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return :meth:`read_summary` and :meth:`read_rounds`.
+
+        Raise Damaged if the run is completed and these are not of the same rounds.
+        """
+        summary, rounds = self.read_summary(), self.read_rounds()  # in the order they are final
+        if summary.get("status") == "completed":
+            if not 0 < summary["rounds"] == len(rounds):
+                raise Damaged(
+                    f"'{self.rounds}' has {len(rounds)} of the {summary['rounds']} rounds that "
+                    f"'{self.summary.name}' is of"
+                )
+            if rounds[-1]["sha256"] != summary.get("run_sha256"):
+                raise Damaged(
+                    f"'{self.summary}': run_sha256 is not what '{self.rounds.name}' ends with"
+                )
+        return summary, rounds
+
+    def removed(self) -> str:
+        """Return the reason why nothing can be written: the folder is gone; empty if it is not."""
+        if self.identity.exists():
+            return ""
+        return f"run folder '{self.path}' was removed or renamed while the run went on"
+
     def write_summary(self, config: RunConfig, status: str, clients: int, reason: str = "") -> None:
-        """Write ``summary.json`` from the rounds on disk; also for a run that did not complete."""
+        """Write ``summary.json`` from the rounds on disk; also for a run that did not complete.
+
+        Raise OSError if it cannot be written, or if the folder was removed.
+        """
+        if removed := self.removed():
+            raise FileNotFoundError(errno.ENOENT, removed, str(self.path))
         rounds = self.read_rounds()
         summary = summarise(config, rounds, status, clients, reason)
         privacy = privacy_summary(config, rounds, partition_clients(self.partition))
@@ -388,6 +417,31 @@ class Lines:
                 file.truncate(len(data))
             sync(self.path)
         self.size, self._digest = len(data), hashlib.sha256(data)
+
+
+class Seen:
+    """The lines of a growing ``rounds.jsonl``; each is parsed and checked once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._records: list[dict[str, Any]] = []
+        self._text = b""  # of the records
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the lines that are complete; raise as :meth:`RunFolder.read_rounds` does."""
+        text = b""
+        with contextlib.suppress(FileNotFoundError):
+            text = read_bytes(self.path)
+        if not text.startswith(self._text):
+            self._records, self._text = [], b""
+        source, new = f"'{self.path}'", text[len(self._text) :].split(b"\n")[:-1]
+        for number, line in enumerate(new, len(self._records) + 1):
+            record, place = parse_object(line, source, f"line {number}"), f"line {number}"
+            if (of := shaped(Line, record, source, place).round) != number:
+                raise Damaged.at(source, place, f"round: {of}, where {number} is next")
+            self._records.append(record)
+            self._text += line + b"\n"
+        return list(self._records)
 
 
 def parts(path: Path, mark: Mapping[str, Any]) -> tuple[bytes, bytes]:

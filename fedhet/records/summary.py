@@ -3,20 +3,21 @@
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhet.config.schema import BESIDE_ACCURACY, METRICS, RunConfig
+from fedhet.config.schema import BESIDE_ACCURACY, METRICS, Metric, RunConfig
 from fedhet.files import NOBODY, client_order, is_id
 from fedhet.records.formats import read_partition
 
 ABSENT = ("test_accuracy_std", "test_accuracy_p10", "test_accuracy_min", "clients.csv")
 COMMONEST = 0.6  # share of the examples from which a class alone makes accuracy look good
 log = logging.getLogger("fedhet")
+RECENT = 50  # rounds that the participants' mean is averaged over, as papers do
 UNSUMMED = "unsummed_classes"  # of a round: those that too few clients have (sum-owners)
 _RECENT = 10  # rounds that the time left is estimated from
 # How a client is left out whose numbers left the range in which there is anything to learn.
@@ -60,6 +61,15 @@ def summarise(
             for name in sorted(BESIDE_ACCURACY)
             for kind in ("mean", "clients")
             if last.get(f"{name}_{kind}") is not None
+        },
+        **{
+            f"participants_test_{name}_{kind}": value
+            for name in dict.fromkeys(("accuracy", config.metric))
+            for kind, value in participants(
+                [(r["round"], r["replied"], r.get(participants_mean(name))) for r in rounds],
+                METRICS[name],
+                config.evaluate_every,
+            ).items()
         },
         "best_validation_round": best.get("round"),
         "best_validation_test_accuracy_mean": best.get("test_accuracy_mean"),
@@ -114,6 +124,35 @@ def imbalance(config: RunConfig, counts: Mapping[str, int]) -> str:
         f"would get an accuracy of about {100 * share:.0f} %; metric=balanced_accuracy (or "
         "auroc) is not moved by that"
     )
+
+
+def participants_mean(metric: str) -> str:
+    """Return the name of the participants' mean in a line of ``rounds.jsonl``."""
+    return f"participants_test_{metric}_mean"
+
+
+def participants(
+    rounds: Iterable[tuple[int, int, float | None]], metric: Metric, evaluate_every: int
+) -> dict[str, float]:
+    """Summarise the participants' means: what the papers' programs print.
+
+    ``rounds`` are number, replies and mean. ``last`` is the last mean, ``last_50`` the mean over
+    the last 50 rounds, ``best`` the best one and ``best_round`` its round. Only ``last`` is there
+    if a round that was evaluated has no mean, as in records of older versions.
+    """
+    lines = list(rounds)
+    known = {n: mean for n, _, mean in lines if mean is not None and math.isfinite(mean)}
+    if not known:
+        return {}
+    figures: dict[str, float] = {"last": known[max(known)]}
+    if any(n % evaluate_every == 0 and replied and n not in known for n, replied, _ in lines):
+        return figures
+    best = max(known, key=lambda n: (known[n] * (-1 if metric.less_is_better else 1), -n))
+    recent = [mean for n, mean in known.items() if n > lines[-1][0] - RECENT]
+    return figures | {
+        f"last_{RECENT}": float(np.mean(recent or [figures["last"]])),
+        "best": known[best], "best_round": best,
+    }  # fmt: skip
 
 
 def out_of_patience(config: RunConfig, lines: Sequence[Mapping[str, Any]]) -> bool:

@@ -134,7 +134,10 @@ def _lines(
         )
     parts(path, meta["rounds"])
     _, later = parts(folder.clients, meta["clients"])
-    if completed and later:
+    later_rounds = {line.split(b",", 1)[0] for line in later.split(b"\n")[:-1]}
+    if later_rounds - ({b"round"} if last == 0 else set()) - {b"%d" % (last + 1)} or (
+        completed and later
+    ):
         raise Damaged(f"'{folder.clients}' has lines that no round of this run wrote")
     if last and records[last - 1].get("sha256") != meta["sha256"]:
         raise Damaged(f"'{folder.checkpoint}' is not the end of the chain in '{path.name}'")

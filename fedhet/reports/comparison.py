@@ -14,6 +14,7 @@ import scipy  # `scipy.stats` takes a second: it is imported when an interval is
 
 from fedhet.config.schema import MAJORITY, METRICS
 from fedhet.errors import UserError
+from fedhet.records.summary import RECENT
 from fedhet.reports.settings import Placed, Setting, method_name
 
 BASELINE = "standalone"  # what others are compared with unless a method is named
@@ -21,6 +22,9 @@ LEVEL = 0.95
 ENOUGH = 5  # blocks below which numbers are descriptive and nothing is tested
 
 
+PARTICIPANTS = [  # columns of the frame of runs
+    f"participants_{kind}" for kind in ("last", f"last_{RECENT}", "best", "best_round")
+]
 STATISTICS = ["count", "mean", "std"]
 
 
@@ -139,6 +143,13 @@ class Comparison:
         made["never_sampled"] = by_variant["never_sampled"].mean()
         made[[*METRICS, MAJORITY]] = by_variant[[*METRICS, MAJORITY]].mean()
         return made.reindex(self.variants)
+
+    @cached_property
+    def participants(self) -> pd.DataFrame:
+        """Per variant: figures of the participants' means; empty if runs differ in their metric."""
+        columns = [name for name in PARTICIPANTS if set(self.runs["metric"]) == {self.metric}]
+        means = self.runs.groupby("variant")[columns].mean().reindex(self.variants)
+        return means.dropna(how="all")
 
     @cached_property
     def wide(self) -> pd.DataFrame:

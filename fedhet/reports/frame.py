@@ -17,14 +17,15 @@ import pandas as pd
 from fedhet.config.registry import method_name as known_as
 from fedhet.config.schema import MAJORITY, METRICS
 from fedhet.errors import UserError
+from fedhet.records.summary import participants, participants_mean
 from fedhet.reports import figures
-from fedhet.reports.comparison import compare, sentences
+from fedhet.reports.comparison import PARTICIPANTS, compare, sentences
 from fedhet.reports.reading import LeftOut, RunRecord, read_runs
 from fedhet.reports.settings import Placed, arrange
 
 COLUMNS = (  # of the frame of runs, before the keys of the configuration
     "run", "setting", "setting_id", "variant", "block", "compared", *METRICS, MAJORITY,
-    "accuracy_best_validation", "best_validation",
+    "accuracy_best_validation", "best_validation", *PARTICIPANTS,
     "accuracy_sampled", "accuracy_std", "accuracy_p10", "accuracy_worst", "difference",
     "never_sampled", "federation", "floats_up", "floats_down", "gflops", "epsilon", "noise_of",
     "wall_seconds", "failures", "run_sha256", "fedhet_version", "torch_version", "git_commit",
@@ -128,6 +129,11 @@ def _row(number: int, one: Placed) -> dict[str, Any]:
     versions, privacy = run.environment.get("versions") or {}, run.summary.get("privacy") or {}
     listed, metric = len(run.clients), run.config.get("metric", "accuracy")
     known = int(run.summary.get("clients") or listed)
+    means = rounds.get(participants_mean(metric), rounds["round"] * np.nan)
+    trained = participants(
+        zip(rounds["round"], rounds["replied"], means, strict=True),
+        METRICS.get(metric, METRICS["accuracy"]), int(run.config.get("evaluate-every", 1)),
+    )  # fmt: skip
     never = int((run.clients["generation"] == 0).sum())
     if not run.config.get("evaluate-all", True):
         never += known - listed
@@ -138,6 +144,7 @@ def _row(number: int, one: Placed) -> dict[str, Any]:
         **{name: last.get(f"test_{name}_mean", np.nan) for name in (*METRICS, MAJORITY)},
         "accuracy_best_validation": run.summary.get("best_validation_test_accuracy_mean"),
         "best_validation": run.summary.get(f"best_validation_test_{metric}_mean"),
+        **{name: trained.get(name.removeprefix("participants_"), np.nan) for name in PARTICIPANTS},
         "never_sampled": np.nan if run.means_alone else never, "federation": known,
         "floats_up": rounds["uplink_floats"].sum() / replies,
         "floats_down": rounds["downlink_floats"].sum() / replies,

@@ -14,23 +14,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedhet.config.schema import kebab
+from fedhet.config.schema import METRICS, kebab
 from fedhet.errors import Damaged, UserError, one_line
 from fedhet.files import (
     client_order,
     finite,
     near,
     read_json,
-    read_jsonl,
     read_yaml,
     shaped,
     write_text,
 )
 from fedhet.records.formats import read_partition, read_rows
-from fedhet.records.summary import diverged
+from fedhet.records.run_folder import RunFolder
+from fedhet.records.summary import diverged, participants_mean
 
 FORMAT = "fedhet run record 1"
 SUFFIX = ".run"  # JSON inside; Flower sends every .json of a repository to all clients
@@ -41,6 +40,7 @@ _CLOSE = 1e-6  # points; some packed records keep ten digits
 _NEEDED = ["round", "replied", "train_flops", "uplink_floats", "downlink_floats"]
 _ROUND = {*_NEEDED, "train_loss", "sampled", "failed", "evaluated_clients", "uplink_bytes",
           "downlink_bytes"}  # fmt: skip
+_FIGURES = ("test_", "val_", "participants_test_")
 _TEXTS = ["client", "model"]
 _UNUSED = {"round", "other"}  # columns of clients
 _SCORES = ["test_accuracy", "val_accuracy"]
@@ -157,54 +157,64 @@ def read_run(path: Path) -> RunRecord | LeftOut:
 
 
 def _read_folder(path: Path) -> RunRecord | LeftOut:
-    config, lines = read_yaml(path / "config.yaml"), read_jsonl(path / "rounds.jsonl")
-    if not (path / "summary.json").exists():
+    config, (summary, lines) = read_yaml(path / "config.yaml"), RunFolder(path).read_result()
+    if not summary:
         reason = f"not finished: round {len(lines)} of {config.get('rounds', '?')}"
         return LeftOut(path.name, reason)
-    summary = read_json(path / "summary.json")
     if summary["status"] != "completed":
         reason = f"{summary['status']}: {summary.get('reason') or 'no reason recorded'}"
         return LeftOut(path.name, one_line(reason))
     if diverged(lines[-1]):
         return LeftOut(path.name, "failed: it diverged: no reply of the last round was accepted")
-    if lines[-1].get("sha256", summary.get("run_sha256")) != summary.get("run_sha256"):
-        raise ValueError("the last line of rounds.jsonl is not the round that summary.json is of")
     names = list(filter(_kept, dict.fromkeys(chain.from_iterable(lines))))
-    columns = [_numbers(name, [line.get(name) for line in lines]) for name in names]
-    rounds = pd.DataFrame(np.column_stack(columns), columns=names)
-    clients = _clients(_last_lines(path / "clients.csv"))
+    rounds = pd.DataFrame([[line.get(name) for name in names] for line in lines], columns=names)
+    evaluations = _evaluations(path / "clients.csv")
+    clients = evaluations.drop_duplicates("client", keep="last").drop(columns="round")
     environment = path / "environment.json"
     return _checked(
         RunRecord(
             path.name, {key: value for key, value in config.items() if key not in _MACHINE},
             summary, read_json(environment) if environment.exists() else {},
-            rounds, clients.sort_values("client", key=lambda ids: ids.map(client_order)),
+            _with_participants(rounds.astype(float), evaluations),
+            clients.sort_values("client", key=lambda ids: ids.map(client_order)),
             _counts(path / "partition.csv"), path,
         )
     )  # fmt: skip
 
 
-def _numbers(name: str, values: list[Any]) -> NDArray[np.float64]:
-    """Return a column of ``rounds.jsonl``; NaN where a line has no such figure."""
-    try:
-        return np.array(values, dtype=float)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"rounds.jsonl: {name} is not a number in every line") from error
-
-
 def _kept(name: str) -> bool:
     """Return whether a report uses this figure of a line of ``rounds.jsonl``."""
-    return name in _ROUND or name.startswith(("test_", "val_")) or name.endswith("norm")
+    return name in _ROUND or name.startswith(_FIGURES) or name.endswith("norm")
 
 
-def _last_lines(path: Path) -> dict[str, Sequence[str]]:
-    """Return the last line of each client in ``clients.csv``, by columns."""
-    (_, names), *rows = read_rows(path) or [(0, ["client"])]
-    if "client" not in names:
-        raise ValueError(f"{path.name}: column client is missing")
-    lines = {row[names.index("client")]: row for _, row in rows}
-    columns = zip(*lines.values(), strict=True) if lines else [()] * len(names)
-    return dict(zip(names, columns, strict=True))
+def _evaluations(path: Path) -> pd.DataFrame:
+    """Return ``clients.csv``."""
+    (_, names), *rows = read_rows(path) or [(0, ["round", "client"])]
+    for name in ("round", "client"):
+        if name not in names:
+            raise ValueError(f"{path.name}: column {name} is missing")
+    lines = [row for _, row in rows]
+    columns = zip(*lines, strict=True) if lines else [()] * len(names)
+    columns_by_name = dict(zip(names, columns, strict=True))
+    evaluations = _clients(columns_by_name)
+    return evaluations.assign(round=np.array(columns_by_name["round"], dtype=float))
+
+
+def _with_participants(rounds: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
+    """Add the participants' means to rounds that an older fedhet recorded without them.
+
+    They are the means over the evaluations of a round's own generation, if everybody who replied
+    has one.
+    """
+    own = evaluations[evaluations["generation"] == evaluations["round"]].groupby("round")
+    whole = own.size().reindex(rounds["round"]).to_numpy() == rounds["replied"].to_numpy()
+    for name in METRICS:
+        if (column := f"test_{name}") in evaluations:
+            means = own[column].mean().reindex(rounds["round"]).to_numpy()
+            computed = pd.Series(np.where(whole, means, math.nan), rounds.index)
+            recorded = rounds.get(participants_mean(name), computed)
+            rounds[participants_mean(name)] = recorded.fillna(computed)
+    return rounds
 
 
 def _clients(columns: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
@@ -345,12 +355,21 @@ def _checked(run: RunRecord) -> RunRecord:
     if (every := int(config.get("evaluate-every", 1))) > 1:
         repeated = rounds["round"] % every != 0
         repeated.iloc[-1] = False
-        rounds.loc[repeated, rounds.columns.str.startswith(("test_", "val_"))] = math.nan
+        rounds.loc[repeated, rounds.columns.str.startswith(_FIGURES)] = math.nan
     if rounds.get("test_accuracy_mean", pd.Series(dtype=float)).isna().all():
         raise ValueError("no round was evaluated")
+    _fill_participants(rounds, int(run.summary.get("clients") or 0))
     made = replace(run, config=config, rounds=rounds, clients=clients)
     _check_whole(made)
     return made
+
+
+def _fill_participants(rounds: pd.DataFrame, federation: int) -> None:
+    """Where everybody replied, the participants' mean is that over all clients."""
+    for name in METRICS:
+        mean, column = participants_mean(name), f"test_{name}_mean"
+        if column in rounds and (rounds["replied"] == federation).all():
+            rounds[mean] = rounds.get(mean, rounds[column]).fillna(rounds[column])
 
 
 def _check_whole(run: RunRecord) -> None:

@@ -11,7 +11,15 @@ import pandas as pd
 
 from fedhet.config.schema import METRICS
 from fedhet.files import quoted
-from fedhet.reports.comparison import ENOUGH, LEVEL, Comparison, in_order, variability
+from fedhet.records.summary import RECENT
+from fedhet.reports.comparison import (
+    ENOUGH,
+    LEVEL,
+    PARTICIPANTS,
+    Comparison,
+    in_order,
+    variability,
+)
 from fedhet.reports.settings import at_default, plain
 
 PERCENT = f"{100 * LEVEL:g} %"
@@ -129,8 +137,8 @@ def overview(comparisons: Sequence[Comparison]) -> ReportTable:
 
 def of_setting(one: Comparison) -> list[ReportTable]:
     """All tables of a setting that have a row."""
-    made = [_levels(one), _paired(one), _costs(one), _targets(one), _tuned(one), _others(one)]
-    return [table for table in made if len(table)]
+    kinds = (_levels, _paired, _participants, _costs, _targets, _tuned, _others)
+    return [table for kind in kinds if len(table := kind(one))]
 
 
 def _table(one: Comparison, kind: str, title: str, note: str, rows: Iterable[str]) -> ReportTable:
@@ -187,6 +195,29 @@ def _paired(one: Comparison) -> ReportTable:
         table.add("p", "Wilcoxon signed-rank over blocks, two-sided", found["p"], p_value)
         about = "adjusted over all comparisons of all settings of this report"
         table.add("p, Holm", about, found["adjusted"], p_value)
+    return table
+
+
+def _participants(one: Comparison) -> ReportTable:
+    trained = one.participants
+    last, recent, best, best_round = (trained.get(name) for name in PARTICIPANTS)
+    note = (
+        "The papers' programs print the mean over a round's participants, right after their "
+        "training. Its best round is chosen by the test figure, so it is no estimate of what to "
+        "expect. Means over blocks; '-': the record has not every round."
+    )
+    table = _table(one, "participants", "By the papers' measure", note, trained.index)
+    if len(table):
+        level = one.levels.loc[trained.index]
+        about = "mean over all clients after the last round"
+        table.add("all clients", about, level["mean"], one.digits)
+        for title, about, values in (
+            ("participants, last round", "mean over those who trained in it", last),
+            (f"last {RECENT} rounds", f"mean of the last {RECENT} rounds' means", recent),
+            ("best round", "the best of all rounds' means", best),
+        ):
+            table.add(title, about, values, one.digits)
+        table.add("which", "the best round, mean over blocks", best_round, 1)
     return table
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhet.config.schema import BESIDE_ACCURACY, RunConfig
+from fedhet.config.schema import BESIDE_ACCURACY, METRICS, RunConfig
 from fedhet.errors import Rejected
 from fedhet.files import client_order
 from fedhet.protocol.checks import check_trained
@@ -76,6 +76,11 @@ class SumLedger(Ledger):
                 self.round.losses = [found.mean]
             else:
                 self.round.numbers[name] = found.mean
+            if name.removeprefix("test_") in METRICS:  # all that a sum is over have just trained
+                self.round.numbers |= {
+                    f"participants_{name}_mean": found.mean,
+                    f"participants_{name}{CLIENTS}": float(found.clients),
+                }
         if "test_accuracy" in means:
             self.means[EVALUATED] = float(means["test_accuracy"].clients)
 

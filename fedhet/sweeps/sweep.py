@@ -32,7 +32,7 @@ from fedhet.engines.grid import gpu_part
 from fedhet.engines.session import check_ray_address
 from fedhet.engines.system import end_with_maker, look_away
 from fedhet.errors import Damaged, RunFailed, UserError, one_line
-from fedhet.files import cpus, read_json, read_jsonl, read_yaml, write_json, write_text
+from fedhet.files import cpus, read_json, read_yaml, write_json, write_text
 from fedhet.records.run_folder import LOCK, RunFolder, source_digest, versions
 from fedhet.records.summary import DIVERGENCE, diverged
 from fedhet.records.verification import check_entries
@@ -66,6 +66,7 @@ class Job:
     process: "BaseProcess | RayTask | None" = None
     rounds: int = 0
     last: Mapping[str, Any] = field(default_factory=dict)  # line of rounds.jsonl
+    run_folder: RunFolder | None = None
     waits: bool = False  # another process, such as another sweep's, runs it
 
     @property
@@ -76,7 +77,8 @@ class Job:
     def look(self) -> None:
         """Read the finished rounds from the folder."""
         with contextlib.suppress(Damaged, OSError):  # :meth:`conclude` reports these
-            records = read_jsonl(self.folder / "rounds.jsonl")
+            self.run_folder = self.run_folder or RunFolder(self.folder)  # which reads a line once
+            records = self.run_folder.read_rounds()
             self.rounds = len(records)
             self.last = records[-1] if records else {}
 
@@ -108,16 +110,13 @@ class Job:
         if self.folder.exists() and not self.folder.is_dir():
             raise Damaged(f"'{self.folder}' is not a folder")
         folder = RunFolder(self.folder)
-        summary = folder.read_summary()  # first: a run writes it last
-        records = read_jsonl(folder.rounds)
+        summary, records = folder.read_result()
         if folder.config.exists():
             self._check_config(folder.config)
         status, reason = str(summary.get("status", "")), one_line(summary.get("reason", ""))
         if status == "completed":
             from fedhet.reports.reading import read_run  # noqa: PLC0415  (pandas)
 
-            if not records:
-                raise Damaged("rounds.jsonl is empty: see `fedhet verify`")
             read_run(self.folder)  # as a report will
             return DIVERGED if diverged(records[-1]) else FINISHED, reason
         if self.folder.exists() and not (folder.identity.exists() or self.unbegun()):

@@ -21,9 +21,13 @@ def counted(loss: float | None, clients: int = 2) -> dict:
 
 
 def round_line(number: int, accuracy, loss: float | None = 0.5, **more) -> str:
-    """A line of ``rounds.jsonl``, with what a report reads of it."""
-    counts = {"sampled": 2, "uplink_floats": 100, "downlink_floats": 60, "train_flops": 1e12}
-    line = {"round": number, "test_accuracy_mean": accuracy, "seconds": 1.0}
+    """A line of ``rounds.jsonl``."""
+    counts = {"sampled": 2, "offline": 0, "uplink_floats": 100, "downlink_floats": 60}
+    counts |= {f"{way}_bytes": 400 for way in ("uplink", "downlink")}
+    counts |= {f"{way}_message_bytes": 500 for way in ("uplink", "downlink")}
+    line = {"round": number, "test_accuracy_mean": accuracy, "seconds": 1.0, "train_flops": 1e12}
+    line |= {f"test_accuracy_{kind}": accuracy for kind in ("std", "p10", "min")}
+    line |= {"val_accuracy_mean": 1.0, "lost": [], "sha256": "ab"}
     return json.dumps(line | counts | counted(loss) | more) + "\n"
 
 
@@ -52,7 +56,7 @@ def make_run(folder: Path, method: str, seed: int, tests, **changes) -> Path:
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(yaml.safe_dump(config.flat()))
     flops = own.get("flops", 1e12)
-    more = {"val_accuracy_mean": 1.0, "train_flops": flops, "sha256": f"{method}{seed}"}
+    more = {"val_accuracy_mean": 1.0, "train_flops": flops, "sha256": sha256_of(method, seed)}
     lines = [
         round_line(r, sum(row) / len(row), own.get("loss", 0.5), **more)
         for r, row in enumerate(tests, start=1)
@@ -64,10 +68,15 @@ def make_run(folder: Path, method: str, seed: int, tests, **changes) -> Path:
         "method": method, "status": own.get("status", "completed"), "reason": "not finite",
         "best_validation_test_accuracy_mean": 5.0, "wall_seconds": 7200.0, "failures": [],
         "rounds": len(tests), "test_accuracy_mean": sum(tests[-1]) / len(tests[-1]),
-        "run_sha256": f"{method}{seed}",
+        "run_sha256": sha256_of(method, seed),
     }  # fmt: skip
     (path / "summary.json").write_text(json.dumps(summary))
     return path
+
+
+def sha256_of(method: str, seed: int) -> str:
+    """Stands for the hash of a run."""
+    return f"{method}{seed}".encode().hex()
 
 
 def rows_of(out: Path, kind: str) -> dict[str, dict[str, str]]:

@@ -8,13 +8,18 @@ from unittest.mock import Mock
 
 import pytest
 from helpers.tiny import tiny
+from watch.folders import append, line
 
 from fedhet.cli.app import execute
-from fedhet.errors import UserError
+from fedhet.engines.grid import run
+from fedhet.engines.launch import Launch
+from fedhet.errors import RunFailed, UserError
 from fedhet.files import write_text
 from fedhet.protocol.messages import instruction
+from fedhet.records import run_folder
 from fedhet.records.formats import read_evaluations
 from fedhet.records.run_folder import RunFolder
+from fedhet.reports.reading import read_runs
 from fedhet.testing import simulate
 
 ROUNDS = 3
@@ -102,6 +107,12 @@ DAMAGE = {
     "an altered line": (lambda r: altered(r / "rounds.jsonl"), "rounds.jsonl"),
     "a garbled line": (lambda r: lines(r / "rounds.jsonl", lambda x: [b"{\n", *x[1:]]), "line 1"),
     "a line of nothing": (lambda r: lines(r / "rounds.jsonl", lambda x: [*x, b"{}\n"]), "line 3"),
+    "the last line twice": (
+        lambda r: lines(r / "rounds.jsonl", lambda x: [*x, x[-1]]), "line 3 is damaged",
+    ),
+    "the last line of clients twice": (
+        lambda r: lines(r / CLIENTS, lambda x: [*x, x[-1]]), CLIENTS,
+    ),
     "no lines": (lambda r: (r / "rounds.jsonl").unlink(), "rounds.jsonl"),
     "cut clients.csv": (lambda r: lines(r / CLIENTS, lambda x: [*x[:-1], x[-1][:-3]]), CLIENTS),
     "a line in clients.csv changed": (
@@ -139,6 +150,46 @@ def test_every_damage_is_named_and_changes_nothing(runs, tmp_path, capsys, which
         assert name in said and "Traceback" not in said
     after = (run / "rounds.jsonl").read_bytes() if (run / "rounds.jsonl").exists() else b""
     assert after == before
+
+
+@pytest.mark.parametrize("lines_left", [0, 1])
+def test_a_completed_run_without_its_lines_is_damaged_in_list_and_report(
+    runs, tmp_path, capsys, lines_left
+):
+    run = copy(runs["done"], tmp_path / "runs")
+    lines(run / "rounds.jsonl", lambda x: x[:lines_left])
+    capsys.readouterr()
+    assert execute(["runs", str(run.parent), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    reason = f"has {lines_left} of the {ROUNDS} rounds"
+    assert row["status"] == "damaged" and reason in row["reason"]
+    (run_,) = read_runs([run])[1]
+    assert reason in run_.reason
+
+
+@pytest.mark.parametrize("engine", ["inline", "processes"])
+def test_a_run_whose_folder_is_removed_ends_in_one_line(tmp_path, capfd, engine):
+    config = tiny(tmp_path, rounds=ROUNDS, name="gone", engine=engine)
+
+    def remove(records):
+        if records:
+            shutil.rmtree(tmp_path / "runs" / "gone")
+
+    with pytest.raises(RunFailed, match="'.*gone' was removed or renamed while the run went on"):
+        run(Launch(config, RunFolder.create(config, "gone")), remove)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_line_is_checked_once_however_long_the_run(tmp_path, monkeypatch):
+    folder, checked = RunFolder(tmp_path), []
+    original = run_folder.shaped
+    monkeypatch.setattr(run_folder, "shaped", lambda *a: checked.append(a[-1]) or original(*a))
+    for number in range(1, 6):
+        append(folder.rounds, line(number))
+        assert [one["round"] for one in folder.read_rounds()] == list(range(1, number + 1))
+    assert checked == [f"line {number}" for number in range(1, 6)]
+    folder.rounds.write_text(line(1) + line(2, seconds=9.0) + line(3))  # resumed meanwhile
+    assert [one["seconds"] for one in folder.read_rounds()] == [2.0, 9.0, 2.0]
 
 
 def test_a_summary_of_other_rounds_is_named(runs, tmp_path, capsys):

@@ -1,5 +1,6 @@
 """Figures of a comparison, by hand: intervals, tests, costs, and which runs belong together."""
 
+import json
 import math
 import re
 from itertools import product
@@ -8,13 +9,17 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.written_runs import CLIENTS, edit, make_run
+from helpers.tiny import tiny
+from helpers.written_runs import CLIENTS, edit, make_run, sha256_of
 
 from fedhet import load_sweep
 from fedhet.errors import UserError
+from fedhet.records.formats import read_evaluations
 from fedhet.reports.comparison import STATISTICS, holm, intervals, signed_rank
 from fedhet.reports.frame import COLUMNS
-from fedhet.reports.tables import overview
+from fedhet.reports.reading import pack, read_runs
+from fedhet.reports.tables import of_setting, overview
+from fedhet.testing import simulate
 
 
 def test_a_t_interval_and_one_block_without():
@@ -75,6 +80,50 @@ def test_levels_are_of_clients_that_were_sampled(sweep):
     assert level["mean"] == pytest.approx(25.5) and level["never_sampled"] == 1
     assert level["sampled"] == pytest.approx(30 + 2 / 3)  # 20, 30, 40 + seed
     assert level["worst"] == 20 and level["p10"] == pytest.approx(22)
+
+
+def test_the_papers_measure_is_over_the_clients_that_trained(tmp_path):
+    """Three of five train in a round; every other round is evaluated."""
+    config = tiny(tmp_path, clients=5, fraction=0.6, rounds=5, evaluate_every=2, engine="inline",
+                  metric="log_loss")  # fmt: skip
+    folder, _ = simulate(config)
+    lines, rows = folder.read_rounds(), read_evaluations(folder.clients)
+    trained = {
+        number: [row for row in rows if row.round == row.generation == number]
+        for number in (2, 4, 5)
+    }
+    means = {n: np.mean([row.other["test_log_loss"] for row in own]) for n, own in trained.items()}
+    for line in lines:
+        own = trained.get(line["round"], [])
+        assert line["participants_test_accuracy_clients"] == len(own) == (3 if own else 0)
+        expected = np.mean([row.test_accuracy for row in own]) if own else None
+        assert line["participants_test_accuracy_mean"] == (pytest.approx(expected) if own else None)
+    best = min(means, key=means.get)
+    expected = [means[5], np.mean(list(means.values())), means[best], best]
+    kinds = ("last", "last_50", "best", "best_round")
+    summary, columns = folder.read_summary(), [f"participants_{kind}" for kind in kinds]
+    assert [summary[f"participants_test_log_loss_{k}"] for k in kinds] == pytest.approx(expected)
+    frame = load_sweep(folder.path).frame()
+    assert frame[columns].iloc[0].tolist() == pytest.approx(expected)
+
+    older = [{k: v for k, v in line.items() if not k.startswith("participants")} for line in lines]
+    folder.rounds.write_text("".join(json.dumps(line) + "\n" for line in older))
+    from_clients = load_sweep(folder.path).frame()  # what an older fedhet wrote
+    assert from_clients[columns].iloc[0].tolist() == pytest.approx(expected)
+
+
+def test_the_papers_measure_of_older_records_where_it_can_be_known(sweep, tmp_path):
+    (one,) = load_sweep(sweep).comparisons
+    assert one.participants.empty  # two of four clients replied, three have the round's generation
+    for path in sweep.glob("*/rounds.jsonl"):
+        path.write_text(path.read_text().replace('"replied": 2', '"replied": 4'))
+        edit(path.parent / "summary.json", '"status"', '"clients": 4, "status"')
+    pack(read_runs([sweep])[0], tmp_path)  # everybody trains: they are all clients
+    for place in (sweep, tmp_path):
+        (one,) = load_sweep(place).comparisons
+        assert one.participants.loc["FedSSA"].tolist() == [28.5, 15.75, 28.5, 2]
+    table = {table.title: table for table in of_setting(one)}["By the papers' measure"]
+    assert table.shown.iloc[0].tolist() == ["Standalone", "25.50", "25.50", "12.75", "25.50", "2.0"]
 
 
 def test_costs_and_accuracy_at_equal_compute(sweep):
@@ -141,10 +190,8 @@ def test_settings_of_one_title_are_told_apart_by_their_keys(tmp_path):
 def test_a_second_run_of_a_cell_is_left_out_and_said(sweep):
     make_run(sweep, "fedssa", 0, [[0.0] * 4, [0.0] * 4], name="same")
     make_run(sweep, "fedssa", 1, [[9.0] * 4, [9.0] * 4], name="zother")
-    edit(sweep / "zother" / "summary.json", "fedssa1", "elsewhere")
-    edit(sweep / "zother" / "rounds.jsonl", '"sha256": "fedssa1"', '"sha256": "x"')
-    text = (sweep / "zother" / "rounds.jsonl").read_text()
-    (sweep / "zother" / "rounds.jsonl").write_text(text.replace('"fedssa1"', '"elsewhere"'))
+    for name in ("summary.json", "rounds.jsonl", "rounds.jsonl"):
+        edit(sweep / "zother" / name, sha256_of("fedssa", 1), "ab")
     left_out = {one.name: one.reason for one in load_sweep(sweep).left_out}
     assert left_out["same"] == "a second run of one cell, with the same result as 'fedssa-s0'"
     assert "with ANOTHER result than 'fedssa-s1'" in left_out["zother"]

@@ -43,12 +43,12 @@ KEY = "fraction: 0.5"
 @pytest.mark.parametrize(
     ("file", "old", "new", "said"),
     [
-        ("summary.json", '"rounds": 2', '"rounds": 3', "rounds.jsonl has 2 of 3 rounds"),
-        ("summary.json", '"run_sha256": "fd0"', '"run_sha256": "x"', "not the round that"),
+        ("summary.json", '"rounds": 2', '"rounds": 3', "has 2 of the 3 rounds"),
+        ("summary.json", '"run_sha256": "666430"', '"run_sha256": "x"', "is not what 'rou"),
         ("clients.csv", "2,3,cnn-1,2,4.0", "2,3,cnn-1,2,9.0", "clients.csv ends with 3.75 %"),
         ("clients.csv", "2,3,cnn-1,2,4.0", "2,3,cnn-1,2,x", "could not convert"),
         ("clients.csv", "2,3,cnn-1,2,4.0", '2,3,"cnn-1,2,4.0', "not CSV: unexpected end"),
-        ("rounds.jsonl", '"round": 2', '"round": 5', "2 lines are not the rounds from 1 on"),
+        ("rounds.jsonl", '"round": 2', '"round": 5', "line 2 is damaged: round: 5, where 2"),
         ("rounds.jsonl", FLOPS, '"train_flops": NaN', "line 1 is damaged: not JSON"),
         ("rounds.jsonl", FLOPS, '"train_flops": -1', "is missing or negative"),
         ("config.yaml", KEY, "fraction: half", "fraction is damaged: Input should be"),

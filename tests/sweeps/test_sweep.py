@@ -75,13 +75,13 @@ def cut(name):
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda folder: (folder / "rounds.jsonl").write_text(""), "rounds.jsonl is empty"),
+        (lambda folder: (folder / "rounds.jsonl").write_text(""), "has 0 of the 2 rounds"),
         (lambda folder: (folder / "rounds.jsonl").write_text("[" * 100_000 + "\n"), "rounds.jsonl"),
         (lambda folder: (folder / "config.yaml").unlink(), "config.yaml"),
         (lambda folder: (folder / "rounds.jsonl").write_text(
             round_line(1, "much") + round_line(2, "much")),
-         "test_accuracy_mean is not a number in every line"),
-        (cut("rounds.jsonl"), "rounds.jsonl has 1 of 2 rounds; remove '"),
+         "test_accuracy_mean is damaged: Input should be"),
+        (cut("rounds.jsonl"), "has 1 of the 2 rounds that 'summary.json' is of; remove '"),
         (cut("clients.csv"), "clients.csv ends with 2.50 %, and summary.json with 3.50 %"),
     ],
 )  # fmt: skip

@@ -178,10 +178,10 @@ class Ledger:
             if kind in BESIDE_ACCURACY:
                 record[f"{kind}_clients"] = sum(kind in s.metrics for s in self.scores.values())
         for name in METRICS:
-            values = [m[f"test_{name}"] for m in now.trained if f"test_{name}" in m]
-            if values or name == "accuracy":
-                record[participants_mean(name)] = float(np.mean(values)) if values else math.nan
-                record[f"participants_test_{name}_clients"] = len(values)
+            figures = [m[f"test_{name}"] for m in now.trained if f"test_{name}" in m]
+            if figures or name == "accuracy":
+                record[participants_mean(name)] = float(np.mean(figures)) if figures else math.nan
+                record[f"participants_test_{name}_clients"] = len(figures)
         record |= {
             "train_loss": float(np.mean(now.losses)) if now.losses else math.nan,
             "failed": len(now.failures),

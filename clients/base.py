@@ -50,7 +50,7 @@ from fedhet.training.loop import (
     set_trainable,
     train,
 )
-from fedhet.training.metrics import evaluate
+from fedhet.training.metrics import evaluate, own_metrics
 
 __all__ = ["MethodClient", "Needs", "Setup"]
 
@@ -382,7 +382,10 @@ class MethodClient(NumPyClient, Generic[P]):
         for part in ("test", "val"):
             data = self.examples(part)
             if len(data):
-                metrics = evaluate(self.predict, data, self.config, majority).metrics
+                result = evaluate(self.predict, data, self.config, majority)
+                metrics = {**result.metrics}
+                if part == "test" and self.config.metrics:
+                    metrics |= own_metrics(result, self.config)
                 found |= {f"{part}_{name}": value for name, value in metrics.items()}
         return found
 

@@ -22,12 +22,10 @@ run = fedhet.run(
 )
 print(run)
 
-# %% What it says: dicts, and lists of dicts; `pandas.DataFrame(run.rounds)` is a table.
+# %% What it says: a dict of figures, and two DataFrames.
 print(f"mean test accuracy {run.summary['test_accuracy_mean']:.1f} %")
-for record in run.rounds:
-    print(record["round"], record["test_accuracy_mean"], record["uplink_floats"])
-for row in run.clients[-3:]:
-    print(row["client"], row["model"], row["test_accuracy"])
+print(run.rounds[["round", "test_accuracy_mean", "uplink_floats"]])
+print(run.clients[["client", "model", "test_accuracy"]].tail(3))
 
 # %% Two rounds were few: add one. The same folder, the same clients.
 run = fedhet.resume(run, rounds=3)

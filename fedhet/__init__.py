@@ -2,32 +2,35 @@
 
 From Python: ``run = fedhet.run("quickstart", rounds=3, engine="inline")``, then ``run.summary``,
 ``run.rounds``, ``run.clients`` and ``run.model("0")``; see :class:`fedhet.api.Run`. Many runs:
-``fedhet.load_sweep("runs/digits").frame()``; see :class:`fedhet.reports.frame.Runs`.
+``fedhet.load_sweep("runs/digits").frame()``; see :class:`fedhet.reports.frame.Runs`. The types of
+all names are in ``__init__.pyi``.
 """
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from fedhet.api import Run, load_run, resume, run
-    from fedhet.data.inputs import Inputs
-    from fedhet.data.sources import Data
-    from fedhet.errors import RunFailed, UserError
-    from fedhet.reports.frame import load_sweep
+from typing import Any
 
 __version__ = "0.2.0"
-__all__ = [
-    "Data",
-    "Inputs",
-    "Run",
-    "RunFailed",
-    "UserError",
-    "load_run",
-    "load_sweep",
-    "resume",
-    "run",
-]
+# Public names by their modules, which are imported when a name is used: torch takes seconds.
+_NAMES = {
+    "api": ("Run", "load_run", "resume", "run"),
+    "clients.averaging": ("AveragingClient",),
+    "clients.base": ("MethodClient", "Needs"),
+    "config.registry": ("Method",),
+    "config.schema": ("Params",),
+    "data.inputs": ("Inputs",),
+    "data.sources": ("Data",),
+    "errors": ("RunFailed", "UserError"),
+    "models.zoo": ("build_model",),
+    "protocol.payload": ("Array", "ModelArrays", "Payload"),
+    "reports.frame": ("load_sweep",),
+    "strategies.averaging": ("AveragingStrategy",),
+    "strategies.base": ("MethodStrategy", "Upload"),
+    "testing": ("check_method",),
+    "training.loop": ("Phase",),
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = sorted(_MODULES)  # noqa: PLE0605  (a list of texts)
 
 HERE = Path(__file__).resolve().parent
 # Where `strategies`, `clients` and `configs` lie: beside this folder in a checkout and in Flower's
@@ -38,17 +41,12 @@ if TOP != HERE:
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public name, imported when it is used: torch takes seconds."""
-    if name not in __all__:
+    """Return a public name, imported when it is used."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'fedhet' has no attribute '{name}'")
-    elsewhere = {
-        "Data": "data.sources", "Inputs": "data.inputs", "load_sweep": "reports.frame",
-        "RunFailed": "errors", "UserError": "errors",
-    }  # fmt: skip
-    return getattr(import_module(f"fedhet.{elsewhere.get(name, 'api')}"), name)
+    return getattr(import_module(f"fedhet.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:
     """Return the public names and the module's own; leave out what this file imports."""
-    own = [name for name in globals() if name.startswith("__")]
-    return sorted([*own, *__all__])
+    return sorted([*(name for name in globals() if name.startswith("__")), *__all__])

@@ -1,5 +1,8 @@
 """fedhet from Python, in a script or a notebook: run, resume, and look at what came out.
 
+What the command line takes by name, :func:`run` takes as an object as well: models, data, metrics,
+a method. Each gets a name (:func:`fedhet.plugins.name_of`), which stands in the configuration.
+
 Every mistake is a :class:`~fedhet.errors.UserError`, a run that did not complete a
 :class:`~fedhet.errors.RunFailed`; the message is the one line that the command line shows.
 """
@@ -9,31 +12,44 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import pandas as pd
 
 from fedhet.cli.common import RunProgress, tell
 from fedhet.config.load import load_noted
-from fedhet.config.registry import folder_name
-from fedhet.config.schema import kebab
+from fedhet.config.registry import METHODS, Method, folder_name
+from fedhet.config.schema import METRICS, kebab
 from fedhet.data.inputs import safe_ids
-from fedhet.engines import session
+from fedhet.data.objects import understand
+from fedhet.engines import alone, session
+from fedhet.engines.launch import OnRound
 from fedhet.engines.system import Interrupted
 from fedhet.errors import UserError, one_line
 from fedhet.export.model import Personalised, load_model, states_of
 from fedhet.files import is_id, plain_path
-from fedhet.plugins import look_here
+from fedhet.models.names import DEFAULT_GROUP
+from fedhet.plugins import giving, look_here, name_of
 from fedhet.records.formats import FIRST, read_evaluations
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import headline
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+OBJECTS = ("models", "data", "metrics", "method")  # arguments that may be objects
 
 
 class Run:
     """A run folder, read when a property is read. ``str(run)`` says how it went."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raise UserError if ``path`` is not a run folder."""
+    def __init__(
+        self, path: str | os.PathLike[str], objects: Mapping[str, Any] | None = None
+    ) -> None:
+        """Raise UserError if ``path`` is not a run folder; ``objects`` by name are the run's."""
         self.path = plain_path(path)
         self._folder = RunFolder(self.path)
+        self._objects = dict(objects or {})
         self.config: dict[str, Any] = self._folder.started_config()
 
     @property
@@ -42,17 +58,41 @@ class Run:
         return self._folder.read_summary()
 
     @property
-    def rounds(self) -> list[dict[str, Any]]:
-        """One dict per finished round, as in ``rounds.jsonl``: accuracies in percent, seconds."""
-        return self._folder.read_rounds()
+    def rounds(self) -> pd.DataFrame:
+        """A DataFrame, a row a round, as in ``rounds.jsonl``: accuracies in percent, seconds."""
+        return pd.DataFrame(self._folder.read_rounds())
 
     @property
-    def clients(self) -> list[dict[str, Any]]:
-        """One dict per client and evaluation, as in ``clients.csv``, numbers as numbers."""
-        if not self._folder.clients.exists():
-            return []
-        rows = read_evaluations(self._folder.clients)
-        return [{key: getattr(row, key) for key in FIRST} | row.other for row in rows]
+    def clients(self) -> pd.DataFrame:
+        """A DataFrame, a row a client and evaluation, as in ``clients.csv``; NaN for a gap."""
+        rows = read_evaluations(self._folder.clients) if self._folder.clients.exists() else []
+        values = [{key: getattr(row, key) for key in FIRST} | row.other for row in rows]
+        return pd.DataFrame(values, columns=None if values else list(FIRST))
+
+    def plot(self, metric: str = "") -> "Figure":
+        """Return a matplotlib figure: a metric over rounds, one thin line a client, the mean.
+
+        ``metric`` is by default the run's own (accuracy). Raise UserError if nobody has it.
+        """
+        from matplotlib.figure import Figure  # noqa: PLC0415  (half a second, for those who plot)
+
+        metric = metric or str(self.config.get("metric", "accuracy"))
+        column, clients, rounds = f"test_{metric}", self.clients, self.rounds
+        if column not in clients or clients[column].isna().all():
+            there = [name[5:] for name in clients if str(name).startswith("test_")]
+            raise UserError(f"metric: no client has '{metric}'; there: {', '.join(there)}")
+        figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+        axes = figure.subplots()
+        for _, own in clients.dropna(subset=[column]).groupby("client"):
+            axes.plot(own["round"], own[column], color="tab:blue", linewidth=0.6, alpha=0.4)
+        axes.plot(rounds["round"], rounds[f"{column}_mean"], color="tab:blue", linewidth=2)
+        about = METRICS.get(metric)
+        unit = " (%)" if about is not None and about.percent else ""
+        axes.set(xlabel="round", ylabel=f"test {about.title if about else metric}{unit}")
+        axes.set_title(
+            f"{self.config.get('method')}: mean and {clients['client'].nunique()} clients"
+        )
+        return figure
 
     def model(
         self,
@@ -71,18 +111,19 @@ class Run:
         machine's, or ``keep-state=false``; or if the run names code of others, unless this user
         made it or ``trust`` is set.
         """
-        there = {path.name: path for path in states_of(self.path, trust=trust)}
+        states = {path.name: path for path in states_of(self.path, trust=trust)}
         name = str(client)
-        if name not in there:  # an id made of a name may end in a number
-            made = re.sub(r"-\d+$", "", safe_ids([name])[0])
-            found = [one for one in there if re.fullmatch(rf"{re.escape(made)}(-\d+)?", one)]
-            if len(found) != 1 or is_id(name):
+        if name not in states:  # an id made of a name may end in a number
+            stem = re.sub(r"-\d+$", "", safe_ids([name])[0])
+            near = [one for one in states if re.fullmatch(rf"{re.escape(stem)}(-\d+)?", one)]
+            if len(near) != 1 or is_id(name):
                 raise UserError(
                     f"client: '{one_line(name, 80)}' has no state in '{self.path}'; clients with a "
-                    f"state: {', '.join(there)}"
+                    f"state: {', '.join(states)}"
                 )
-            name = found[0]
-        return load_model(there[name], generation, trust=trust)[0]
+            name = near[0]
+        with alone.between_runs(), giving(self._objects):
+            return load_model(states[name], generation, trust=trust)[0]
 
     def __repr__(self) -> str:
         return f"Run('{self.path}')"
@@ -98,41 +139,146 @@ class Run:
         )
 
 
-def run(config: str | os.PathLike[str] | None = None, *, progress: bool = True, **keys: Any) -> Run:
+def run(
+    config: str | os.PathLike[str] | None = None,
+    *,
+    on_round: OnRound | None = None,
+    progress: bool = True,
+    **keys: Any,
+) -> Run:
     """Run a configuration to its end: ``fedhet.run("configs/fedssa.yaml", rounds=3)``.
 
     ``config`` is a YAML file or a shipped preset, None for the defaults alone; ``keys`` replace
-    the file's, in snake_case and with Python's values (``models=["cnn-5"]``). ``progress=False``
-    shows nothing. With ``engine="inline"`` all happens in this process. Raises UserError,
-    RunFailed, or KeyboardInterrupt when it was interrupted; :func:`resume` then goes on.
+    the file's, in snake_case and with Python's values (``models=["cnn-5"]``). Beside names they
+    may be objects (docs/how-to/python.md): ``method`` a :class:`Method`; ``models`` modules,
+    classes or functions; ``data`` arrays, tensors, frames or data sets; ``metrics`` functions of
+    labels (n,) and probabilities (n, C), by name. ``on_round`` is called with the record of every
+    round; if it returns False the run ends, completed.
+
+    ``progress=False`` shows nothing. With ``engine="inline"`` all happens in this process, in which
+    one run goes on at a time. Raises UserError, RunFailed, or KeyboardInterrupt when it was
+    interrupted; :func:`resume` then goes on.
     """
     look_here()
     path = None if config is None else session.find_preset(os.fspath(config))
-    loaded, notes = load_noted(path, changes=_keys(keys))
-    name = folder_name(loaded.method) if path is None else path.stem
-    begin = partial(session.start, loaded, name, _console(progress=progress), notes=notes)
-    return Run(_done(begin).path)
+    values, objects = _named(keys)
+    with giving(objects):
+        loaded, notes = load_noted(path, changes=_keys(values))
+        name = folder_name(loaded.method) if path is None else path.stem
+        begin = partial(session.start, loaded, name, _console(progress=progress), notes=notes)
+        return Run(_done(partial(begin, on_round=on_round)).path, objects)
 
 
 def resume(
-    run: str | os.PathLike[str] | Run, *, progress: bool = True, trust: bool = False, **keys: Any
+    run: str | os.PathLike[str] | Run,
+    *,
+    on_round: OnRound | None = None,
+    progress: bool = True,
+    trust: bool = False,
+    **keys: Any,
 ) -> Run:
     """Go on with a run after its last finished round; ``rounds=N`` extends a finished one.
 
     ``run`` is one, or its folder; ``keys`` are those that may change, as for :func:`run`, and
-    ``progress=False`` shows nothing. ``trust``: code that the run names is imported although
-    somebody else made it. Raises UserError, Damaged for a folder that is damaged,
-    RunFailed, or KeyboardInterrupt when it was interrupted.
+    ``progress=False`` shows nothing. Objects that the run was given (``models``, ``data``,
+    ``metrics``, ``method``) are given again, unless ``run`` still has them; others are refused.
+    ``trust``: code that the run names is imported although somebody else made it. Raises UserError,
+    Damaged for a folder that is damaged, RunFailed, or KeyboardInterrupt when it was interrupted.
     """
     look_here()
-    path = run.path if isinstance(run, Run) else Path(run)
-    work = partial(session.resume, path, _keys(keys), _console(progress=progress), trust=trust)
-    return Run(_done(work).path)
+    path, kept = (run.path, run._objects) if isinstance(run, Run) else (Path(run), {})
+    values, objects = _again(path, keys)
+    with giving(kept | objects):
+        work = partial(
+            session.resume, path, _keys(values), _console(progress=progress), trust=trust,
+            on_round=on_round,
+        )  # fmt: skip
+        return Run(_done(work).path, kept | objects)
 
 
-def load_run(path: str | os.PathLike[str]) -> Run:
-    """Return the run in a folder; UserError if ``path`` is none."""
-    return Run(path)
+def load_run(path: str | os.PathLike[str], **objects: Any) -> Run:
+    """Return the run in a folder; UserError if ``path`` is none.
+
+    ``objects`` are those that the run was given (``models``, ``method``, ...), which
+    :meth:`Run.model` needs again.
+    """
+    return Run(path, _again(Path(path), objects)[1])
+
+
+# --- objects and their names -------------------------------------------------------------------
+
+
+def _named(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return keys with names in place of objects, and the objects by their names."""
+    values, objects = dict(keys), dict[str, Any]()
+
+    def name(thing: Any) -> Any:
+        if thing is None or isinstance(thing, str):
+            return thing
+        objects[named := name_of(thing)] = thing
+        return named
+
+    if isinstance(method := values.get("method"), Method):
+        ours = next((key for key, one in METHODS.items() if one is method), None)
+        values["method"] = ours or name(method)
+    if "models" in values and not isinstance(values["models"], str):
+        models = values["models"]
+        values["models"] = [
+            name(m) for m in (models if isinstance(models, list | tuple) else [models])
+        ]
+    if isinstance(values.get("metrics"), Mapping):
+        values["metrics"] = {str(key): [name(one)] for key, one in values["metrics"].items()}
+    if values.get("data") is not None:
+        values |= _data(values.pop("data"), values, objects)
+    return values, objects
+
+
+def _data(data: Any, values: Mapping[str, Any], objects: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys that stand for ``data``; put its object among ``objects``."""
+    if values.get("dataset"):
+        raise UserError("data: give it, or dataset=NAME, not both")
+    clients = values.get("clients") or ()
+    names = (
+        [str(k) for k in range(clients)] if isinstance(clients, int) else list(map(str, clients))
+    )
+    given = understand(data, names, text=bool(values.get("text")))
+    objects[given.name] = given
+    keys: dict[str, Any] = {"dataset": given.name}
+    if not isinstance(clients, int):
+        keys["clients"] = len(names)
+    if given.site:
+        keys["site"] = [given.site]
+    if (given.named or values.get("site")) and "partition" not in values:
+        keys["partition"] = "natural"
+    if "models" not in values:
+        keys["models"] = [DEFAULT_GROUP[given.kind]]
+    return keys
+
+
+def _again(path: Path, keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return keys of a resumed run and the objects among them; UserError for other objects."""
+    about = {key: value for key, value in keys.items() if key in OBJECTS}
+    values = {key: value for key, value in keys.items() if key not in OBJECTS}
+    if not about:
+        return values, {}
+    started = RunFolder(plain_path(path)).started_config()
+    like = {key: started.get(key) for key in ("text", "site", "clients") if started.get(key)}
+    named, objects = _named(like | about)
+    named.setdefault("method", started.get("method"))
+    for key in about:
+        stored = "dataset" if key == "data" else key
+        before, now = started.get(stored), named[stored]
+        if stored == "metrics":
+            now = {name: function for name, (function,) in now.items()}
+        if now != before:
+            raise UserError(
+                f"{key}: is not what this run was given: it is now {one_line(now)}, and was "
+                f"{one_line(before)}"
+            )
+    return values, objects
+
+
+# --- beside -------------------------------------------------------------------------------------
 
 
 def _done(work: Callable[[], RunFolder]) -> RunFolder:
@@ -152,10 +298,10 @@ def _console(*, progress: bool) -> session.Console:
 
 def _keys(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return keys as YAML has them, with Python's collections and paths as YAML gives them."""
-    made = {kebab(key): value for key, value in keys.items()}
-    for key, value in made.items():
+    values = {kebab(key): value for key, value in keys.items()}
+    for key, value in values.items():
         if isinstance(value, os.PathLike):
-            made[key] = os.fspath(value)
+            values[key] = os.fspath(value)
         elif isinstance(value, tuple | set | range):
-            made[key] = list(value)
-    return made
+            values[key] = list(value)
+    return values

@@ -24,7 +24,16 @@ from fedhet.config.checks import check_kind
 from fedhet.config.load import envelope, from_run_config
 from fedhet.config.registry import find_method
 from fedhet.config.schema import METRICS, RunConfig
-from fedhet.errors import Damaged, Refused, RunFailed, UserError, brief, one_line
+from fedhet.errors import (
+    Damaged,
+    Refused,
+    RunFailed,
+    UserError,
+    brief,
+    one_line,
+    place,
+    shortened,
+)
 from fedhet.files import check_id, folder_size
 from fedhet.models import build_model
 from fedhet.models.names import with_weights
@@ -217,7 +226,7 @@ def _answers(
                 with without_denormals(), history.asked(message, context.run_config, _say):
                     return answer(message, handler(Request(message, context, history)))
             except (Exception, SystemExit) as error:  # a client's fault, which the server is told
-                return answer(message, _failure(error))
+                return answer(message, _failure(error, _step(message, context)))
 
         register(answered)
         return handler
@@ -345,12 +354,15 @@ def evaluate(asked: Request) -> Reply:
 # --- failures ----------------------------------------------------------------------------------
 
 
-def _failure(error: BaseException) -> Reply:
-    """Return the error reply: a code and a log number, or the text in a simulation."""
+def _failure(error: BaseException, step: str) -> Reply:
+    """Return the error reply: a code and a log number, or the text in a simulation.
+
+    ``step`` says who was about to do what.
+    """
     code, text = code_of(error), brief(error)[:LONGEST]
     if code is Code.UNEXPECTED:
-        _show(error)
-        text += _where(error)
+        _show(error, step)
+        text += place(error)
     if isinstance(error, torch.OutOfMemoryError):
         text = _out_of_memory()
     lost = code is Code.STATE_LOST
@@ -371,13 +383,13 @@ def code_of(error: BaseException) -> Code:
     return next((code for kind, code in KNOWN.items() if isinstance(error, kind)), Code.UNEXPECTED)
 
 
-def _show(error: BaseException) -> None:
+def _show(error: BaseException, step: str) -> None:
     """Print the traceback, unless one of the same error in the same place was printed before."""
     frames = traceback.extract_tb(error.__traceback__)
     key = (type(error), *((frame.filename, frame.lineno) for frame in frames))
     if key not in shown:
         shown.add(key)
-        traceback.print_exception(error)
+        print(shortened(error, step), file=sys.stderr, flush=True)
 
 
 def _say(text: Callable[[], str]) -> None:
@@ -386,12 +398,13 @@ def _say(text: Callable[[], str]) -> None:
         print(f"fedhet: {text()}", file=sys.stderr, flush=True)
 
 
-def _where(error: BaseException) -> str:
-    """Return the last line of ours or the user's in a traceback, as ``(x.py:7)``."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename]
-    last = (own or frames)[-1]
-    return f" ({Path(last.filename).name}:{last.lineno})"
+def _step(message: Message, context: Context) -> str:
+    """Return which client was about to do what, in words."""
+    node = context.node_config
+    who = node.get("name", node.get("partition-id", context.node_id))
+    config: Mapping[str, Any] = message.content.config_records.get("config") or {}
+    round_ = int(str(config.get("round", 0)))
+    return f"client {who}, {message.metadata.message_type}" + f", round {round_}" * (round_ > 0)
 
 
 def _out_of_memory() -> str:

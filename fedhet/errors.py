@@ -1,7 +1,10 @@
 """The kinds of failure that a user sees, and how they are worded."""
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
+from traceback import FrameSummary
 
 
 class UserError(Exception):
@@ -71,3 +74,31 @@ def brief(error: BaseException) -> str:
     """Kind and text of an error, as :func:`one_line`; the kind alone if it has no text."""
     kind = type(error).__name__
     return one_line(f"{kind}: {error}" if str(error).strip() else kind)
+
+
+def place(error: BaseException) -> str:
+    """Return where an error was raised, as `` (x.py:7)``: the last line of a user's, if any."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = (_theirs(frames) or [f for f in frames if _LIBRARIES not in f.filename] or frames)[-1]
+    return f" ({Path(last.filename).name}:{last.lineno})"
+
+
+def shortened(error: BaseException, what: str) -> str:
+    """Return ``what`` failed in a line, and below it the traceback, of a user's frames alone."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = traceback.format_list(_theirs(frames) or frames)
+    end = traceback.format_exception_only(error)
+    head = f"fedhet: {what}: {brief(error)}\nTraceback (most recent call last):\n"
+    return "".join([head, *lines, *end]).rstrip()
+
+
+_LIBRARIES = "site-packages"
+_OURS = Path(__file__).resolve().parent
+_ROOMS = tuple(str(_OURS.parent / room) for room in ("fedhet", "strategies", "clients"))
+
+
+def _theirs(frames: Iterable[FrameSummary]) -> list[FrameSummary]:
+    """Return the frames that are neither ours, nor a library's, nor Python's own."""
+    python = str(Path(traceback.__file__).parent)
+    ours = (*_ROOMS, python)
+    return [f for f in frames if _LIBRARIES not in f.filename and not f.filename.startswith(ours)]

@@ -1,24 +1,33 @@
-"""Other people's methods, models and data sets, by module or by the name of an entry point.
+"""Other people's methods, models and data sets, by name: of a module, an entry point, an object.
 
 ``package.module:NAME`` lies in the folder where the command is given, or is installed; an installed
 package may also give it a name of its own in an entry-point group. Neither hides anything of ours,
 nor do we: with our checkout or bundle ahead on ``sys.path``, ``clients`` is still theirs.
+
+An object that a Python program gives has a name as well: that of its module if it can be imported
+from there, else ``module:NAME:digest``, which stands for it as long as the program gives it.
 """
 
 import contextlib
+import functools
+import hashlib
 import hmac
 import importlib
 import importlib.machinery
 import json
 import keyword
 import os
+import re
 import secrets
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
+
+import numpy as np
 
 from fedhet import HERE
 from fedhet.errors import UserError, brief, nearest
@@ -26,7 +35,12 @@ from fedhet.files import private_folder, replacing
 
 MAC = "mac"  # field of an identity: its MAC under the key of the user who made it
 MODEL_KEYS = ("architecture", "small-model", "student", "common-model")  # beside `models`
-GROUPS = {"method": "fedhet.methods", "model": "fedhet.models", "dataset": "fedhet.datasets"}
+GROUPS = {
+    "method": "fedhet.methods", "model": "fedhet.models", "dataset": "fedhet.datasets",
+    "metric": "fedhet.metrics",
+}  # fmt: skip
+_GIVEN = re.compile(r"[\w.-]+:[\w.]+:[0-9a-f]{16}", re.ASCII)
+_objects: dict[str, Any] = {}  # given by a Python program, by name
 
 
 def _is_top(path: str) -> bool:
@@ -57,8 +71,125 @@ def look_here() -> None:
 
 def modules(names: Iterable[str]) -> set[str]:
     """Top-level modules of the names that are of the form ``package.module:NAME``."""
-    found = {name.partition(":")[0] for name in names if ":" in name}
+    found = {n.partition(":")[0] for n in names if ":" in n and not is_given(n)}
     return {module.partition(".")[0] for module in found}
+
+
+# --- objects of a Python program ----------------------------------------------------------------
+
+ARGUMENTS = {"method": "method", "model": "models", "dataset": "data", "metric": "metrics"}
+
+
+def is_given(name: str) -> bool:
+    """Return whether a name stands for an object: ``module:NAME:digest``."""
+    return _GIVEN.fullmatch(name) is not None
+
+
+@contextlib.contextmanager
+def giving(objects: Mapping[str, Any]) -> Iterator[None]:
+    """Let names stand for these objects within this block."""
+    before = dict(_objects)
+    _objects.update(objects)
+    try:
+        yield
+    finally:
+        _objects.clear()
+        _objects.update(before)
+
+
+def given(names: Iterable[str]) -> dict[str, Any]:
+    """Return the objects that stand behind some of the names."""
+    return {name: _objects[name] for name in names if name in _objects}
+
+
+def check_given(config: Any) -> None:
+    """Raise UserError if a name of the configuration stands for an object that is not given."""
+    functions = [function for _, (function,) in config.metrics]
+    for kind, names in (
+        ("method", [config.method]), ("model", config.models), ("dataset", [config.dataset]),
+        ("metric", functions),
+    ):  # fmt: skip
+        for name in filter(is_given, names):
+            load(kind, name)
+
+
+def name_of(thing: Any, prefix: str = "") -> str:
+    """Return the name of an object: ``module:NAME`` if that is it, else with a digest.
+
+    ``prefix`` replaces the module. The digest covers code, weights and plain values, so that
+    another program that makes the same object gets the same name.
+    """
+    kind = thing if hasattr(thing, "__qualname__") else type(thing)
+    module, name = str(kind.__module__), str(kind.__qualname__)
+    importable = getattr(sys.modules.get(module), name, None) is thing and module != "__main__"
+    if importable and not prefix:
+        return f"{module}:{name}"
+    plain = ".".join(re.findall(r"\w+", name, re.ASCII)) or "object"
+    if prefix:
+        module, plain = prefix, f"{module.partition('.')[0]}.{plain}"
+    digest = hashlib.sha256()
+    _feed(digest, thing, set())
+    return f"{module}:{plain}:{digest.hexdigest()[:16]}"
+
+
+def _feed(digest: "hashlib._Hash", thing: Any, seen: set[int]) -> None:
+    """Feed what an object is made of: code, arrays, plain values, and all of that in its parts."""
+    if thing is None or isinstance(thing, bool | int | float | complex | str | bytes):
+        digest.update(f"|{thing!r}".encode())
+        return
+    digest.update(f"|{type(thing).__qualname__}".encode())
+    if id(thing) in seen:
+        return
+    seen.add(id(thing))
+    if hasattr(thing, "__array__"):
+        array = np.ascontiguousarray(thing.detach().cpu() if hasattr(thing, "detach") else thing)
+        digest.update(f"|{array.dtype.str}|{array.shape}".encode())
+        digest.update(repr(array.tolist()).encode() if array.dtype.hasobject else array.data)
+    else:
+        for part in _parts(thing):
+            _feed(digest, part, seen)
+
+
+def _parts(thing: Any) -> Iterable[Any]:  # noqa: PLR0911  (one for each type)
+    """Return what decides how an object works; nothing of where it was written."""
+    if isinstance(thing, Mapping):
+        return [part for pair in thing.items() for part in pair]
+    if isinstance(thing, set | frozenset):
+        return sorted(map(repr, thing))
+    if isinstance(thing, list | tuple):
+        return thing
+    if isinstance(thing, CodeType):
+        return [thing.co_code, thing.co_names, thing.co_consts]
+    if isinstance(thing, functools.partial):
+        return [thing.func, thing.args, thing.keywords]
+    if isinstance(thing, FunctionType):
+        cells = [cell.cell_contents for cell in thing.__closure__ or ()]
+        used = [thing.__globals__.get(name) for name in _names(thing.__code__)]
+        near = [one for one in used if _is_near(one, thing.__module__)]
+        return [thing.__code__, thing.__defaults__, thing.__kwdefaults__, cells, near]
+    if isinstance(thing, staticmethod | classmethod):
+        return [thing.__func__]
+    if isinstance(thing, property):
+        return [thing.fget, thing.fset]
+    if isinstance(thing, type):
+        own = {k: v for k, v in vars(thing).items() if k == "__init__" or not k.startswith("__")}
+        return [[b for b in thing.__bases__ if _is_near(b, thing.__module__)], own]
+    if hasattr(thing, "state_dict"):
+        return [type(thing), str(thing), thing.state_dict()]
+    inside = {k: v for k, v in getattr(thing, "__dict__", {}).items() if not k.startswith("__")}
+    return [type(thing), inside] if inside else []
+
+
+def _names(code: CodeType) -> list[str]:
+    """Return the global names that a function and those in it use."""
+    inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in _names(one)]
+    return [*code.co_names, *inner]
+
+
+def _is_near(thing: Any, module: str) -> bool:
+    """Return whether something is a plain value, or code of the same module."""
+    plain = isinstance(thing, bool | int | float | str | tuple)
+    return plain or (isinstance(thing, type | FunctionType) and thing.__module__ == module)
 
 
 # --- whose code a folder may name --------------------------------------------------------------
@@ -101,6 +232,9 @@ def named(values: Mapping[str, Any]) -> list[str]:
     data = [str(values.get(key, "")).strip() for key in ("dataset", "public-dataset")]
     # Of a model without its file of weights, whose path may have a colon too.
     names = [name.strip().partition(" ")[0] for name in (*one, *many) if isinstance(name, str)]
+    metrics = values.get("metrics")
+    functions = metrics.values() if isinstance(metrics, Mapping) else ()
+    names += [str(one) for own in functions for one in ([own] if isinstance(own, str) else own)]
     return names + [name for name in data if not name.startswith(("synthetic", "hf:"))]
 
 
@@ -123,6 +257,8 @@ def is_own(kind: str, name: str) -> bool:
     module, colon, attribute = name.partition(":")
     if not colon:
         return name in installed(kind)
+    if is_given(name):
+        return True
     parts = [*module.split("."), attribute]
     if parts[0] in sys.stdlib_module_names:
         raise UserError(f"{kind} {name!r}: '{parts[0]}' is Python's own module, not a {kind}")
@@ -136,7 +272,7 @@ def hint(kind: str, name: str, allowed: Iterable[str]) -> str:
 
     A module of theirs is named with what it holds; otherwise the nearest allowed name, if any.
     """
-    what = {"method": "METHOD", "model": "make", "dataset": "load"}[kind]
+    what = {"method": "METHOD", "model": "make", "dataset": "load", "metric": "metric"}[kind]
     find = importlib.machinery.PathFinder.find_spec
     if name.isidentifier() and find(name, [*sys.path, *_here]) is not None:
         return f"; '{name}' is a module: write {name}:NAME, such as {name}:{what}"
@@ -148,6 +284,13 @@ def load(kind: str, name: str) -> Any:
 
     Raises UserError if it cannot be imported or is not there.
     """
+    if is_given(name):
+        if name not in _objects:
+            raise UserError(
+                f"{kind} '{name}' was an object of a Python program: give it again, such as "
+                f"fedhet.resume(run, {ARGUMENTS[kind]}=...), where it is refused if it is another"
+            )
+        return _objects[name]
     module, colon, attribute = name.partition(":")
     before = list(sys.path)
     # Theirs may have the names of our folders, such as `clients`.

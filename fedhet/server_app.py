@@ -15,9 +15,9 @@ from fedhet.config.load import from_run_config
 from fedhet.config.registry import find_method, folder_name
 from fedhet.config.schema import RunConfig
 from fedhet.data.inputs import IMAGE, TOKENS, Inputs, kind_of
-from fedhet.engines.launch import Launch
+from fedhet.engines.launch import Launch, OnRound
 from fedhet.engines.system import Interrupted
-from fedhet.errors import RunFailed, UserError, brief
+from fedhet.errors import RunFailed, UserError, brief, place, shortened
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake, Roster
 from fedhet.records.ledger import load_checkpoint
@@ -36,14 +36,19 @@ log = logging.getLogger("fedhet")
 def main(grid: Grid, context: Context) -> None:
     """Run the configuration that arrives in ``context.run_config``."""
     _log_to_stderr()
-    one_blas_thread()
-    torch.set_num_threads(1)  # array operations of a server are memory-bound, and same bits always
     try:
         launch = open_launch(context.run_config)
     except UserError:
         if not context.run_config.get("config"):  # plain `flwr run`: the line says it all
             sys.tracebacklimit = 0
         raise
+    serve(grid, launch)
+
+
+def serve(grid: Grid, launch: Launch) -> None:
+    """Run to the end; ``summary.json`` says how that was."""
+    one_blas_thread()
+    torch.set_num_threads(1)  # array operations of a server are memory-bound, and same bits always
     lock = launch.folder.lock()
     roster = Roster()
     try:
@@ -111,11 +116,23 @@ def run(grid: Grid, launch: Launch, roster: Roster) -> None:
     strategy = strategy_type(config, roster)
     strategy.prepare(handshake, folder, kept)
     with Tracker(config, folder.path, experiment) as tracker:
-        strategy.start(grid, on_round=tracker.write)
+        strategy.start(grid, on_round=lambda record: _tell(record, tracker, launch.on_round))
     _check_replies(folder)
     folder.write_summary(config, "completed", len(roster.ids))
     if simulated and not config.keep_state:
         folder.remove_states(config)
+
+
+def _tell(record: Mapping[str, Any], tracker: Tracker, on_round: OnRound | None) -> object:
+    """Hand a finished round to who wants it; return False if the run is to end with it."""
+    tracker.write(record)
+    if on_round is None:
+        return None
+    try:
+        return on_round(dict(record))
+    except Exception as error:
+        print(shortened(error, f"on_round: round {record['round']}"), file=sys.stderr)
+        raise RunFailed(f"on_round: {brief(error)}{place(error)}") from error
 
 
 def _check_replies(folder: RunFolder) -> None:

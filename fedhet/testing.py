@@ -18,8 +18,9 @@ from fedhet.clients.base import MethodClient, Setup
 from fedhet.config.load import build_config, envelope
 from fedhet.config.registry import find_method
 from fedhet.config.schema import RunConfig
-from fedhet.engines.grid import FIRST_NODE, Inline, SimulationGrid, answered, contexts_of
+from fedhet.engines.grid import Inline, SimulationGrid
 from fedhet.engines.launch import Launch
+from fedhet.engines.worker import FIRST_NODE, answered, contexts_of
 from fedhet.protocol.flower import NO_REPLY, NodeInfo, is_simulated
 from fedhet.protocol.handshake import ClientInfo, Roster
 from fedhet.protocol.messages import QUERY

@@ -31,7 +31,7 @@ from fedhet.config.schema import P, RunConfig
 from fedhet.data.inputs import Inputs
 from fedhet.errors import Rejected, RunFailed, UserError
 from fedhet.files import client_order
-from fedhet.protocol.checks import check_evaluation, form, size
+from fedhet.protocol.checks import FLOAT32, check_evaluation, form, size
 from fedhet.protocol.codes import distinct
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import ClientInfo, Handshake, Roster
@@ -85,6 +85,8 @@ class MethodStrategy(Strategy, Generic[P]):
         self.params = cast("P", config.params)
         self.roster = roster
         self.rule = Rule.of(config)
+        own = dict.fromkeys((f"test_{name}" for name, _ in config.metrics), (-FLOAT32, FLOAT32))
+        self.metric_ranges = {**type(self).metric_ranges, **own}  # type: ignore[misc]
         self.finished = 0  # rounds
         self.short_classes: int | None = None  # that stayed as they were for lack of owners
         self.images_per_weight = 1  # images that a weight of 1 stands for in `combine`
@@ -277,7 +279,7 @@ class MethodStrategy(Strategy, Generic[P]):
         self,
         grid: Grid,
         *_: object,
-        on_round: Callable[[Mapping[str, Any]], None] | None = None,
+        on_round: Callable[[Mapping[str, Any]], object] | None = None,
         **__: object,
     ) -> Result:
         """Run the remaining rounds, after :meth:`prepare`; return an empty result.
@@ -304,8 +306,8 @@ class MethodStrategy(Strategy, Generic[P]):
                 record["replied"], record["sampled"], record["seconds"],
             )  # fmt: skip
             lines.append(record)
-            if on_round is not None:
-                on_round(record)
+            if on_round is not None and on_round(record) is False:
+                break
             if skipped > self.config.max_skipped_rounds:
                 reasons = distinct(f["reason"] for f in self.ledger.round.failures)
                 raise RunFailed(

@@ -32,9 +32,9 @@ def test_run_resume_and_open_again_within_a_notebooks_event_loop(tmp_path, capsy
     (run,) = found
     assert capsys.readouterr() == ("", "")
     assert run.summary["status"] == "completed" and run.config["method"] == "lg_fedavg"
-    assert [record["round"] for record in run.rounds] == [1]
-    assert {row["client"]: row["generation"] for row in run.clients} == {"0": 1, "1": 1}
-    assert all(isinstance(row["test_accuracy"], float) for row in run.clients)
+    assert list(run.rounds["round"]) == [1]
+    assert dict(run.clients[["client", "generation"]].values) == {"0": 1, "1": 1}
+    assert run.clients["test_accuracy"].dtype == float
     longer = fedhet.resume(run, rounds=2, progress=False)
     assert len(fedhet.load_run(longer.path).rounds) == 2
     assert f"after 2 rounds ({run.path})" in str(run)

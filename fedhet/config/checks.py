@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from fedhet.config.registry import METHODS, find_method, method_keys
 from fedhet.config.schema import KEY_POLICIES, PATHS, TUNABLE, RunConfig, Schema, kebab
-from fedhet.data.inputs import DATASETS, IMAGE, SIGNAL, is_hub, kind_of
+from fedhet.data.inputs import DATASETS, IMAGE, SIGNAL, family, is_hub, kind_of
 from fedhet.errors import UserError, nearest
 from fedhet.files import near
 from fedhet.models.names import small_name, validate_model_name
+from fedhet.plugins import is_own
 
 COMMON = {kebab(name) for name in RunConfig.model_fields if name != "params"}
 DEFAULTS = {kebab(name): field.default for name, field in RunConfig.model_fields.items()}
@@ -76,7 +77,7 @@ def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, Idle]:
          ["alpha"]),
         (ASKED, kind != "classes-per-client", f"{of_other}classes-per-client",
          ["classes-per-client"]),
-        *((NEVER, data not in of and not (is_hub(data) and _HUB & {*of}),
+        *((NEVER, family(data) not in of and not (is_hub(data) and _HUB & {*of}),
            f"dataset={data}; it is for dataset={' or '.join(of)}", keys)
           for keys, of in _READ_BY.items()),
         (NEVER, not file, f"{of_other}file", ["partition-file"]),
@@ -152,6 +153,7 @@ def check_combinations(config: RunConfig) -> None:
         raise UserError("partition-file: '' is not allowed: partition=file needs the path of a CSV")
     if config.split[2] == 0:
         raise UserError("split: its test share is 0, must be at least 1 to measure accuracy")
+    _check_metrics(config)
     if config.name in {".", ".."}:
         raise UserError(f"name: '{config.name}' is not allowed: it must name a folder below out")
     if config.client_keys not in KEY_POLICIES and not Path(config.client_keys).is_absolute():
@@ -167,7 +169,7 @@ def check_combinations(config: RunConfig) -> None:
         )
     # Of files it shows when they are opened: a folder of several names its clients.
     files = (*DATASETS, "image-folder")
-    if config.partition == "natural" and kind and config.dataset not in files:
+    if config.partition == "natural" and kind and family(config.dataset) not in files:
         raise UserError(
             f"partition: 'natural' is not allowed with dataset={config.dataset}: its examples name "
             "no client; use partition=file with a partition-file"
@@ -223,6 +225,15 @@ def _check_models(config: RunConfig, kind: str) -> None:
                     f"data-path {config.data_path}: this file does not exist{near(path)}"
                 ) from None
             raise
+
+
+def _check_metrics(config: RunConfig) -> None:
+    """Raise UserError for metrics of the run's own that cannot be computed or sent."""
+    if config.metrics and config.summed:
+        raise UserError("metrics: own metrics are not allowed with secure-sum: clients send sums")
+    for _, (function,) in config.metrics:
+        if not is_own("metric", function):
+            raise UserError(f"metrics: '{function}' is not of the form module:function")
 
 
 def _check_public(config: RunConfig, named: str) -> None:

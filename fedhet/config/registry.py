@@ -175,5 +175,7 @@ def method_keys(method: str) -> set[str]:
 
 def folder_name(method: str) -> str:
     """Return what a run of the method is called by default: of ``module:METHOD`` the module."""
+    if plugins.is_given(method):
+        return method.split(":")[1][:40]
     module, _, name = method.rpartition(":")
     return (module if module and name == "METHOD" else name)[:40]

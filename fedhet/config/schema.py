@@ -62,6 +62,18 @@ BESIDE_ACCURACY: Mapping[str, Metric] = {
     for name, metric in {**METRICS, MAJORITY: Metric("majority accuracy")}.items()
     if name != "accuracy"
 }
+
+
+def is_score(name: str) -> bool:
+    """Return whether a client's number is a metric of its evaluation: an accuracy, or beside it."""
+    return "accuracy" in name or is_beside(name)
+
+
+def is_beside(name: str) -> bool:
+    """Return whether a client's number is a metric beside accuracy: ours, or of the run's own."""
+    return name in BESIDE_ACCURACY or (name.startswith("test_") and "accuracy" not in name)
+
+
 # What each method may need a value of its own of; anything else is what they are compared under.
 TUNABLE = frozenset({
     "lr", "local-epochs", "local-steps", "batch-size", "momentum", "weight-decay", "lr-schedule",
@@ -125,9 +137,24 @@ def _lists(value: Any) -> Any:
     return value
 
 
+def _metrics(value: Any) -> Any:
+    """``{name: module:function}`` as :func:`_lists`; ValueError for a name that cannot be one."""
+    pairs = _lists(value)
+    for name, functions in pairs if isinstance(pairs, tuple) else ():
+        if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name) or "accuracy" in name or name in METRICS:
+            raise ValueError(
+                f"'{name}' cannot be a metric's name: use up to 40 of a-z 0-9 _, no name of ours "
+                "and not 'accuracy'"
+            )
+        if len(functions) != 1:
+            raise ValueError(f"write {{{name}: module:function}}")
+    return pairs
+
+
 Side = Annotated[int, Field(ge=16, le=512)]
 Lists = Annotated[tuple[tuple[str, tuple[str, ...]], ...], BeforeValidator(_lists)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
+Functions = Annotated[tuple[tuple[str, tuple[str, ...]], ...], BeforeValidator(_metrics)]
 Ratio = Annotated[
     tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]],
     BeforeValidator(lambda value: value.split(":") if isinstance(value, str) else value),
@@ -454,6 +481,10 @@ class RunConfig(Schema):
         False,
         description="keep each client's predictions on its validation and test examples",
     )
+    metrics: Functions = Field(
+        (), description="own metrics of a client's test split, {name: module:function}; the "
+        "function takes labels (n,) and probabilities (n, C)",
+    )  # fmt: skip
     tuned: Words = Field(
         (), description="keys that were tuned for each method; reports compare them as one setting"
     )
@@ -475,6 +506,7 @@ class RunConfig(Schema):
         own["split"] = as_yaml(self.split)
         if isinstance(self.image_size, tuple):
             own["image-size"] = "x".join(str(side) for side in self.image_size)
+        own["metrics"] = {name: function for name, (function,) in self.metrics}
         for key, pairs in (("labels", self.labels), ("categories", self.categories)):
             values = {name: list(ones) for name, ones in pairs}
             own[key] = values if any(values.values()) else list(values)

@@ -136,12 +136,11 @@ def image_stream(
             0, f"dropped {len(gone)} classes without a readable image: {listed(gone, 5)}"
         )
         classes, labels = tuple(classes[k] for k in there), np.searchsorted(there, labels)
+    by_row = {name: getattr(about, name) for name in ("sites", "groups", "times", "tests")}
     return replace(
         about, labels=labels, classes=classes, paths=tuple(about.paths[k] for k in kept),
-        sites=about.sites[kept] if len(about.sites) else about.sites, factors=factors,
-        groups=about.groups[kept] if len(about.groups) else about.groups,
-        times=about.times[kept] if len(about.times) else about.times,
-        warnings=tuple(warnings), notes=tuple(notes),
+        factors=factors, warnings=tuple(warnings), notes=tuple(notes),
+        **{name: rows[kept] if len(rows) else rows for name, rows in by_row.items()},
     )  # fmt: skip
 
 

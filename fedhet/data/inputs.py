@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationErro
 
 from fedhet.errors import UserError, nearest, one_line
 from fedhet.files import is_id, near
+from fedhet.plugins import is_given
 
 if TYPE_CHECKING:  # a second at import, and most processes read no file
     import pandas as pd
@@ -178,6 +179,14 @@ def kind_of(dataset: str) -> str:
     return kinds.get(dataset.partition(":")[0], "")
 
 
+def family(dataset: str) -> str:
+    """Return the data set whose keys this one has: its own name, or of a given object its kind's.
+
+    An object of a Python program is called ``table:pandas.DataFrame:digest``.
+    """
+    return dataset.partition(":")[0] if is_given(dataset) else dataset
+
+
 def is_hub(dataset: str) -> bool:
     """Return whether a data set is one of Hugging Face's hub, by its name."""
     return dataset.startswith(HUB)
@@ -312,7 +321,7 @@ class Content:
     int32 index into ``site_names`` where the data says whose an example is; else (0,). ``groups``
     (n,) or (0,) int32 are equal for the rows of one person, recording or scan, by ``group_by``;
     ``grouped`` says that they stay together, else they are only suspected. ``times`` (n,) or (0,)
-    are float64 of the column of ``split-by``.
+    are float64 of the column of ``split-by``. ``tests`` (n,) or (0,) bool are in the test split.
     ``warnings`` say what may be wrong, ``notes`` what was understood of a file. ``paths`` name
     images, relative to the root such as ``ship/0655.webp``; other examples are named by index.
     ``factors`` (n,) or (0,) are what the stored examples must still be multiplied by.
@@ -327,6 +336,7 @@ class Content:
     group_by: str = ""
     grouped: bool = False
     times: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    tests: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()

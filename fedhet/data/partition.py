@@ -64,10 +64,13 @@ def split_client(
     """Split a client's examples ``indices`` (n,), ascending.
 
     Which goes where depends on (seed, client) and on the client's own examples only. Groups stay
-    whole; with times the latest go to test, those before them to val.
+    whole; with times the latest go to test, those before them to val; ``tests`` are test.
     """
     rng, labels = generator(seed, "split", client), data.labels[indices]
-    if len(data.times):
+    if len(data.tests) and (tests := data.tests[indices]).any():
+        which = np.full(len(indices), 2)
+        which[~tests] = _split_rows(rng, labels[~tests], (*split[:2], 0))
+    elif len(data.times):
         groups = data.groups[indices] if data.grouped else np.arange(len(indices))
         which = _split_by_time(data.times[indices], groups, split)
     elif data.grouped:

@@ -58,7 +58,7 @@ TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "fashion-mnist": "F
 NAMES = (*IMAGE_SETS, *DATASETS, *SYNTHETIC)
 
 
-def find_source(
+def find_source(  # noqa: PLR0911  (one for each form of a name)
     name: str, *, data_path: str, seed: int, downloads: Path, reading: Reading = Reading()
 ) -> Source:
     """Return the source called ``name``; ``downloads`` is where torchvision puts files by default.
@@ -67,14 +67,16 @@ def find_source(
     path that does not exist.
     """
     if name == "digits":
-        return Source(["digits"], partial(_loaded, name, _digits))
+        return Source(["digits"], partial(loaded, name, _digits))
     if name in TORCHVISION:  # which checks its files against their published hash
         root = Path(data_path).expanduser() if data_path else downloads
-        return Source([name], partial(_loaded, name, partial(_torchvision, name, root)))
+        return Source([name], partial(loaded, name, partial(_torchvision, name, root)))
     if name == "image-folder":
         return _of_images(data_path, reading)
     if name in DATASETS or is_hub(name):
         return (_of_hub if is_hub(name) else _of_files)(name, data_path, reading)
+    if plugins.is_given(name):  # by a Python program; what is in the cache is not asked for
+        return Source(["given", name, repr(reading)], partial(_given, name, reading))
     if name.partition(":")[0] in ("synthetic", *SYNTHETIC):
         made = Synthetic.named(name, seed)
         inputs = None if made.kind == IMAGE else made.inputs()
@@ -366,6 +368,10 @@ def _all_of(chunks: Iterator[npt.NDArray[Any]], about: Content) -> Stream:
     return about
 
 
+def _given(name: str, reading: Reading, image: Inputs, classes: tuple[str, ...]) -> Stream:
+    return plugins.load("dataset", name).stream(reading, image, classes)  # type: ignore[no-any-return]
+
+
 # --- a user's function ----------------------------------------------------------------
 
 _BYTE = 255
@@ -423,7 +429,7 @@ def _own(dataset: str, data_path: str) -> Source:
             ) from error
 
     key = ["own", dataset, _code(load.__module__), data_path, *there]
-    return Source(key, partial(_loaded, dataset, called))
+    return Source(key, partial(loaded, dataset, called))
 
 
 def _code(module: str) -> str:
@@ -441,7 +447,7 @@ def _code(module: str) -> str:
     return hashlib.sha256(b"".join(Path(one).read_bytes() for one in files)).hexdigest()
 
 
-def _loaded(
+def loaded(
     dataset: str, load: Callable[[], Data], image: Inputs, classes: tuple[str, ...]
 ) -> Stream:
     """Return the wanted examples of what a function loads; UserError, one line, if it is wrong."""
@@ -449,8 +455,8 @@ def _loaded(
     try:
         examples, labels = np.asarray(data.examples), np.asarray(data.labels)
         own = tuple(map(str, data.classes))
-        _check_labels(examples, labels, own)
-        inputs, stored = _described(data, examples, image)
+        check_labels(examples, labels, own)
+        inputs, stored = described(data, examples, image)
         names = [] if data.clients is None else [canonical(str(name)) for name in data.clients]
         known = [] if data.groups is None else list(map(str, data.groups))
         groups = np.unique(known, return_inverse=True)[1]
@@ -478,7 +484,7 @@ def _loaded(
     return image_stream(replace(about, paths=tuple(map(str, kept))), each)
 
 
-def _check_labels(
+def check_labels(
     examples: npt.NDArray[Any], labels: npt.NDArray[Any], classes: tuple[str, ...]
 ) -> None:
     """Raise ValueError for examples that are not labelled."""
@@ -500,13 +506,13 @@ def _check_range(what: str, numbers: npt.NDArray[Any], end: int, why: str) -> No
         raise ValueError(f"{what} go from {low} to {high}, and {why}")
 
 
-def _described(
+def described(
     data: Data, examples: npt.NDArray[Any], image: Inputs
 ) -> tuple[Inputs, npt.NDArray[Any]]:
     """Return what the examples are, and the examples as they are stored; ValueError: neither."""
     from fedhet.data.signals import finite, small_numbers
 
-    kind = data.kind or _kind(examples)
+    kind = data.kind or kind_of_array(examples)
     if kind not in KINDS:
         raise ValueError(
             f"kind {kind!r} is unknown (allowed: {', '.join(KINDS)})" if kind
@@ -548,7 +554,7 @@ def _described(
     return load_inputs(inputs.dump()), stored
 
 
-def _kind(examples: npt.NDArray[Any]) -> str:
+def kind_of_array(examples: npt.NDArray[Any]) -> str:
     """Return the kind that dtype and shape say; empty where they do not."""
     if examples.dtype == np.uint8 or examples.ndim == 4:
         return IMAGE

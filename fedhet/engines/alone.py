@@ -47,6 +47,16 @@ def one_run(say: Callable[[str], None] = lambda _: None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def between_runs() -> Iterator[None]:
+    """As :func:`one_run`, for less than a run: part of a run may do it as well."""
+    if threading.get_ident() in _holders:
+        yield
+        return
+    with one_run():
+        yield
+
+
+@contextlib.contextmanager
 def _streams() -> Iterator[None]:
     before = sys.stdin, sys.stdout, sys.stderr
     open_streams()

@@ -138,7 +138,7 @@ def serve(control: int, command: int) -> NoReturn:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     gc.set_threshold(*RARELY)
-    from fedhet.engines import grid  # noqa: PLC0415  (torch and the ClientApp)
+    from fedhet.engines.worker import answer_all  # noqa: PLC0415  (torch and the ClientApp)
 
     gc.collect()
     gc.freeze()  # pages with objects stay shared with the workers
@@ -150,7 +150,7 @@ def serve(control: int, command: int) -> NoReturn:
                 os._exit(0)
             if os.fork() == 0:
                 requests.close()
-                _work(handles[0], own, grid.answer_all)
+                _work(handles[0], own, answer_all)
             os.close(handles[0])
 
 

@@ -18,7 +18,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any, Protocol, TextIO
@@ -32,11 +32,17 @@ from fedhet.config.schema import RunConfig
 from fedhet.engines.fork_server import ForkServer, Worker, take_early
 from fedhet.engines.launch import Launch, OnRounds, Reader, conclude, raise_unless_completed
 from fedhet.engines.system import QUIET, Interrupted, direct, undisturbed
+from fedhet.engines.worker import (
+    FIRST_NODE,
+    answered,
+    contexts_of,
+    packed_objects,
+    unpacked_objects,
+)
 from fedhet.errors import RunFailed, UserError, brief
-from fedhet.plugins import look_here
-from fedhet.protocol.flower import ENDED, be_one_process, posted, simulating
+from fedhet.plugins import giving, look_here
+from fedhet.protocol.flower import ENDED, be_one_process, posted
 
-FIRST_NODE = 100  # first node id; no code may confuse node ids with client ids
 LOOK = 0.2  # seconds that a pull waits for a reply
 RAY_STARTS = 3  # tries: it gives itself 30 s, too little on a very busy machine
 STARTS = 5  # workers in a row that may end before they are ready
@@ -166,7 +172,7 @@ def run(launch: Launch, on_rounds: OnRounds) -> None:
             text = launch.envelope()
             grid = _grid(launch, text, reader.read, stack)
             begun = True
-            server_app.app(grid, _context(text, 0, {}))
+            server_app.serve(grid, launch)
         reader.read()
     except (Interrupted, KeyboardInterrupt) as interrupt:
         ending = ("stopped", str(interrupt) or "SIGINT")
@@ -198,28 +204,6 @@ def _grid(
         executor = WorkerPool(launch, text, early or ForkServer())
     stack.callback(executor.close)
     return SimulationGrid(executor, config.clients, between)
-
-
-def contexts_of(text: str, nodes: int) -> dict[int, Context]:
-    """Return Flower's context of each node, by its id."""
-    be_one_process()
-    return {
-        FIRST_NODE + k: _context(text, FIRST_NODE + k, {"partition-id": k, "num-partitions": nodes})
-        for k in range(nodes)
-    }
-
-
-def _context(text: str, node: int, node_config: Mapping[str, int]) -> Context:
-    """Return a context whose run config is the run's envelope."""
-    return Context(1, node, dict(node_config), RecordDict(), {"config": text}, series_id=0)
-
-
-def answered(
-    contexts: Mapping[int, Context], message: Message, *, simulated: bool = True
-) -> Message:
-    """Return the ClientApp's reply to a message; not ``simulated``: as a deployed node's."""
-    with simulating(simulated):
-        return client_app.app(message, contexts[message.metadata.dst_node_id])
 
 
 # --- worker processes ---------------------------------------------------------------------------
@@ -261,7 +245,7 @@ class WorkerPool:
         memory = gpu_memory(launch.config)
         self._order = {
             "text": text, "nodes": launch.config.clients, "log": str(launch.folder.log),
-            "cwd": os.getcwd(),
+            "cwd": os.getcwd(), "objects": packed_objects(launch.config),
         }  # fmt: skip
         self._server = server
         self._waiting: deque[Message] = deque()
@@ -353,14 +337,6 @@ class WorkerPool:
         self._server.close()
 
 
-def answer_all(connection: Connection, order: Mapping[str, Any]) -> None:
-    """Answer messages in a worker until the connection is closed."""
-    look_here()
-    contexts = contexts_of(order["text"], order["nodes"])
-    while True:
-        connection.send(answered(contexts, connection.recv()))
-
-
 # --- Ray ----------------------------------------------------------------------------------------
 
 
@@ -433,6 +409,7 @@ class RayTasks:
             self._order = ray.put({
                 "text": text, "nodes": config.clients, "log": str(launch.folder.log),
                 "cwd": os.getcwd(), "path": tuple(path for path in sys.path if path),
+                "objects": packed_objects(config),
             })  # fmt: skip
             self._stack = stack.pop_all()
 
@@ -489,22 +466,23 @@ def _start_ray(ray: Any, tries: int, words: Mapping[str, Any]) -> None:
 
 def _answer(order: Mapping[str, Any], message: Message) -> Message:
     """Answer one message in a process of Ray's."""
-    contexts, log = _prepared(**order)
+    contexts, objects, log = _prepared(**order)
     # Not for the whole process: Ray prints a line of its own before each task.
-    with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+    with giving(objects), contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         return answered(contexts, message)
 
 
 @cache
 def _prepared(
-    text: str, nodes: int, log: str, cwd: str, path: tuple[str, ...]
-) -> tuple[dict[int, Context], TextIO]:
+    text: str, nodes: int, log: str, cwd: str, path: tuple[str, ...], objects: bytes
+) -> tuple[dict[int, Context], dict[str, Any], TextIO]:
     """Set up a process of Ray's, once: where modules of the user's lie, and the run's log."""
     with contextlib.suppress(OSError):  # another machine need not have it
         os.chdir(cwd)
     sys.path += [folder for folder in path if folder not in sys.path]
     look_here()
-    return contexts_of(text, nodes), Path(log).open("a", buffering=1, encoding="utf-8")
+    file = Path(log).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115
+    return contexts_of(text, nodes), unpacked_objects(objects), file
 
 
 def _check_shared_folder(ray: Any, folder: Path) -> None:

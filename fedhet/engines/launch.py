@@ -13,6 +13,7 @@ from fedhet.errors import RunFailed
 from fedhet.records.run_folder import OWNER, RunFolder
 from fedhet.records.summary import partition_clients
 
+OnRound = Callable[[Mapping[str, Any]], object]
 OnRounds = Callable[[Sequence[Mapping[str, Any]]], None]
 
 
@@ -23,6 +24,7 @@ class Launch:
     config: RunConfig
     folder: RunFolder
     resume: bool = False
+    on_round: OnRound | None = None  # is given the line of every round; False ends the run
 
     def envelope(self) -> str:
         """Return what the ServerApp gets."""

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,12 +31,13 @@ from fedhet.deploy.submit import submit_remote
 from fedhet.engines.alone import one_run
 from fedhet.engines.grid import gpu_memory, processes
 from fedhet.engines.grid import run as simulate
-from fedhet.engines.launch import Launch, take_over
+from fedhet.engines.launch import Launch, OnRound, take_over
 from fedhet.engines.system import Interrupted, interruptible
 from fedhet.errors import Damaged, UserError, nearest
 from fedhet.files import plain_path, tried_folder
 from fedhet.models import build_model
 from fedhet.models.names import small_name
+from fedhet.plugins import check_given, is_given
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.payload import Array
 from fedhet.records import verification
@@ -113,6 +115,7 @@ def start(
     connection: str | None = None,
     *,
     notes: Sequence[str] = (),
+    on_round: OnRound | None = None,
 ) -> RunFolder:
     """Check, make the run folder and run to the end; one that could not start leaves no folder.
 
@@ -120,7 +123,7 @@ def start(
     Raises UserError for what the user can mend, RunFailed for a run that did not complete.
     """
     with one_run(console.say):
-        return _start(config, default_name, console, connection, notes)
+        return _start(config, default_name, console, connection, notes, on_round)
 
 
 def _start(
@@ -129,6 +132,7 @@ def _start(
     console: Console,
     connection: str | None,
     notes: Sequence[str],
+    on_round: OnRound | None,
 ) -> RunFolder:
     config = absolute_paths(config)
     joins = connection is None and os.environ.get("RAY_ADDRESS")
@@ -155,7 +159,7 @@ def _start(
         for line in warnings:
             console.say(f"warning: {line}")
         try:
-            _run(Launch(config, folder), console, connection)
+            _run(Launch(config, folder, on_round=on_round), console, connection)
         except UserError:
             folder.discard()
             raise
@@ -170,6 +174,7 @@ def resume(
     *,
     accept_lost: bool = False,
     trust: bool = False,
+    on_round: OnRound | None = None,
 ) -> RunFolder:
     """Go on after the last finished round; raises as :func:`start` does.
 
@@ -177,7 +182,8 @@ def resume(
     clients whose states are. ``trust``: its code and its services are the user's own.
     """
     with one_run(console.say):
-        return _resume(path, changes, console, connection, accept_lost=accept_lost, trust=trust)
+        how = partial(_resume, accept_lost=accept_lost, trust=trust, on_round=on_round)
+        return how(path, changes, console, connection)
 
 
 def _resume(
@@ -188,9 +194,11 @@ def _resume(
     *,
     accept_lost: bool,
     trust: bool,
+    on_round: OnRound | None,
 ) -> RunFolder:
     folder = _existing(path)
     config = resumed_config(folder.opened(trust=trust), changes)
+    check_given(config)
     if not trust:
         folder.check_reach(config)
     if "state-dir" in changes:
@@ -212,7 +220,7 @@ def _resume(
     for line in checks.check_idle(config, changes, deployed=connection is not None):
         console.say(f"note: {line}")
     with interruptible():
-        launch = Launch(config, folder, resume=True)
+        launch = Launch(config, folder, resume=True, on_round=on_round)
         _run(launch, console, connection, accept_lost=accept_lost)
     return folder
 
@@ -441,6 +449,8 @@ def check_simulation(config: RunConfig) -> tuple[Dataset, Partition]:
     choose_device(config, {})
     check_replies(config)
     dataset, partition = reload_partition(config, config.clients)
+    if is_given(config.dataset) and (few := set(dataset.site_names) - set(partition.ids)):
+        raise UserError(f"data: client '{min(few)}' has too few examples to train and to test")
     check_kind(config, dataset.inputs.kind)
     check_models(config, len(dataset.classes), dataset.inputs)
     return dataset, partition

@@ -9,6 +9,7 @@ another. ``NAME frozen weights=FILE`` trains only what stands after the network 
 the head).
 """
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -25,7 +26,7 @@ from torch.nn.parameter import is_lazy
 from fedhet import plugins
 from fedhet.config.schema import RunConfig
 from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TABLE, TOKENS, Inputs
-from fedhet.errors import Damaged, UserError, brief, nearest
+from fedhet.errors import Damaged, UserError, brief, nearest, place
 from fedhet.files import read_tensors
 from fedhet.models.base import SplitModel, untouched
 from fedhet.models.names import (
@@ -277,20 +278,79 @@ def _sized(inputs: Inputs) -> str:
 
 def _users_own(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
     factory = plugins.load("model", name)
-    if not callable(factory):
+    if isinstance(factory, nn.Module):  # a template, whose weights are the start
+        model: Any = copy.deepcopy(factory).cpu()
+    elif callable(factory):
+        arguments = _what_it_takes(factory, name, classes, d, inputs)
+        try:
+            model = factory(**arguments)
+        except (Exception, SystemExit) as error:
+            shown = ", ".join(f"{key}={value}" for key, value in arguments.items())
+            raise UserError(
+                f"model {name!r}: its factory, called with {shown}, fails: {brief(error)}"
+                f"{place(error)}"
+            ) from error
+    else:
         raise UserError(f"model {name!r} is a {type(factory).__name__}, must be a factory")
-    arguments = {"classes": classes, "d": d} | _what_it_takes(factory, name, inputs)
-    try:
-        model = factory(**arguments)
-    except (Exception, SystemExit) as error:
-        shown = ", ".join(f"{key}={value}" for key, value in arguments.items())
-        raise UserError(
-            f"model {name!r}: its factory, called with {shown}, fails: {brief(error)}"
-        ) from error
+    features = getattr(model, "features", None)
+    whole = features is None or isinstance(features, nn.Module) or not hasattr(model, "head")
+    if isinstance(model, nn.Module) and whole and _has_forward(model):
+        model = Adopted(*_last_linear(model, name, inputs), classes, d)
     check_model(model, name, classes, d, inputs)
     if not _has_forward(model):
         model.forward = MethodType(SplitModel.forward, model)
     return cast(SplitModel, model)
+
+
+class Adopted(SplitModel):
+    """A user's classifier, cut before its last Linear: what that reads is the representation.
+
+    Where it has another width than d, ReLU(Linear(width, d)) follows, and ``head`` is a new layer.
+    """
+
+    def __init__(self, network: nn.Module, last: nn.Linear, classes: int, d: int) -> None:
+        super().__init__()
+        self.network, width = network, last.in_features
+        self.projection = nn.Linear(width, d) if width != d else None
+        fits = width == d and last.out_features == classes and last.bias is not None
+        self.head = last if fits else nn.Linear(d, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the representations ``(B, d)``."""
+        h: Tensor = self.network(x)
+        return h if self.projection is None else relu(self.projection(h))
+
+
+def _last_linear(model: nn.Module, name: str, inputs: Inputs) -> tuple[nn.Module, nn.Linear]:
+    """Put Identity in place of a classifier's last Linear; return both.
+
+    Raise UserError if it has none, or does not answer with what that gives.
+    """
+    linear = [pair for pair in model.named_modules() if isinstance(pair[1], nn.Linear)]
+    if not linear:
+        raise UserError(f"model {name!r}: has no torch.nn.Linear, whose input would be shared")
+    path, last = linear[-1]
+    given: list[Tensor] = []
+    hook = last.register_forward_hook(lambda _, __, out: given.append(out))
+    try:
+        with untouched(model):
+            answer = model(torch.from_numpy(inputs.blank(2)).to(last.weight.device))
+    except (Exception, SystemExit) as error:
+        raise UserError(
+            f"model {name!r}: a forward of two {_sized(inputs)} fails: {brief(error)}{place(error)}"
+        ) from error
+    finally:
+        hook.remove()
+    logits = len(given) == 1 and isinstance(answer, Tensor) and torch.equal(answer, given[0])
+    if not logits or given[0].shape != (2, last.out_features):
+        raise UserError(
+            f"model {name!r}: forward(x) must return what its last Linear, '{path}', gives, of "
+            "shape (B, classes): no softmax after it; or give it `features(x)` and `head`"
+        )
+    if not path:
+        return nn.Identity(), last
+    model.set_submodule(path, nn.Identity())
+    return model, last
 
 
 def _has_forward(model: nn.Module) -> bool:
@@ -298,24 +358,31 @@ def _has_forward(model: nn.Module) -> bool:
     return "forward" in vars(model) or type(model).forward is not nn.Module.forward
 
 
-def _what_it_takes(factory: Callable[..., Any], name: str, inputs: Inputs) -> dict[str, Any]:
-    """Return ``inputs`` as an argument, or the ``image_size`` of square RGB images, or nothing."""
+def _what_it_takes(
+    factory: Callable[..., Any], name: str, classes: int, d: int, inputs: Inputs
+) -> dict[str, Any]:
+    """Return the arguments for a factory: those of ours whose names are among its parameters.
+
+    It may take the ``image_size`` of square RGB images instead of ``inputs``.
+    """
+    ours = {"classes": classes, "num_classes": classes, "d": d, "inputs": inputs}
     try:
         taken = inspect.signature(factory).parameters
     except (TypeError, ValueError):  # it has no signature
-        return {"inputs": inputs}
+        return {"classes": classes, "d": d, "inputs": inputs}
     anything = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
-    if "inputs" in taken or (anything and "image_size" not in taken):
-        return {"inputs": inputs}
-    if "image_size" not in taken:
-        return {}
+    names = {*taken, *(("classes", "d") if anything else ())}
+    names |= {"inputs"} if anything and "image_size" not in taken else set()
+    arguments = {key: value for key, value in ours.items() if key in names}
+    if "image_size" not in taken or "inputs" in taken:
+        return arguments
     plain = replace(inputs, standardised=False)
     if inputs.kind != IMAGE or plain != Inputs.image(inputs.shape[-1]):
         raise UserError(
             f"model {name!r}: its factory takes image_size, and this run's examples are "
             f"{PLURAL[inputs.kind]} of shape {inputs.shape}: let it take `inputs` instead"
         )
-    return {"image_size": inputs.shape[-1]}
+    return arguments | {"image_size": inputs.shape[-1]}
 
 
 # --- weights from a file ----------------------------------------------------------------------

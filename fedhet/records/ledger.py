@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from fedhet.config.schema import BESIDE_ACCURACY, METRICS
+from fedhet.config.schema import METRICS, is_beside, is_score
 from fedhet.errors import Damaged, one_line
 from fedhet.files import (
     NOBODY,
@@ -126,7 +126,7 @@ class Ledger:
         self.round.carry("uplink", payload, reply.message_bytes)
         images = self.roster.infos[client].train_images or 1  # where nobody tells, all weigh 1
         for name, value in metrics.items():
-            if name not in COMMON | BESIDE_ACCURACY.keys() and "accuracy" not in name:
+            if name not in COMMON and not is_score(name):
                 self.round.own.setdefault(name, []).append((value, images))
         if "train_loss" in metrics:
             self.round.losses.append(metrics["train_loss"])
@@ -142,7 +142,7 @@ class Ledger:
 
     def score(self, client: str, metrics: Mapping[str, float]) -> None:
         """Book an evaluation of the client's current generation."""
-        found = {n: v for n, v in metrics.items() if "accuracy" in n or n in BESIDE_ACCURACY}
+        found = {name: value for name, value in metrics.items() if is_score(name)}
         self.scores[client] = Score(self.roster.generations[client], found)
         self.round.scored.add(client)
         self.chain.add("score", client, found)
@@ -175,7 +175,7 @@ class Ledger:
         record["val_accuracy_mean"] = self.spread("val_accuracy")["mean"]
         for kind in sorted(kinds - set(HEADLINE)):
             record[f"{kind}_mean"] = self.spread(kind)["mean"]
-            if kind in BESIDE_ACCURACY:
+            if is_beside(kind):
                 record[f"{kind}_clients"] = sum(kind in s.metrics for s in self.scores.values())
         for name in METRICS:
             figures = [m[f"test_{name}"] for m in now.trained if f"test_{name}" in m]
@@ -311,7 +311,7 @@ class Chain:
             link.update(f"|{kind}|{client}".encode())
             for i, array in enumerate(uploaded):
                 hash_array(link, str(i), array)
-            for name in sorted(set(metrics) - DURATIONS - BESIDE_ACCURACY.keys()):
+            for name in sorted(n for n in set(metrics) - DURATIONS if not is_beside(n)):
                 link.update(f"|{name}".encode() + np.float64(metrics[name]).tobytes())
         for name in sorted(arrays):
             hash_array(link, name, arrays[name])

@@ -58,7 +58,7 @@ def summarise(
         "metric": config.metric,
         **{
             f"{name}_{kind}": last[f"{name}_{kind}"]
-            for name in sorted(BESIDE_ACCURACY)
+            for name in sorted({*BESIDE_ACCURACY, *(f"test_{own}" for own, _ in config.metrics)})
             for kind in ("mean", "clients")
             if last.get(f"{name}_{kind}") is not None
         },

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedhet import plugins
 from fedhet.config.schema import MAJORITY, RunConfig
+from fedhet.errors import UserError
 from fedhet.training.loop import EVALUATION_BATCH, Examples, autocast
 
 Predict = Callable[[Tensor], Mapping[str, Tensor]]
@@ -77,6 +79,24 @@ def evaluate(
     rest = zip(found, values[len(hits) :], strict=True)
     metrics |= {name: value for name, value in rest if math.isfinite(value)}
     return EvaluationResult(metrics, logits, wanted)
+
+
+def own_metrics(result: EvaluationResult, config: RunConfig) -> dict[str, float]:
+    """Return the run's own metrics (``metrics``) by name; one that is not finite is absent.
+
+    Raise UserError for a function that does not return a number.
+    """
+    labels, probabilities = result.labels.cpu().numpy(), result.probabilities().numpy()
+    found = {}
+    for name, (function,) in config.metrics:
+        value = plugins.load("metric", function)(labels, probabilities)
+        try:
+            found[name] = float(value)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"metrics: '{name}' returns a {type(value).__name__}, must be a number"
+            ) from error
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def metrics_of(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:

@@ -1,0 +1,30 @@
+from pathlib import Path
+
+from fedhet.api import Run as Run
+from fedhet.api import load_run as load_run
+from fedhet.api import resume as resume
+from fedhet.api import run as run
+from fedhet.clients.averaging import AveragingClient as AveragingClient
+from fedhet.clients.base import MethodClient as MethodClient
+from fedhet.clients.base import Needs as Needs
+from fedhet.config.registry import Method as Method
+from fedhet.config.schema import Params as Params
+from fedhet.data.inputs import Inputs as Inputs
+from fedhet.data.sources import Data as Data
+from fedhet.errors import RunFailed as RunFailed
+from fedhet.errors import UserError as UserError
+from fedhet.models.zoo import build_model as build_model
+from fedhet.protocol.payload import Array as Array
+from fedhet.protocol.payload import ModelArrays as ModelArrays
+from fedhet.protocol.payload import Payload as Payload
+from fedhet.reports.frame import load_sweep as load_sweep
+from fedhet.strategies.averaging import AveragingStrategy as AveragingStrategy
+from fedhet.strategies.base import MethodStrategy as MethodStrategy
+from fedhet.strategies.base import Upload as Upload
+from fedhet.testing import check_method as check_method
+from fedhet.training.loop import Phase as Phase
+
+__version__: str
+__all__: list[str]
+HERE: Path
+TOP: Path

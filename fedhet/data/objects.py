@@ -1,0 +1,364 @@
+"""Data that a Python program gives as objects: arrays and tensors by client, frames, data sets.
+
+They become examples as those of files do, through the same cache, from which workers map them. The
+name of such a data set, ``kind:type:digest``, stands for its values; see :mod:`fedhet.plugins`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from PIL import Image
+
+from fedhet import plugins
+from fedhet.data import rows, table
+from fedhet.data.images import Decoded, decoded, image_stream, to_pixels
+from fedhet.data.inputs import (
+    IMAGE,
+    PLURAL,
+    SIGNAL,
+    TABLE,
+    TOKENS,
+    Content,
+    Indices,
+    Inputs,
+    Reading,
+    Stream,
+    canonical,
+    safe_ids,
+)
+from fedhet.data.sources import Data, described, kind_of_array, loaded, select
+from fedhet.errors import UserError, brief
+
+# First part of a name, by kind: that of data sets with the same keys.
+_PREFIX = {IMAGE: "image-folder", SIGNAL: "signals", TABLE: "table", TOKENS: "texts"}
+SITE = "client"  # the column that a frame gets where each client has its own
+LARGE = 100 << 20  # bytes from which on a line says so
+_CHUNK = 2048
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One client's examples (n, ...) and class codes (n,); the last ``tests`` are for testing."""
+
+    client: str
+    examples: Array
+    labels: Indices
+    tests: int = 0
+
+
+@dataclass(frozen=True)
+class Given:
+    """Data that were given: parts, whose labels index ``classes``, or a frame."""
+
+    what: str
+    kind: str
+    parts: Sequence[Part] = ()
+    classes: tuple[str, ...] = ()
+    frame: pd.DataFrame | None = None
+    data: Data | None = None  # whose fields say more of the one part than its arrays
+    site: str = ""  # the frame's column of the client, where it was added here
+
+    @property
+    def name(self) -> str:
+        """Return the name that stands for these values."""
+        values: Any = self.frame
+        if values is None:
+            values = [
+                self.classes,
+                *((p.client, p.examples, p.labels, p.tests) for p in self.parts),
+            ]
+        else:
+            hashed = pd.util.hash_pandas_object(values, index=False).to_numpy()
+            values = [list(map(str, values.columns)), list(map(str, values.dtypes)), hashed]
+        digest = plugins.name_of(values, _PREFIX[self.kind]).rpartition(":")[2]
+        return f"{_PREFIX[self.kind]}:{self.what}:{digest}"
+
+    @property
+    def named(self) -> bool:
+        """Return whether the data say whose an example is."""
+        whose = None if self.data is None else self.data.clients
+        return bool(self.site) or whose is not None or any(part.client for part in self.parts)
+
+    def stream(self, reading: Reading, image: Inputs, classes: tuple[str, ...]) -> Stream:
+        """Return the wanted examples; ``reading`` says which column of a frame is what."""
+        if self.data is not None:
+            return loaded("data", lambda: cast("Data", self.data), image, classes)
+        if self.frame is None:
+            return _of_parts(self, image, classes)
+        file = rows.of_frame(self.frame, reading.form)
+        return (table.of_texts if reading.text else table.of_rows)(file, reading, classes)
+
+
+# --- what may be given ----------------------------------------------------------------
+
+
+def understand(data: Any, clients: Sequence[str], *, text: bool = False) -> Given:
+    """Return what ``data`` is; UserError, one line, for what cannot be examples with labels.
+
+    Allowed: {client: (x, y[, x_test, y_test])}, (x, y), a DataFrame or one a client, a torch
+    Dataset or one a client, a Dataset or DatasetDict of Hugging Face, a FederatedDataset of Flower,
+    a :class:`Data`, or a function ``load(client, clients)``, which is called with ``clients``.
+    """
+    what = f"{type(data).__module__.partition('.')[0]}.{type(data).__qualname__}"
+    if isinstance(data, Data):
+        examples = np.asarray(data.examples)
+        kind = data.kind or kind_of_array(examples) or IMAGE
+        return Given(what, kind, [Part("", examples, np.asarray(data.labels))], data=data)
+    if hasattr(data, "load_partition") and hasattr(data, "partitioners"):  # Flower Datasets
+        (partitioner,) = data.partitioners.values()
+        count = int(partitioner.num_partitions)
+        data = {str(k): data.load_partition(k) for k in range(count)}
+    elif callable(data) and not isinstance(data, type) and not _is_dataset(data):
+        load: Callable[[str, list[str]], Any] = data
+        what = "function"
+        if not clients:
+            raise UserError(
+                "clients: 0 is not allowed with data=FUNCTION: give clients=N, or their names"
+            )
+        data = {client: _called(load, client, clients) for client in clients}
+    if isinstance(data, Mapping) and not _is_hugging(data):
+        if not data:
+            raise UserError("data: there is no client in it")
+        values = {str(client): _plain(value) for client, value in data.items()}
+    else:
+        values = {"": _plain(data)}
+    if all(isinstance(value, pd.DataFrame) for value in values.values()):
+        return _frames(what, values, text=text)
+    return _arrays(what, values)
+
+
+def _is_dataset(data: Any) -> bool:
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__")
+
+
+def _is_hugging(data: Any) -> bool:
+    """Return whether data are a Dataset or DatasetDict of Hugging Face, which need not be here."""
+    return type(data).__module__.partition(".")[0] == "datasets"
+
+
+def _called(load: Callable[[str, list[str]], Any], client: str, clients: Sequence[str]) -> Any:
+    try:
+        return load(client, list(clients))
+    except (Exception, SystemExit) as error:
+        raise UserError(f"data: load('{client}', clients) fails: {brief(error)}") from error
+
+
+def _plain(data: Any) -> Any:
+    """Return a frame or a tuple of arrays for one client's data of a library."""
+    if _is_hugging(data):
+        if isinstance(data, Mapping):
+            frames = [_plain(one) for one in data.values()]
+            return pd.concat(frames, ignore_index=True)
+        names = {key: one.names for key, one in data.features.items() if hasattr(one, "int2str")}
+        pictures = [k for k, one in data.features.items() if type(one).__name__ == "Image"]
+        if pictures:
+            (label,) = list(names)[:1] or ["label"]
+            images = [np.asarray(one.convert("RGB")) for one in data[pictures[0]]]
+            labels = data[label]
+            classes = names.get(label)
+            return np.stack(images), [classes[y] for y in labels] if classes else labels
+        frame = data.to_pandas()
+        codes = {key: dict(enumerate(classes)) for key, classes in names.items()}
+        return frame.assign(**{key: frame[key].map(code) for key, code in codes.items()})
+    if isinstance(data, tuple | list | pd.DataFrame) or not _is_dataset(data):
+        return data
+    pairs = [data[index] for index in range(len(data))]  # a torch Dataset, read once
+    examples = np.stack([_array(pair[0]) for pair in pairs])
+    classes, labels = getattr(data, "classes", None), [pair[1] for pair in pairs]
+    if classes and all(isinstance(y, int) and y < len(classes) for y in labels):
+        labels = [str(classes[y]) for y in labels]
+    return examples, labels
+
+
+def _array(values: Any) -> Array:
+    """Return numbers of any library's, a tensor's on the CPU."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+    return np.asarray(values)
+
+
+def _frames(what: str, frames: Mapping[str, pd.DataFrame], *, text: bool) -> Given:
+    kind = TOKENS if text else TABLE
+    if list(frames) == [""]:
+        return Given(what, kind, frame=frames[""])
+    for client, frame in frames.items():
+        if SITE in frame.columns:
+            raise UserError(
+                f"data: column '{SITE}' of client '{client}' is in the way of the clients' names: "
+                "rename it"
+            )
+    whole = pd.concat([one.assign(**{SITE: name}) for name, one in frames.items()])
+    return Given(what, kind, frame=whole.reset_index(drop=True), site=SITE)
+
+
+def _arrays(what: str, values: Mapping[str, Any]) -> Given:
+    """Return what tuples of arrays are; the classes are all values of all labels."""
+    found: dict[str, tuple[Array, Array, int]] = {}
+    for client, value in values.items():
+        who = f"data: client '{client}'" if client else "data"
+        if not isinstance(value, tuple | list) or len(value) not in {2, 4}:
+            raise UserError(
+                f"{who}: got {_shape_of(value)}, must be (x, y), (x, y, x_test, y_test), a "
+                "DataFrame or a data set"
+            )
+        pairs = [(_array(x), _array(y)) for x, y in zip(value[::2], value[1::2], strict=True)]
+        for x, y in pairs:
+            _check_pair(who, x, y)
+        (x, y), tests = pairs[0], 0
+        if len(pairs) > 1:
+            tests = len(pairs[1][1])
+            if pairs[1][0].shape[1:] != x.shape[1:]:
+                raise UserError(f"{who}: x is {_shape_of(x)} and x_test {_shape_of(pairs[1][0])}")
+            x, y = (np.concatenate(both) for both in zip(*pairs, strict=True))
+        found[client] = x, y, tests
+    shapes = {x.shape[1:]: client for client, (x, _, _) in found.items()}
+    if len(shapes) > 1:
+        (a, first), (b, second) = list(shapes.items())[:2]
+        raise UserError(
+            f"data: examples of client '{first}' are of shape {a}, of client '{second}' {b}: all "
+            "must be of one shape"
+        )
+    classes = _classes([y for _, y, _ in found.values()])
+    codes = {value: code for code, value in enumerate(classes)}
+    parts = [
+        Part(client, x, np.array([codes[_value(v)] for v in y.tolist()], dtype=np.int64), tests)
+        for client, (x, y, tests) in found.items()
+    ]
+    x = parts[0].examples
+    kind = kind_of_array(x)
+    if x.ndim == 4 and x.dtype.kind == "f":  # noqa: PLR2004  (n, c, h, w)
+        parts = [replace(p, examples=_as_bytes(p.client, p.examples)) for p in parts]
+    elif not kind and x.ndim == 2:  # noqa: PLR2004
+        kind = TABLE
+    if not kind:
+        raise UserError(
+            f"data: the kind of {_shape_of(x)} examples is unclear: give a fedhet.Data with `kind`"
+        )
+    return Given(what, kind, parts, classes)
+
+
+def _check_pair(who: str, x: Array, y: Array) -> None:
+    """Raise UserError for arrays that are no examples with one class each."""
+    if not x.ndim or x.dtype.kind not in "iufb":
+        raise UserError(f"{who}: x is {_shape_of(x)}, must be an array of numbers (n, ...)")
+    if y.shape != x.shape[:1]:
+        raise UserError(f"{who}: y is {_shape_of(y)}, must be one class of each of {len(x)}")
+    if not len(x):
+        raise UserError(f"{who}: there is no example")
+    if y.dtype.kind == "f":
+        bad = y[~(np.isfinite(y) & (y == np.floor(y)))]
+        if len(bad):
+            raise UserError(f"{who}: y has the value {bad[0]:g}, which is no class")
+    elif y.dtype.kind not in "iubUO":
+        raise UserError(f"{who}: y is {_shape_of(y)}, must be whole numbers or texts")
+    if y.dtype.kind == "O" and (gaps := pd.isna(y)).any():
+        raise UserError(f"{who}: y[{int(np.argmax(gaps))}] is missing")
+    if x.dtype.kind == "f" and x.ndim > 2 and not np.isfinite(x).all():  # noqa: PLR2004
+        where = np.argwhere(~np.isfinite(x))[0].tolist()
+        raise UserError(f"{who}: x{where} is {x[tuple(where)]}, must be finite")
+
+
+def _value(label: Any) -> str:
+    whole = isinstance(label, float)
+    return str(int(label)) if whole else str(label)
+
+
+def _classes(labels: Sequence[Array]) -> tuple[str, ...]:
+    """Return the names of all classes: numbers by value, then texts."""
+    values = {_value(one) for own in labels for one in np.unique(own.astype(object)).tolist()}
+    numbers = all(one.lstrip("-").isdigit() for one in values)
+    return tuple(sorted(values, key=int if numbers else str))
+
+
+def _as_bytes(client: str, images: Array) -> Array:
+    """Return float images of 0 to 1 (ToTensor) or -1 to 1 as bytes, as images are stored."""
+    low, high = float(images.min()), float(images.max())
+    scaled: Array | None = None
+    if low >= 0 and high <= 1:
+        scaled = images * 255
+    elif low >= -1 and high <= 1:
+        scaled = (images + 1) * 127.5
+    elif low >= 0 and high <= 255 and (images == np.rint(images)).all():  # noqa: PLR2004
+        scaled = images
+    if scaled is not None:
+        return np.asarray(np.rint(scaled), dtype=np.uint8)
+    who = f"data: client '{client}'" if client else "data"
+    raise UserError(
+        f"{who}: float images go from {low:g} to {high:g}, must be from 0 to 1, -1 to 1, or whole "
+        "numbers to 255: leave out a Normalize, training does it"
+    )
+
+
+def _shape_of(value: Any) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype} of shape {tuple(value.shape)}"
+    length = f" of {len(value)}" if isinstance(value, tuple | list) else ""
+    return f"a {type(value).__name__}{length}"
+
+
+# --- as a stream ----------------------------------------------------------------
+
+
+def _of_parts(given: Given, image: Inputs, classes: tuple[str, ...]) -> Stream:
+    """Return the wanted examples of all parts, client after client, without a copy of the whole."""
+    inputs, labels, sites, tests = image, [], [], []
+    kept: list[tuple[Array, Indices]] = []
+    for code, part in enumerate(given.parts):
+        try:
+            data = Data(part.examples, part.labels, given.classes, given.kind)
+            inputs, stored = described(data, part.examples, image)
+        except (ValueError, IndexError, TypeError) as error:
+            what = error if type(error) is ValueError else brief(error)
+            raise UserError(f"data: client '{part.client}': {what}") from error
+        places, codes = select("data", given.classes, part.labels, classes)
+        kept.append((stored, places))
+        labels.append(codes)
+        sites.append(np.full(len(places), code, dtype=np.int32))
+        tests.append(places >= len(part.labels) - part.tests)
+    about = Content(
+        inputs, np.concatenate(labels), classes or given.classes,
+        notes=tuple(_notes(given, kept, inputs, classes or given.classes)),
+    )  # fmt: skip
+    if given.named:
+        names = safe_ids([canonical(part.client) for part in given.parts])
+        about = replace(about, sites=np.concatenate(sites), site_names=names)
+    if any(part.tests for part in given.parts):
+        about = replace(about, tests=np.concatenate(tests))
+    if inputs.kind != IMAGE:
+        return (yield from _chunks(kept, about))
+    paths = tuple(map(str, range(len(about.labels))))
+    return (yield from image_stream(replace(about, paths=paths), _pictures(kept, image)))
+
+
+def _chunks(kept: Sequence[tuple[Array, Indices]], about: Content) -> Stream:
+    for stored, places in kept:
+        for start in range(0, len(places), _CHUNK):
+            yield stored[places[start : start + _CHUNK]]
+    return about
+
+
+def _pictures(kept: Sequence[tuple[Array, Indices]], image: Inputs) -> Iterator[Decoded]:
+    shape = image.image_shape
+    for stored, places in kept:
+        flags = decoded(Image.fromarray(stored[0]), shape).flags
+        for place in places:
+            yield Decoded(to_pixels(Image.fromarray(stored[place]), shape), flags)
+
+
+def _notes(
+    given: Given, kept: Sequence[tuple[Array, Indices]], inputs: Inputs, classes: tuple[str, ...]
+) -> Iterator[str]:
+    """Yield what was understood, and where it is when it is large."""
+    count = sum(len(places) for _, places in kept)
+    size = sum(stored.nbytes for stored, _ in kept)
+    line = f"data: {count:,} {PLURAL[inputs.kind]} {inputs.shape}, {len(classes)} classes"
+    if len(given.parts) > 1:
+        line += f", {len(given.parts)} clients"
+    if size >= LARGE:
+        line += f"; {size / 2**20:,.0f} MiB are in the cache, which all processes share"
+    yield line

@@ -1,0 +1,73 @@
+"""Answers messages of a simulation in this process: by the ClientApp, for each node its context."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from multiprocessing.connection import Connection
+from typing import Any
+
+from flwr.app import Context, Message, RecordDict
+
+from fedhet import client_app
+from fedhet.config.schema import RunConfig
+from fedhet.errors import UserError, brief
+from fedhet.plugins import given, giving, look_here, named
+from fedhet.protocol.flower import be_one_process, simulating
+
+FIRST_NODE = 100  # first node id; no code may confuse node ids with client ids
+
+
+def contexts_of(text: str, nodes: int) -> dict[int, Context]:
+    """Return Flower's context of each node, by its id."""
+    be_one_process()
+    return {
+        FIRST_NODE + k: _context(text, FIRST_NODE + k, {"partition-id": k, "num-partitions": nodes})
+        for k in range(nodes)
+    }
+
+
+def _context(text: str, node: int, node_config: Mapping[str, int]) -> Context:
+    """Return a context whose run config is the run's envelope."""
+    return Context(1, node, dict(node_config), RecordDict(), {"config": text}, series_id=0)
+
+
+def answered(
+    contexts: Mapping[int, Context], message: Message, *, simulated: bool = True
+) -> Message:
+    """Return the ClientApp's reply to a message; not ``simulated``: as a deployed node's."""
+    with simulating(simulated):
+        return client_app.app(message, contexts[message.metadata.dst_node_id])
+
+
+def answer_all(connection: Connection, order: Mapping[str, Any]) -> None:
+    """Answer messages in a worker until the connection is closed."""
+    look_here()
+    contexts = contexts_of(order["text"], order["nodes"])
+    with giving(unpacked_objects(order["objects"])):
+        while True:
+            connection.send(answered(contexts, connection.recv()))
+
+
+def packed_objects(config: RunConfig) -> bytes:
+    """Return the objects that the configuration stands for, for a worker of this program's.
+
+    Examples are none of them: workers map the cache. Raise UserError for what cannot be sent.
+    """
+    objects = given(name for name in named(config.flat()) if name != config.dataset)
+    for name, thing in objects.items():
+        try:
+            _pickler().dumps(thing)
+        except Exception as error:
+            raise UserError(
+                f"'{name}' cannot be sent to another process ({brief(error)}): use engine=inline, "
+                "or leave open files, locks and the like out of it"
+            ) from error
+    return bytes(_pickler().dumps(objects)) if objects else b""
+
+
+def unpacked_objects(packed: bytes) -> dict[str, Any]:
+    """Return what :func:`packed_objects` gave, in a worker of the same program."""
+    return dict(_pickler().loads(packed)) if packed else {}
+
+
+def _pickler() -> Any:
+    return import_module("cloudpickle")  # only where there are objects

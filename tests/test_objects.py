@@ -1,0 +1,286 @@
+"""Objects of a Python program in place of names: models, data, metrics, callbacks, a method."""
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import fedhet
+from fedhet import plugins
+from fedhet.config.registry import METHODS
+from fedhet.data.objects import understand
+from fedhet.export.model import states_of
+from fedhet.files import read_tensors
+
+RNG = np.random.default_rng(0)
+KEYS = {
+    "engine": "inline", "rounds": 2, "local_epochs": 1, "batch_size": 16, "representation": 32,
+    "progress": False,
+}  # fmt: skip
+
+
+class Small(nn.Module):
+    """A plain classifier without `features` and `head`."""
+
+    def __init__(self, num_classes: int, inputs) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(inputs.shape[0], 24), nn.ReLU())
+        self.out = nn.Linear(24, num_classes)
+
+    def forward(self, x):
+        return self.out(self.net(x))
+
+
+class Softmax(Small):
+    def forward(self, x):
+        return super().forward(x).softmax(dim=1)
+
+
+def rows(count: int, shift: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    y = RNG.integers(0, 3, count)
+    x = RNG.normal(size=(count, 4)).astype(np.float32)
+    x[:, 0] += 3 * y + shift
+    return x, y
+
+
+NORTH, SOUTH = rows(60), rows(50)
+DATA = {"north": NORTH, "south": SOUTH}
+
+
+def recall(y, p):
+    return float((p.argmax(axis=1)[y == 1] == 1).mean()) if (y == 1).any() else float("nan")
+
+
+def go(tmp_path: Path, **keys) -> fedhet.Run:
+    return fedhet.run(out=tmp_path, **KEYS | {"models": [Small], "data": DATA} | keys)
+
+
+def sha(run: fedhet.Run) -> str:
+    return run.summary["run_sha256"]
+
+
+def by_name(data_path: str) -> fedhet.Data:
+    x = np.concatenate([NORTH[0], SOUTH[0]])
+    y = np.concatenate([NORTH[1], SOUTH[1]])
+    return fedhet.Data(x, y, ["0", "1", "2"], clients=["north"] * 60 + ["south"] * 50)
+
+
+def test_the_same_by_name_has_the_same_bytes(tmp_path):
+    given = go(tmp_path, models=[partial(Small)])
+    named = fedhet.run(
+        out=tmp_path, dataset="test_objects:by_name", models=["test_objects:Small"],
+        partition="natural", **KEYS,
+    )  # fmt: skip
+    assert sha(given) == sha(named)
+    assert named.config["models"] == ["test_objects:Small"]
+    (model,) = given.config["models"]
+    assert plugins.is_given(model) and model.startswith("functools:partial:")
+    assert given.config["dataset"].startswith("table:builtins.dict:")
+
+
+def test_frames_records_metrics_and_a_model(tmp_path):
+    records = []
+    run = go(tmp_path, metrics={"recall": recall}, on_round=records.append)
+    assert list(run.rounds["round"]) == [1, 2] and len(records) == 2
+    assert set(run.clients["client"]) == {"north", "south"}
+    last = run.clients[run.clients["round"] == 2]
+    assert run.rounds["test_recall_mean"].iloc[-1] == pytest.approx(last["test_recall"].mean())
+    assert records[-1]["test_recall_mean"] == run.summary["test_recall_mean"]
+    assert sha(run) == sha(go(tmp_path))  # metrics are beside the chain
+    assert len(run.plot("recall").axes[0].lines) == 3
+    with pytest.raises(fedhet.UserError, match="nobody|no client has 'f7'"):
+        run.plot("f7")
+    model = run.model("north")
+    answers = model.predict(pd.DataFrame(NORTH[0][:5], columns=["0", "1", "2", "3"]))
+    assert len(answers) == 5 and model.classes == ("0", "1", "2")
+
+
+def test_on_round_ends_a_run_as_completed_and_it_goes_on(tmp_path):
+    run = go(tmp_path, on_round=lambda record: record["round"] < 1)
+    assert run.summary["status"] == "completed" and len(run.rounds) == 1
+    assert sha(fedhet.resume(run, progress=False, rounds=2)) == sha(go(tmp_path))
+
+
+def test_resume_asks_for_the_objects_again_and_refuses_others(tmp_path):
+    path = go(tmp_path, rounds=1).path
+    with pytest.raises(fedhet.UserError, match=r"was an object of a Python program: .*data=\.\.\."):
+        fedhet.resume(path, rounds=2, progress=False)
+    other = {"north": NORTH, "south": (SOUTH[0] + 1, SOUTH[1])}
+    for key, value in (("data", other), ("models", [partial(Small, inputs=None)])):
+        with pytest.raises(fedhet.UserError, match=f"{key}: is not what this run was given"):
+            fedhet.resume(path, rounds=2, progress=False, **{"data": DATA, key: value})
+    again = fedhet.resume(path, rounds=2, progress=False, models=[Small], data=DATA)
+    assert sha(again) == sha(go(tmp_path))
+
+
+def test_a_template_is_copied_and_its_weights_are_the_start(tmp_path):
+    torch.manual_seed(5)
+    template = Small(3, fedhet.Inputs.table(("a", "b", "c", "d")))
+    before = {name: value.clone() for name, value in template.state_dict().items()}
+    run = go(tmp_path, models=[template], rounds=1, lr=1e-12, method="standalone")
+    kept = run.model("north").state_dict()
+    (first,) = [value for name, value in kept.items() if name.endswith("network.net.0.weight")]
+    assert torch.allclose(first, before["net.0.weight"], atol=1e-6)
+    assert all(torch.equal(template.state_dict()[name], before[name]) for name in before)
+
+
+def test_a_method_is_an_object_or_ours(tmp_path):
+    mine = fedhet.Method(METHODS["lg_fedavg"].strategy, METHODS["lg_fedavg"].client, "mine")
+    run = go(tmp_path, method=mine)
+    assert plugins.is_given(run.config["method"])
+    assert sha(run) == sha(go(tmp_path, method="lg_fedavg"))
+    assert go(tmp_path, method=METHODS["fedproto"]).config["method"] == "fedproto"
+
+
+SCRIPT = """
+import sys, numpy as np, fedhet
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 24), nn.Linear(24, classes)
+    def forward(self, x):
+        return self.b(self.a(x).relu())
+rng = np.random.default_rng(1)
+data = {name: (rng.normal(size=(40, 4)).astype("float32"), rng.integers(0, 2, 40)) for name in "ab"}
+share = 0.5
+run = fedhet.run(method="fedssa", models=[Net, lambda classes: Net(classes)], data=data, rounds=2,
+    metrics={"high": lambda y, p: float((p.max(axis=1) > share).mean())}, engine=sys.argv[1],
+    actors=2, out=sys.argv[2], representation=24, local_epochs=1, progress=False)
+print(run.summary["run_sha256"], run.summary["test_high_mean"], len(run.model("a").classes))
+"""
+
+
+@pytest.mark.parametrize(
+    "engines", [("inline", "processes"), pytest.param(("inline", "ray"), marks=pytest.mark.matrix)]
+)
+def test_a_script_without_a_guard_has_the_same_bytes_on_every_engine(tmp_path, engines):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    lines = []
+    for engine in engines:
+        done = subprocess.run(
+            [sys.executable, str(script), engine, str(tmp_path / engine)],
+            capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        lines.append(done.stdout)
+    assert lines[0] == lines[1]
+
+
+FRAME = pd.DataFrame(NORTH[0], columns=list("abcd")).assign(
+    ill=np.where(NORTH[1] == 0, "no", "yes"), clinic=["n", "s"] * 30
+)
+
+
+class Pairs(torch.utils.data.Dataset):
+    classes = ("cat", "dog")
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return torch.full((3, 16, 16), index / 20), index % 2
+
+
+@pytest.mark.parametrize(
+    ("data", "keys", "inputs", "classes"),
+    [
+        (FRAME, {"target": "ill", "site": ["clinic"]}, "table", ("no", "yes")),
+        ({"n": FRAME.drop(columns="clinic"), "s": FRAME.drop(columns="clinic")},
+         {"target": "ill"}, "table", ("no", "yes")),
+        ({"n": TensorDataset(torch.tensor(NORTH[0]), torch.tensor(NORTH[1]))}, {}, "table",
+         ("0", "1", "2")),
+        ({"a": Pairs(), "b": Pairs()}, {}, "image", ("cat", "dog")),
+        (lambda client, clients: rows(30, float(clients.index(client))), {"clients": 2}, "table",
+         ("0", "1", "2")),
+        ({k: (torch.randn(30, 3, 32), ["x", "y"] * 15) for k in "ab"}, {}, "signal", ("x", "y")),
+    ],
+)  # fmt: skip
+def test_forms_of_data_that_are_understood(tmp_path, data, keys, inputs, classes):
+    small = {"image": ["cnn-5"], "signal": ["conv1d-5"], "table": ["mlp-5"]}[inputs]
+    keys = {"models": small, "image_size": 16, "rounds": 1} | keys
+    if inputs != "image":
+        del keys["image_size"]
+    run = go(tmp_path, data=data, **keys)
+    assert run.summary["status"] == "completed" and not run.summary["failures"]
+    assert tuple(run.model(run.clients["client"][0]).classes) == classes
+
+
+def test_test_rows_that_are_given_are_the_test_split(tmp_path):
+    data = {"n": (*NORTH, *rows(7)), "s": SOUTH}
+    run = go(tmp_path, data=data, keep_predictions=True, rounds=1)
+    tests = {
+        path.name: read_tensors(path / "predictions.safetensors", "numpy")[0]["test/row"]
+        for path in states_of(run.path, trust=True)
+    }
+    assert tests["n"].tolist() == list(range(60, 67)) and 3 <= len(tests["s"]) <= 7
+
+
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        ({"n": NORTH, "s": (SOUTH[0][:, :3], SOUTH[1])}, r"client 'n' are of shape \(4,\), .*'s'"),
+        ({"n": (NORTH[0], NORTH[1][:-1])}, r"client 'n': y is int64 of shape \(59,\).* 60"),
+        ({"n": (NORTH[0], NORTH[1] + 0.5)}, "client 'n': y has the value .*5, which is no class"),
+        ({"n": (NORTH[0], [None] * 60)}, r"client 'n': y\[0\] is missing"),
+        ({"n": NORTH, "s": SOUTH[:1]}, "client 's': got a tuple of 1"),
+        ({"n": (np.full((9, 2, 5), np.nan), [0] * 9)}, r"client 'n': x\[0, 0, 0\] is nan"),
+        ({"n": (np.full((9, 3, 16, 16), 2.5), [0] * 9)}, "client 'n': float images go from 2.5"),
+        ({}, "there is no client"),
+        (7, "data: got a int"),
+    ],
+)  # fmt: skip
+def test_data_that_cannot_be_examples_are_one_line(data, part):
+    with pytest.raises(fedhet.UserError, match=part):
+        understand(data, ())
+
+
+def test_a_client_without_test_rows_is_named(tmp_path):
+    with pytest.raises(fedhet.UserError, match="client 's' has too few"):
+        go(tmp_path, data={"n": NORTH, "s": (SOUTH[0][:1], SOUTH[1][:1])})
+
+
+@pytest.mark.parametrize(
+    ("keys", "part"),
+    [
+        ({"models": [Softmax]}, "no softmax after it"),
+        ({"models": [nn.Flatten]}, "has no torch.nn.Linear"),
+        ({"models": [lambda classes: 1 / 0]}, r"ZeroDivisionError: .* \(test_objects.py:\d+\)"),
+        ({"metrics": {"accuracy_two": recall}}, "cannot be a metric's name"),
+        ({"metrics": {"two": lambda y, p: "much"}, "rounds": 1}, "returns a str, must be a number"),
+        ({"data": DATA, "dataset": "digits"}, "not both"),
+        ({"on_round": lambda record: record["nothing"]}, r"on_round: KeyError: .*test_objects.py"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_the_caller_are_named(tmp_path, keys, part):
+    with pytest.raises((fedhet.UserError, fedhet.RunFailed), match=part):
+        go(tmp_path, **keys)
+
+
+class Breaks(Small):
+    def forward(self, x):
+        if self.training:
+            raise LookupError("by hand")
+        return super().forward(x)
+
+
+def test_a_callers_traceback_has_their_frames_alone(tmp_path, capsys):
+    with pytest.raises(fedhet.RunFailed, match=r"client north: LookupError: by hand \(test_obj"):
+        go(tmp_path, models=[Breaks], rounds=1)
+    error = capsys.readouterr().err
+    assert "fedhet: client 0, train, round 1: LookupError: by hand" in error
+    assert error.count("Traceback") == error.count('File "') == 1 and "in forward" in error
+
+
+def test_the_stub_names_what_there_is():
+    stub = (Path(fedhet.__file__).parent / "__init__.pyi").read_text()
+    named = {line.split()[-1] for line in stub.splitlines() if " as " in line}
+    assert named == set(fedhet.__all__)

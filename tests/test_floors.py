@@ -61,10 +61,6 @@ CIRCLES = {
     ("fedhet.data.inputs", "fedhet.data.rows"),
     ("fedhet.strategies.aggregator", "fedhet.strategies.base"),
     ("fedhet.engines.fork_server", "fedhet.engines.grid"),
-    (
-        "fedhet.export.examples", "fedhet.export.model", "fedhet.export.onnx",
-        "fedhet.export.predict",
-    ),
 }  # fmt: skip
 
 

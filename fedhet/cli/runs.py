@@ -353,7 +353,7 @@ def predict(
     """Classify examples with an exported model: a CSV with a probability per class."""
     loading()
     from fedhet.config.schema import METRICS
-    from fedhet.export.predict import predict as classify
+    from fedhet.export.model import predict as classify
 
     found = classify(model, examples, out, best=best, trust=trust)
     if found.warning:

@@ -4,11 +4,11 @@ What a model takes stands in its card (columns, categories, length, scale), so t
 classes and clients will do: only the columns that the model sees are needed.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -37,9 +37,6 @@ from fedhet.errors import UserError
 from fedhet.files import near
 from fedhet.training.loop import EVALUATION_BATCH
 
-if TYPE_CHECKING:
-    from fedhet.export.model import Personalised
-
 Batch = tuple[list[str], Tensor]
 _Found = Iterator[tuple[list[str], Examples, pd.Series | None]]  # names, examples, their targets
 _NAMED = 20  # unreadable files that a warning names
@@ -53,6 +50,7 @@ class Truth:
         self.labels: list[Indices] = []
         self.problem = ""  # why there are no more
         self.left_out = 0  # windows with gaps, which no model takes
+        self.unseen: Counter[str] = Counter()  # values of no known category, by column
 
     def add(self, targets: pd.Series | None, examples: int) -> None:
         """Note the targets of some examples, None where the file has none."""
@@ -83,11 +81,14 @@ def _files(place: Path) -> list[str]:
 class ImageFiles:
     """The image files of some places, each once; :meth:`batches` notes what is lost."""
 
-    def __init__(self, places: Iterable[Path], model: "Personalised", *, most: int = 0) -> None:
-        """``most``: about so many of them, evenly spread; 0: all."""
+    def __init__(
+        self, places: Iterable[Path], inputs: Inputs, window: tuple[float, float] | None,
+        *, most: int = 0,
+    ) -> None:  # fmt: skip
+        """``window``: of a model of scans; ``most``: so many, evenly spread; 0: all."""
         found = list(dict.fromkeys(path for place in places for path in _files(place.expanduser())))
         self.paths = found[:: max(1, len(found) // most)][:most] if most else found
-        self._inputs, self._window = model.inputs, model.window()
+        self._inputs, self._window = inputs, window
         self._unreadable: list[str] = []
         self._flags: list[int] = []
 
@@ -148,7 +149,7 @@ def batches(places: Sequence[Path], inputs: Inputs, form: Form, truth: Truth) ->
                 f"model takes {PLURAL[inputs.kind]}: give {files} files"
             )
         if inputs.kind == TABLE or holds(path, ROW_SUFFIXES):
-            found = _rows(_opened(path, inputs, form), inputs, truth.target)
+            found = _rows(_opened(path, inputs, form), inputs, truth)
         else:
             found = _windows(path, inputs, truth) if inputs.kind == SIGNAL else _lines(path, inputs)
         yield from _cut(found, inputs, f"{place}:", truth)
@@ -156,7 +157,7 @@ def batches(places: Sequence[Path], inputs: Inputs, form: Form, truth: Truth) ->
 
 def of_frame(frame: pd.DataFrame, inputs: Inputs, form: Form, truth: Truth) -> Iterator[Batch]:
     """Yield numbers and examples of the rows of a DataFrame, as :func:`batches` of a file."""
-    return _cut(_rows(rows.of_frame(frame, form), inputs, truth.target), inputs, "", truth)
+    return _cut(_rows(rows.of_frame(frame, form), inputs, truth), inputs, "", truth)
 
 
 def _cut(found: _Found, inputs: Inputs, place: str, truth: Truth) -> Iterator[Batch]:
@@ -186,9 +187,9 @@ def _opened(path: Path, inputs: Inputs, form: Form) -> RowFile:
         return _opened(path, inputs, replace(form, columns=()))
 
 
-def _rows(file: RowFile, inputs: Inputs, target: str) -> _Found:
+def _rows(file: RowFile, inputs: Inputs, truth: Truth) -> _Found:
     """Yield rows, texts, or windows of which each is a row; names are lines, or numbers."""
-    wanted, windows = inputs.columns, inputs.kind == SIGNAL
+    wanted, windows, target = inputs.columns, inputs.kind == SIGNAL, truth.target
     _need_columns(inputs, file.where)
     labelled = [target] if target in file.columns and target not in wanted else []
     if windows:
@@ -200,7 +201,7 @@ def _rows(file: RowFile, inputs: Inputs, target: str) -> _Found:
                 "numbers per row"
             )
     need(file, wanted, "the model's columns")
-    table = TableRows(Inputs.table(wanted) if windows else inputs)
+    table = TableRows(Inputs.table(wanted) if windows else inputs, truth.unseen)
     texts = wanted if inputs.kind == TOKENS else tuple(table.codes)
     lines = file.lines() if isinstance(file, CsvFile) else count()
     for part in file.chunks([*texts, *labelled], [name for name in wanted if name not in texts]):

@@ -32,6 +32,8 @@ from fedhet.config.schema import RunConfig
 from fedhet.data.inputs import IMAGE, READ_KEYS, SIGNAL, TABLE, TOKENS, Inputs, load_inputs
 from fedhet.data.preparation import preparation
 from fedhet.errors import Damaged, UserError, brief
+from fedhet.export import onnx
+from fedhet.export.predict import Answers, classify
 from fedhet.files import (
     appearing,
     client_order,
@@ -39,6 +41,7 @@ from fedhet.files import (
     plain_path,
     read_json,
     read_yaml,
+    replacing,
     write_text,
 )
 from fedhet.models.names import with_weights
@@ -61,8 +64,10 @@ _PREPARATIONS = {  # how inputs come of raw examples, for people
     "scan": "resized to the shape, bilinear, aspect not kept; 2 (x - low) / (high - low) - 1, cut "
     "to [-1, 1], low and high as in model.safetensors",
     SIGNAL: "(x / scale - mean) / deviation by channel, as in model.safetensors",
-    TABLE: "standardised numbers with the median for a gap, which columns are gaps, then one-hot "
-    "categories; median, mean and deviation as in model.safetensors",
+    TABLE: "numbers with the median for a gap, (x - mean) / deviation cut to [-10, 10]; then for "
+    "each of them 1 where it was a gap, else 0; then one-hot categories, all 0 for a gap or a "
+    "value that is not listed; columns in the order of inputs; median, mean and deviation as in "
+    "model.safetensors",
     TOKENS: "words and marks in lower case, each 1 + CRC-32 mod (vocabulary - 1), 0 behind",
 }
 
@@ -119,8 +124,6 @@ class Personalised(nn.Module):
 
         ``examples``: a DataFrame, a path or several, or an array of examples as they are stored.
         """
-        from fedhet.export.predict import classify  # noqa: PLC0415  (it imports this module)
-
         return classify(self, examples).frame
 
 
@@ -309,8 +312,6 @@ def export(
     ``images`` asks for ONNX as well, compared with torch on those images, or on random inputs if
     it is empty. Raise UserError, in one line, for everything that is not as it should be.
     """
-    from fedhet.export import onnx  # noqa: PLC0415  (it imports this module)
-
     if images is not None:
         onnx.require()
     out = _new(out, "folder")
@@ -382,6 +383,35 @@ def export_predictions(run: Path, out: Path, *, trust: bool = False) -> int:
     whole = pd.concat(found, names=["client", "split"]).reset_index(["client", "split"])
     write_text(out, csv_text([whole.columns, *whole.to_numpy(object).tolist()]), private=True)
     return len(whole)
+
+
+def predict(
+    folder: Path, places: Sequence[Path], out: Path, *, best: bool = False, trust: bool = False
+) -> Answers:
+    """Classify files and folders of images, or files of rows, signals or texts; replace ``out``.
+
+    ``folder`` is an exported model or a client's folder of states. ``out`` is a CSV with a line
+    for each readable example and columns ``path`` (as given; of a file of many
+    ``<path>:<line or index>``), ``class`` (the predicted one) and ``p_<class>`` for every class.
+    Raise UserError if the model, the paths or ``out`` cannot be used, or nothing can be read.
+    """
+    model, _ = load_model(folder, "best" if best else None, trust=trust)
+    out = out.expanduser()
+    torch.set_num_threads(model.config.threads)  # as in the run: other threads, other last bits
+    answers = classify(model, places)
+    read = [*places, *answers.frame.index] if answers.what == "images" else places
+    if out.exists() and any(Path(path).expanduser().samefile(out) for path in read):
+        raise UserError(f"out: '{out}' is one of the files to classify: choose another name")
+    rows = answers.frame.itertuples(name=None)
+    lines = [[name, answer, *(f"{p:.6g}" for p in shares)] for name, answer, *shares in rows]
+    text = csv_text([["path", *answers.frame.columns], *lines])
+    try:
+        with replacing(out, private=True, shared=True) as temporary:
+            # Names of files need not be UTF-8; they leave as the bytes that they came as.
+            temporary.write_text(text, encoding="utf-8", errors="surrogateescape", newline="")
+    except OSError as error:
+        raise UserError(f"out: '{out}' cannot be written: {error.strerror or error}") from error
+    return answers
 
 
 def _new(out: Path, what: str) -> Path:

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Reading
 from fedhet.errors import UserError
 from fedhet.export.examples import ImageFiles, Truth
-from fedhet.export.model import Personalised
+from fedhet.export.predict import Answering
 
 NAME = "model.onnx"
 SAMPLE = 64  # inputs of the comparison
@@ -35,7 +35,7 @@ def require() -> None:
         )
 
 
-def write(model: Personalised, folder: Path, places: Sequence[Path]) -> dict[str, Any]:
+def write(model: Answering, folder: Path, places: Sequence[Path]) -> dict[str, Any]:
     """Write ``model.onnx`` and compare it with torch; returns what the card says about it.
 
     Float32 whatever the run's precision. Raises UserError if the two do not agree.
@@ -60,13 +60,16 @@ def write(model: Personalised, folder: Path, places: Sequence[Path]) -> dict[str
     }
 
 
-def _inputs(model: Personalised, places: Sequence[Path]) -> tuple[Tensor, str]:
+def _inputs(model: Answering, places: Sequence[Path]) -> tuple[Tensor, str]:
     """Return the inputs that both are compared on, and a description of them."""
     inputs = model.inputs
     if places and inputs.kind != IMAGE:
         raise UserError(f"--images is for images only, and this model's kind is {inputs.kind}")
     if places:
-        files, named = ImageFiles(places, model, most=SAMPLE), ", ".join(map(str, places))
+        files, named = (
+            ImageFiles(places, inputs, model.window(), most=SAMPLE),
+            ", ".join(map(str, places)),
+        )
         for _, images in files.batches(Truth(Reading(), model.classes)):
             return model.prepare(images).contiguous(), f"{len(images)} images of {named}"
         raise UserError(f"--images: {named}: there is no readable image")
@@ -80,7 +83,7 @@ def _inputs(model: Personalised, places: Sequence[Path]) -> tuple[Tensor, str]:
     return torch.from_numpy(drawn), f"{SAMPLE} random inputs"
 
 
-def _convert(model: Personalised, path: Path, example: Tensor, name: str) -> None:
+def _convert(model: Answering, path: Path, example: Tensor, name: str) -> None:
     """Write the file, without the converter's steps and its warnings about operators."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)

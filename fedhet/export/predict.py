@@ -1,23 +1,39 @@
-"""Classify raw examples: ``fedhet predict`` writes a CSV, ``model.predict`` gives a DataFrame."""
+"""Classify raw examples with a client's model: classes and probabilities as a DataFrame."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from fedhet.data.inputs import IMAGE, Form
+from fedhet.config.schema import RunConfig
+from fedhet.data.inputs import IMAGE, Form, Inputs
 from fedhet.errors import UserError, one_line
 from fedhet.export.examples import Batch, ImageFiles, Truth, batches, of_frame
-from fedhet.export.model import Personalised, load_model
-from fedhet.files import csv_text, replacing
 from fedhet.site.local_data import reading_of
 from fedhet.training.loop import EVALUATION_BATCH, autocast, without_denormals
 from fedhet.training.metrics import metrics_of
+
+
+class Answering(Protocol):
+    """What is needed of a model: :class:`fedhet.export.model.Personalised`."""
+
+    config: RunConfig
+    classes: tuple[str, ...]
+    inputs: Inputs
+
+    def prepare(self, examples: Tensor) -> Tensor:
+        """Return inputs of examples as they are stored."""
+
+    def window(self) -> tuple[float, float] | None:
+        """Return the range of values of scans."""
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Return logits (B, C)."""
 
 
 @dataclass(frozen=True)
@@ -35,46 +51,20 @@ class Answers:
     metrics: Mapping[str, float]
 
 
-def predict(
-    folder: Path, places: Sequence[Path], out: Path, *, best: bool = False, trust: bool = False
-) -> Answers:
-    """Classify files and folders of images, or files of rows, signals or texts; replace ``out``.
-
-    ``folder`` is an exported model or a client's folder of states. ``out`` is a CSV with a line
-    for each readable example and columns ``path`` (as given; of a file of many
-    ``<path>:<line or index>``), ``class`` (the predicted one) and ``p_<class>`` for every class.
-    Raise UserError if the model, the paths or ``out`` cannot be used, or nothing can be read.
-    """
-    model, _ = load_model(folder, "best" if best else None, trust=trust)
-    out = out.expanduser()
-    torch.set_num_threads(model.config.threads)  # as in the run: other threads, other last bits
-    answers = classify(model, places)
-    read = [*places, *answers.frame.index] if answers.what == "images" else places
-    if out.exists() and any(Path(path).expanduser().samefile(out) for path in read):
-        raise UserError(f"out: '{out}' is one of the files to classify: choose another name")
-    rows = answers.frame.itertuples(name=None)
-    lines = [[name, answer, *(f"{p:.6g}" for p in shares)] for name, answer, *shares in rows]
-    text = csv_text([["path", *answers.frame.columns], *lines])
-    try:
-        with replacing(out, private=True, shared=True) as temporary:
-            # Names of files need not be UTF-8; they leave as the bytes that they came as.
-            temporary.write_text(text, encoding="utf-8", errors="surrogateescape", newline="")
-    except OSError as error:
-        raise UserError(f"out: '{out}' cannot be written: {error.strerror or error}") from error
-    return answers
-
-
-def classify(model: Personalised, examples: Any) -> Answers:
+def classify(model: Answering, examples: Any) -> Answers:
     """Return the classes and probabilities of examples.
 
-    ``examples`` are a DataFrame with the columns of the training data, a path or several, or an
-    array (n, ...) of examples as they are stored, of texts (n,). The index is the DataFrame's, else
+    ``examples`` are a DataFrame with the columns of the training data (also a dict of columns, or a
+    Series or dict of one row), a path or several, or an array (n, ...) of examples as they are
+    stored, of texts (n,). The index is the DataFrame's, else
     the names of files and lines; windows with gaps are left out. Raise UserError if they are not
     what the model takes.
     """
     truth = Truth(reading_of(model.config), model.classes)
     if isinstance(examples, np.ndarray) and examples.dtype.kind in "OU":
         examples = _texts(model, examples)
+    elif isinstance(examples, pd.Series | Mapping):
+        examples = _frame(examples)
     names: list[str] = []
     logits = []
     pieces, files = _read(model, examples, truth)
@@ -83,6 +73,9 @@ def classify(model: Personalised, examples: Any) -> Answers:
         logits.append(_logits(model, these, stored))
     lost = [f"{truth.left_out:,} windows with gaps are left out"] if truth.left_out else []
     lost += files.warnings() if files is not None else []
+    if unseen := +truth.unseen:
+        each = ", ".join(f"{column} ({count:,} rows)" for column, count in unseen.items())
+        lost.append(f"values that were no category in training count as gaps: {each}")
     if not names:
         why = "; ".join(lost) or f"the files have no {'example' if files is None else 'image'}"
         raise UserError(f"examples: nothing to classify: {why}")
@@ -103,24 +96,26 @@ def classify(model: Personalised, examples: Any) -> Answers:
 
 
 def _read(
-    model: Personalised, examples: Any, truth: Truth
+    model: Answering, examples: Any, truth: Truth
 ) -> tuple[Iterator[Batch], ImageFiles | None]:
     """Return batches of the examples, and the files if they are images."""
     form = reading_of(model.config).form
     if isinstance(examples, pd.DataFrame):
+        if len(twice := examples.columns[examples.columns.duplicated()]):
+            raise UserError(f"examples: column '{twice[0]}' is there twice")
         return of_frame(examples, model.inputs, Form(gaps=form.gaps), truth), None
     if isinstance(examples, np.ndarray | Tensor):
         return _array(model, torch.as_tensor(examples), truth), None
     places = [examples] if isinstance(examples, str | Path) else examples
     paths = [Path(place) for place in places]
     if model.inputs.kind == IMAGE:
-        files = ImageFiles(paths, model)
+        files = ImageFiles(paths, model.inputs, model.window())
         return files.batches(truth), files
     return batches(paths, model.inputs, form, truth), None
 
 
 @torch.inference_mode()
-def _logits(model: Personalised, names: Sequence[str], examples: Tensor) -> Tensor:
+def _logits(model: Answering, names: Sequence[str], examples: Tensor) -> Tensor:
     """Return logits (B, C) of examples (B, ...) as they are stored; UserError for infinite ones."""
     inputs = model.prepare(examples)
     # The arithmetic that the accuracies are of.
@@ -135,7 +130,19 @@ def _logits(model: Personalised, names: Sequence[str], examples: Tensor) -> Tens
     return logits
 
 
-def _texts(model: Personalised, examples: Any) -> pd.DataFrame:
+def _frame(examples: "pd.Series | Mapping[str, Any]") -> pd.DataFrame:
+    """Return one row, or columns of a dict, as a DataFrame."""
+    if isinstance(examples, pd.Series):
+        return examples.to_frame().T
+    several = any(isinstance(one, Sequence | np.ndarray | pd.Series) and not isinstance(one, str)
+                  for one in examples.values())  # fmt: skip
+    try:
+        return pd.DataFrame(examples if several else [examples])
+    except ValueError as error:
+        raise UserError(f"examples: the columns of the dict differ in length: {error}") from error
+
+
+def _texts(model: Answering, examples: Any) -> pd.DataFrame:
     """Return an array of text as the columns that the model takes."""
     columns = list(model.inputs.columns)
     if examples.size != len(examples) * len(columns):
@@ -146,7 +153,7 @@ def _texts(model: Personalised, examples: Any) -> pd.DataFrame:
     return pd.DataFrame(examples.reshape(len(examples), -1), columns=columns)
 
 
-def _array(model: Personalised, examples: Tensor, truth: Truth) -> Iterator[Batch]:
+def _array(model: Answering, examples: Tensor, truth: Truth) -> Iterator[Batch]:
     """Yield names and pieces of an array of examples as they are stored."""
     like = torch.from_numpy(model.inputs.zeros(1))
     if examples.shape[1:] != like.shape[1:]:

@@ -15,8 +15,7 @@ from fedhet.data.cache import open_dataset
 from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.data.preparation import preparation
 from fedhet.errors import UserError
-from fedhet.export.model import export, load_model
-from fedhet.export.predict import predict
+from fedhet.export.model import export, load_model, predict
 from fedhet.models import build_model
 from fedhet.site.local_data import load_partition
 from fedhet.testing import cut_and_resume, simulate, small

@@ -15,8 +15,8 @@ from test_same_bytes import KINDS
 
 from fedhet.cli import app as cli
 from fedhet.errors import UserError
-from fedhet.export.model import export, load_model
-from fedhet.export.predict import predict
+from fedhet.export.model import export, load_model, predict
+from fedhet.export.predict import classify
 from fedhet.site.local_data import load_partition
 from fedhet.testing import simulate, small
 
@@ -141,6 +141,36 @@ def test_a_raw_file_has_the_recorded_accuracy(made, tmp_path):
     assert model.prepare(examples).shape == (2, *model.inputs.shape)
     if config.dataset == "signals":
         windows_with_gaps_are_left_out(model, folder, dict(np.load(config.data_path)), tmp_path)
+
+
+def test_rows_as_people_have_them(tmp_path):
+    """A category that training had not, columns twice, one row; the card's steps by hand."""
+    rows = "".join(
+        f"{k * k % 83 / 7 if k % 9 else ''},{'fm'[k % 2]},{k % 3 // 2}\n" for k in range(60)
+    )
+    (tmp_path / "p.csv").write_text("bp,sex,ill\n" + rows)
+    config = small(tmp_path, dataset="table", data_path=str(tmp_path / "p.csv"), target="ill",
+                   models=["mlp-1"], partition="iid", clients=2)  # fmt: skip
+    run, _ = simulate(config)
+    model, card = load_model(export(min(run.path.glob("state/*/*")), tmp_path / "model"))
+    frame = pd.DataFrame({"bp": [5.0, 1e9, np.nan], "sex": ["f", "x", "m"]})
+    answers = classify(model, frame)
+    assert answers.warning == "values that were no category in training count as gaps: sex (1 rows)"
+    first = answers.frame.iloc[0, 1:].astype(float)
+    for one in (frame.iloc[0], {"bp": 5.0, "sex": "f"}, {"bp": [5.0], "sex": ["f"]}):
+        assert np.allclose(model.predict(one).iloc[0, 1:].astype(float), first, atol=1e-6)
+    with pytest.raises(UserError, match="examples: column 'bp' is there twice"):
+        model.predict(frame[["bp", "bp", "sex"]])
+    assert "cut to [-10, 10]" in card["input"]["preparation"]
+    fitted = {n.rpartition(".")[2]: t.item() for n, t in model.state_dict().items() if "prep" in n}
+    filled = frame.bp.fillna(fitted["median"])
+    numbers = ((filled - fitted["mean"]) / fitted["deviation"]).clip(-10, 10)
+    categories = dict(model.inputs.categories)["sex"]
+    by_hand = np.column_stack(
+        [numbers, frame.bp.isna(), *(frame.sex == one for one in categories)]
+    ).astype(np.float32)
+    stored = [[b, categories.index(s) if s in categories else np.nan] for b, s in frame.to_numpy()]
+    assert np.allclose(model.prepare(torch.tensor(stored, dtype=torch.float32)), by_hand)
 
 
 def windows_with_gaps_are_left_out(model, folder, arrays, tmp_path):

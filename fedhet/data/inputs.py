@@ -632,7 +632,7 @@ class _Codes:
 
     def of(self, frame: pd.DataFrame) -> Indices:
         """Return the codes of some rows."""
-        first, *others = (frame[name] for name in self.names)
+        first, *others = (frame[name].astype("str") for name in self.names)
         return coded(first.str.cat(others, sep="\x1f") if others else first, self._code)
 
     def _code(self, value: str) -> int:
@@ -664,19 +664,22 @@ class Keys:
         self._recordings: list[Indices] = []
         self._left: Counter[str] = Counter()
 
-    def columns(self, file: RowFile, features: Collection[str] = ()) -> list[str]:
+    def columns(
+        self, file: RowFile, features: Collection[str] = (), others: Collection[str] = ()
+    ) -> list[str]:
         """Return the columns that are read as texts: target, site, group, time, and suspects.
 
-        ``features`` are no suspects. Raise UserError as :func:`present`.
+        ``features`` are read in any case, and ``others`` are no suspects. Raise UserError as
+        :func:`present`.
         """
         self.reading = reading = present(file, self.reading)
         self._sites = _Codes(reading.site, self._missing)
         if not reading.group:
-            taken = reading.taken - set(reading.ignore) | {*features, reading.text, reading.time}
+            taken = reading.taken - set(reading.ignore) | {*others, reading.text, reading.time}
             names = [name for name in file.columns if REPEATING.search(snake(name))]
             every = dict.fromkeys([*self._suspects, *names])
             self._groups = [_Codes([name], self._missing) for name in every if name not in taken]
-        groups = [name for one in self._groups for name in one.names]
+        groups = [n for one in self._groups for n in one.names if n not in features]
         return [*dict.fromkeys([reading.target, *reading.site, *groups, *reading.when])]
 
     def add(

@@ -610,10 +610,16 @@ def _about_clients(partition: Partition, data: Content, config: RunConfig) -> It
     owners = (held > 0).sum(axis=0)
     unowned = names[(owners == 0) & (_sizes(data) > 0)].tolist()
     single = names[owners == 1].tolist() if len(partition.ids) > 1 else []
+    one = [i for i, own in zip(partition.ids, held, strict=True) if (own > 0).sum() == 1]
     untested = [i for i, c in zip(partition.ids, partition.clients, strict=True) if not len(c.test)]
     for which, text in (
         (unowned, "classes have no owner and are dropped"),
         (single, "classes occur at only one client, so nothing is averaged for them"),
+        (
+            one,
+            "clients have one class: always to answer it is right, and balanced accuracy and "
+            "AUROC are not defined for them",
+        ),
         (untested, f"clients have no test {what.removesuffix('s')}"),
     ):
         if which:

@@ -190,7 +190,7 @@ def of_npz(
     for file in files:
         file.site = file.path if len(files) > 1 else None
         others = [name for name in file.columns if not file.has_column(name)]
-        rows, start = file.rows(keys.columns(file, others)), 0
+        rows, start = file.rows(keys.columns(file, (), others)), 0
         for part in file.windows():
             stored = small_numbers(part, *dtypes)
             yield stored[keys.add(file, rows[start : start + len(part)], finite(stored))]
@@ -212,7 +212,7 @@ def of_rows(file: RowFile, reading: Reading, classes: tuple[str, ...]) -> Stream
         raise UserError(f"channels: {file.where} has unequal numbers of columns ({each})")
     shape = (len(groups), len(groups[0]))
     rows = TableRows(Inputs.table(tuple(name for group in groups for name in group)))
-    for part, frame in file.chunks(keys.columns(file), rows.plain):
+    for part, frame in file.chunks(keys.columns(file, rows.plain), rows.plain):
         x = rows.numbers(part, frame).reshape(-1, *shape)
         yield x[keys.add(part, frame, finite(x))]
     notes = [f"one row a window of {shape}", file.said]
@@ -224,7 +224,10 @@ def _recordings(file: RowFile, keys: Keys, others: Sequence[str]) -> Stream:
     reading = keys.reading
     channels = reading.channels or tuple(others)
     need(file, [reading.time, *channels], "channels")
-    rows, texts = TableRows(Inputs.table(channels)), keys.columns(file, [*channels, reading.time])
+    rows, texts = (
+        TableRows(Inputs.table(channels)),
+        keys.columns(file, (), [*channels, reading.time]),
+    )
     values, frames, files = [], [], []
     for part, some in file.chunks([*texts, reading.time], channels):
         values.append(rows.numbers(part, some))

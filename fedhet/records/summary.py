@@ -102,10 +102,16 @@ def gain(config: RunConfig, value: float) -> float:
 def headline(metric: str, figures: Mapping[str, Any], part: str = "test") -> str:
     """Return name and mean of ``metric`` in a line of ``rounds.jsonl`` or in ``summary.json``.
 
-    A dash stands for a mean that is not there.
+    A dash stands for a mean that is not there. Where some clients have no such figure, the text
+    says how many have.
     """
     value, about = figures.get(f"{part}_{metric}_mean"), METRICS[metric]
-    return f"{about.title} {about.text(value) if isinstance(value, int | float) else '-'}"
+    if not isinstance(value, int | float):
+        return f"{about.title} -"
+    clients = {name: figures.get(f"{part}_{name}_clients") or 0 for name in METRICS}
+    have, most = clients[metric], max(clients.values())
+    over = f" (of {have} of {most} clients)" if 0 < have < most else ""
+    return f"{about.title} {about.text(value)}{over}"
 
 
 def imbalance(config: RunConfig, counts: Mapping[str, int]) -> str:

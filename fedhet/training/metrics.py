@@ -114,8 +114,9 @@ def metrics_of(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
     bins = (confidence * BINS).ceil().nan_to_num().long().clamp(1, BINS) - 1
     gaps = torch.zeros(BINS, dtype=torch.float64, device=logits.device)
     gaps.index_add_(0, bins, confidence - right.double())
+    several = torch.where((support > 0).sum() > 1, 1.0, torch.nan)
     return {
-        "balanced_accuracy": 100 * (hits / support).nanmean(),
+        "balanced_accuracy": 100 * (hits / support).nanmean() * several,
         "macro_f1": 100 * (2 * hits / (support + answered)).nanmean(),
         "auroc": 100 * _auroc(logs.exp(), labels),
         "log_loss": -logs.gather(1, labels[:, None]).mean(),

@@ -253,3 +253,11 @@ def test_one_client_does_not_depend_on_another():
     assert sorted([*alone.train, *alone.val, *alone.test]) == mine.tolist()
     for part in (alone.train, alone.val, alone.test):
         assert part.dtype == np.int64 and np.all(np.diff(part) > 0)
+
+
+def test_clients_of_one_class_are_named():
+    sites = np.repeat([0, 1, 2], 20).astype(np.int32)
+    labels = np.where(sites == 1, np.arange(60) % 2, sites // 2)
+    made = partition(labels, "natural", sites=sites, site_names=("a", "b", "c"))
+    (line,) = [one for one in made.warnings if "one class" in one]
+    assert line.startswith("2 clients have one class: ") and line.endswith("for them: a, c")

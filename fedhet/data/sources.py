@@ -443,7 +443,7 @@ def _code(module: str) -> str:
         rest += [one.name.partition(".")[0] for one in root.iterdir() if one.name != top]
     finder = ModuleFinder([str(root)], excludes=[one for one in rest if one != top])
     finder.import_hook(module)
-    files = sorted({one.__file__ for one in finder.modules.values() if one.__file__})
+    files = sorted({path for one in finder.modules.values() if (path := vars(one).get("__file__"))})
     return hashlib.sha256(b"".join(Path(one).read_bytes() for one in files)).hexdigest()
 
 

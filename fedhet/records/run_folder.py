@@ -109,7 +109,7 @@ class RunFolder:
 
     def check_data(self, data: str) -> None:
         """Raise UserError if the run was started on data with another digest."""
-        before = ""
+        before: str | None = ""
         with contextlib.suppress(OSError):  # a missing file is found by `verify`
             before = read_json(self.environment).get(DATA)
         if before and before != data:

@@ -46,7 +46,7 @@ def options(
 for function in (
     runs.run, runs.watch, sweeps.demo, runs.resume, runs.verify, runs.partition, sweeps.sweep,
     sweeps.tune, lists.init, lists.runs, lists.keys, lists.methods, lists.models, lists.new,
-    lists.report, runs.export, runs.predict, deploy.certs, deploy.server, deploy.node,
+    lists.report, runs.export, runs.predict, deploy.certs, deploy.key, deploy.server, deploy.node,
     deploy.status, deploy.unit,
 ):  # fmt: skip
     app.command(cls=Command)(function)

@@ -33,15 +33,43 @@ def certs(
     server: Annotated[
         list[str] | None, typer.Option(help="name or address of the server; repeat for more")
     ] = None,
-    client: Annotated[list[str] | None, typer.Option(help="client id; repeat for more")] = None,
+    client: Annotated[
+        list[str] | None, typer.Option(help="client id, whose key is made here; repeat for more")
+    ] = None,
+    request: Annotated[
+        list[Path] | None, typer.Option(help="NAME.csr of `fedhet key`, to sign; repeat for more")
+    ] = None,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="renew all certificates under the same CA")
+    ] = False,
 ) -> None:
-    """Make a CA, a server certificate and a key per client; without --server only keys."""
-    from fedhet.deploy.certs import advice, make
+    """Make a CA and a server certificate, and sign, make or renew what clients have."""
+    from fedhet.deploy import certs
 
-    servers, clients = server or [], client or []
-    if not servers and not clients:
-        raise UserError("certs: give --server NAME, --client ID, or both")
-    print(advice(make(out, servers, clients), servers))
+    servers, clients, requests = server or [], client or [], request or []
+    if not (servers or clients or requests or renew):
+        raise UserError("certs: give --server NAME, --request FILE, --client ID, or --renew")
+    if servers or clients:
+        print(certs.advice(certs.make(out, servers, clients), servers))
+    for path in requests:
+        name = certs.sign(out, path)
+        print(f"{name}: {out}/clients/{name}.crt goes back to the site, with {out}/ca.crt")
+    for path in certs.renew(out) if renew else []:
+        print(f"renewed: {path}")
+
+
+def key(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="this client's id")],
+    out: Annotated[Path, typer.Option(help="folder for the key")] = Path(),
+) -> None:
+    """Make a client's key where it stays, and a request for its certificate."""
+    from fedhet.deploy.certs import make_key
+
+    request = make_key(out, name)
+    print(f"{request.with_suffix('')}: the key; it stays here")
+    print(
+        f"{request}: not secret; where ca.key is: fedhet certs --out tls --request {request.name}"
+    )
 
 
 def server(
@@ -263,8 +291,6 @@ def _check(plan: Any) -> None:
             print(f"     this site: {one_line(text, 4000)}")
     if bad:
         raise UserError(f"this node cannot take part yet: {', '.join(bad)}")
-    if "certificate" not in plan.config:
-        print(f"note: '{plan.key}.crt' does not exist: without it no part in masked sums")
     print("ready to join")
 
 
@@ -275,7 +301,7 @@ def status(
     as_json: Json = False,
 ) -> None:
     """List nodes with model, examples, last round and failures, and the runs."""
-    from fedhet.deploy.control import Control, ServerFolder, collect
+    from fedhet.deploy.control import ServerFolder, collect
     from fedhet.deploy.network import Waiting
     from fedhet.records.summary import headline
 
@@ -286,7 +312,7 @@ def status(
             "give the folder that `fedhet server` was started with"
         )
     folder.check_running()
-    control = Control(folder.control(), folder.credentials.ca)
+    control = folder.connect()
     waiting = Waiting(f"the server of '{superlink}'", tell)
     with contextlib.closing(control), waiting.answer():
         found = collect(control)

@@ -1,7 +1,9 @@
 """Certificates and keys of a deployment: one CA, one server certificate, one key pair per client.
 
-Each client's key has a certificate under the client's name, too, by which clients know each other
-(``secure-sum``); the server has no part in it, and the CA's key must not be on the server.
+A client makes its key where it stays, and sends a request (:func:`make_key`), which the holder of
+the CA signs (:func:`sign`). Each client's certificate has the client's name: by it clients know
+each other (``secure-sum``). The server has no part in it, and the CA's key must not be there.
+Certificates are renewed under the same CA and for the same keys (:func:`renew`).
 
 The server certificate carries ``localhost`` and ``127.0.0.1`` beside the names it is asked for:
 the SuperLink starts a process of its own that reaches it there, and refuses a certificate
@@ -27,11 +29,12 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedhet.errors import UserError
-from fedhet.files import is_id
+from fedhet.files import is_id, replacing
 
 LOOPBACK = ("localhost", "127.0.0.1")
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"
 _HOST = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
+CA_DAYS, DAYS = 3650, 825
 _SKEW = datetime.timedelta(hours=1)  # a machine whose clock is behind accepts them, too
 
 
@@ -67,7 +70,7 @@ class CertificateFolder:
 
 
 def make(
-    out: Path, servers: Sequence[str], clients: Sequence[str], days: int = 825
+    out: Path, servers: Sequence[str], clients: Sequence[str], days: int = DAYS
 ) -> CertificateFolder:
     """Write a CA, a server certificate and the clients' key pairs below ``out``.
 
@@ -82,11 +85,97 @@ def make(
     """
     names = _names(servers) if servers else None
     places = CertificateFolder(out)
-    authority = _Authority.new(days) if names is not None else _Authority.read(places, days)
-    files = _client_files(places, clients, authority)
+    authority = _Authority.new() if names is not None else _Authority.find(places)
+    files: dict[Path, tuple[bytes, int]] = {}
+    for client in clients:
+        if clients.count(client) > 1:
+            raise UserError(f"--client: '{client}' is given twice")
+        key = generate_private_key(SECP384R1())
+        path = places.client(_client_name(client, "--client"))
+        files |= _key_files(path, key)
+        if authority is not None:
+            files[path.with_name(f"{client}.crt")] = (authority.client(client, key, days), 0o644)
     if names is not None:
         assert authority is not None
-        files = {**_server_files(places, names, authority), **files}
+        files = {**_server_files(places, names, authority, days), **files}
+    _write(out / "clients", files)
+    return places
+
+
+def make_key(folder: Path, name: str) -> Path:
+    """Write a client's key pair below ``folder``, and a request for its certificate.
+
+    Only the request leaves the site. Returns its path. Raises UserError as :func:`make` does.
+    """
+    key, path = generate_private_key(SECP384R1()), folder / _client_name(name, "NAME")
+    asked = x509.CertificateSigningRequestBuilder().subject_name(_subject(name))
+    pem = asked.sign(key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
+    request = path.with_name(f"{name}.csr")
+    _write(folder, _key_files(path, key) | {request: (pem, 0o644)})
+    return request
+
+
+def sign(out: Path, request: Path) -> str:
+    """Write the certificate and the public key that a request asks for; return the client's name.
+
+    Raises UserError for a file that is no such request, and as :func:`make` does.
+    """
+    places = CertificateFolder(out)
+    try:
+        asked = x509.load_pem_x509_csr(request.read_bytes())
+        (common,) = asked.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        public = asked.public_key()
+        valid = asked.is_signature_valid
+    except (OSError, ValueError) as error:
+        raise UserError(f"--request: '{request}' is no request of `fedhet key`: {error}") from error
+    if not valid or not isinstance(public, EllipticCurvePublicKey):
+        raise UserError(f"--request: '{request}' is not signed with its own elliptic curve key")
+    name = _client_name(str(common.value), "--request")
+    path, certificate = places.client(name), _Authority.read(places).client(name, public, DAYS)
+    _write(
+        path.parent,
+        _public_file(path, public) | {path.with_name(f"{name}.crt"): (certificate, 0o644)},
+    )
+    return name
+
+
+def renew(out: Path) -> list[Path]:
+    """Renew the certificates of the server and all clients, for the same keys and names.
+
+    The CA's own is renewed if it would expire before them. Returns what was written. Raises
+    UserError if there is no CA with its key, or a file that cannot be read or written.
+    """
+    places = CertificateFolder(out)
+    authority, files = _Authority.read(places), {}
+    if authority.left < datetime.timedelta(days=DAYS):
+        authority = _Authority.new(authority.key)
+        files[places.ca] = authority.certificate.public_bytes(serialization.Encoding.PEM)
+    try:
+        for path in [places.certificate, *sorted((out / "clients").glob("*.crt"))]:
+            old = x509.load_pem_x509_certificate(path.read_bytes())
+            public = old.public_key()
+            assert isinstance(public, EllipticCurvePublicKey)
+            if path == places.certificate:
+                known = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+                files[path] = authority.server(list(known), public, DAYS)
+            else:
+                files[path] = authority.client(path.stem, public, DAYS)
+        for path, content in files.items():
+            with replacing(path) as temporary:
+                temporary.write_bytes(content)
+    except (OSError, ValueError, x509.ExtensionNotFound) as error:
+        raise UserError(f"'{out}': a certificate cannot be renewed: {error}") from error
+    return list(files)
+
+
+def _client_name(name: str, what: str) -> str:
+    if not is_id(name) or name.endswith((".pub", ".crt", ".csr")):
+        raise UserError(f"{what}: '{name}' is not allowed: up to 64 of A-Z a-z 0-9 . _ -")
+    return name
+
+
+def _write(folder: Path, files: Mapping[Path, tuple[bytes, int]]) -> None:
+    """Create files with their modes; UserError if one is there already: then none is written."""
     for path in files:
         if path.exists() or path.is_symlink():
             raise UserError(
@@ -94,12 +183,13 @@ def make(
                 "it away"
             )
     try:
-        (out / "clients").mkdir(parents=True, exist_ok=True, mode=0o700)
-        for path, (content, mode) in files.items():
-            _write_new(path, content, mode)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path, (content, mode) in files.items():  # no link is followed
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
     except OSError as error:
-        raise UserError(f"'{out}': cannot be written: {error.strerror or error}") from error
-    return places
+        raise UserError(f"'{folder}': cannot be written: {error.strerror or error}") from error
 
 
 def advice(places: CertificateFolder, servers: Sequence[str]) -> str:
@@ -143,25 +233,32 @@ class _Authority:
 
     certificate: x509.Certificate
     key: EllipticCurvePrivateKey
-    days: int
 
     @classmethod
-    def new(cls, days: int) -> "_Authority":
-        """Make a new one, which signs itself."""
-        key, name = generate_private_key(SECP384R1()), _subject("fedhet CA")
+    def new(cls, key: EllipticCurvePrivateKey | None = None) -> "_Authority":
+        """Make a new one, or a new certificate of the same key; it signs itself."""
+        key, name = key or generate_private_key(SECP384R1()), _subject("fedhet CA")
         certificate = (
-            _unsigned(name, name, key.public_key(), days)
+            _unsigned(name, name, key.public_key(), _days(CA_DAYS))
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_usage(sign=True), critical=True)
             .sign(key, hashes.SHA384())
         )
-        return cls(certificate, key, days)
+        return cls(certificate, key)
+
+    @property
+    def left(self) -> datetime.timedelta:
+        """How long its certificate is still valid."""
+        return self.certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
 
     @classmethod
-    def read(cls, places: CertificateFolder, days: int) -> "_Authority | None":
-        """Return the one in the folder; None if its key is not there. UserError for other files."""
-        if not places.ca_key.exists() or not places.ca.exists():
-            return None
+    def find(cls, places: CertificateFolder) -> "_Authority | None":
+        """Return the one in the folder, if its key is there."""
+        return cls.read(places) if places.ca_key.exists() and places.ca.exists() else None
+
+    @classmethod
+    def read(cls, places: CertificateFolder) -> "_Authority":
+        """Return the one in the folder; UserError if its key is not there, or for other files."""
         try:
             certificate = x509.load_pem_x509_certificate(places.ca.read_bytes())
             key = serialization.load_pem_private_key(places.ca_key.read_bytes(), password=None)
@@ -171,90 +268,87 @@ class _Authority:
             raise UserError(f"'{places.ca_key}' is not an elliptic curve key")
         if key.public_key() != certificate.public_key():
             raise UserError(f"'{places.ca_key}' is not the key of '{places.ca}'")
-        return cls(certificate, key, days)
+        return cls(certificate, key)
 
-    def client(self, name: str, public: EllipticCurvePublicKey) -> bytes:
+    def client(
+        self, name: str, key: EllipticCurvePrivateKey | EllipticCurvePublicKey, days: int
+    ) -> bytes:
         """Certify that this key is that client's; return PEM."""
+        public = key.public_key() if isinstance(key, EllipticCurvePrivateKey) else key
         certificate = (
-            self._issued(name, public)
+            self._issued(name, public, days)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
             .sign(self.key, hashes.SHA384())
         )
         return certificate.public_bytes(serialization.Encoding.PEM)
 
-    def server(self, names: Sequence[x509.GeneralName], public: EllipticCurvePublicKey) -> bytes:
+    def server(
+        self, names: Sequence[x509.GeneralName], public: EllipticCurvePublicKey, days: int
+    ) -> bytes:
         """Certify that this key is the server's under these names; return PEM."""
         certificate = (
-            self._issued("fedhet server", public)
+            self._issued("fedhet server", public, days)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .sign(self.key, hashes.SHA384())
         )
         return certificate.public_bytes(serialization.Encoding.PEM)
 
-    def _issued(self, name: str, public: EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    def _issued(
+        self, name: str, public: EllipticCurvePublicKey, days: int
+    ) -> x509.CertificateBuilder:
+        until = min(_days(days), self.certificate.not_valid_after_utc)  # not longer than its CA
         own = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
         return (
-            _unsigned(_subject(name), self.certificate.subject, public, self.days)
+            _unsigned(_subject(name), self.certificate.subject, public, until)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(sign=False), critical=True)
             .add_extension(own, critical=False)
         )
 
 
-def _client_files(
-    places: CertificateFolder, clients: Sequence[str], authority: _Authority | None
-) -> Mapping[Path, tuple[bytes, int]]:
-    """Private and public key of every client, in the format of ``ssh-keygen -t ecdsa -b 384``.
+def _key_files(path: Path, key: EllipticCurvePrivateKey) -> dict[Path, tuple[bytes, int]]:
+    """Private and public key of a client, in the format of ``ssh-keygen -t ecdsa -b 384``."""
+    private = _private(key, serialization.PrivateFormat.OpenSSH)
+    return {path: (private, 0o600)} | _public_file(path, key.public_key())
 
-    With an authority there is the certificate of the key beside them.
-    """
-    files: dict[Path, tuple[bytes, int]] = {}
-    for client in clients:
-        if not is_id(client) or client.endswith((".pub", ".crt")):
-            raise UserError(f"--client: '{client}' is not allowed: up to 64 of A-Z a-z 0-9 . _ -")
-        if clients.count(client) > 1:
-            raise UserError(f"--client: '{client}' is given twice")
-        key = generate_private_key(SECP384R1())
-        public = key.public_key().public_bytes(
-            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        )
-        path = places.client(client)
-        files[path] = (_private(key, serialization.PrivateFormat.OpenSSH), 0o600)
-        files[path.with_name(f"{client}.pub")] = (public + f" {client}\n".encode(), 0o644)
-        if authority is not None:
-            certificate = authority.client(client, key.public_key())
-            files[path.with_name(f"{client}.crt")] = (certificate, 0o644)
-    return files
+
+def _public_file(path: Path, key: EllipticCurvePublicKey) -> dict[Path, tuple[bytes, int]]:
+    form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    text = key.public_bytes(*form) + f" {path.name}\n".encode()
+    return {path.with_name(f"{path.name}.pub"): (text, 0o644)}
 
 
 def _server_files(
-    places: CertificateFolder, names: Sequence[x509.GeneralName], authority: _Authority
+    places: CertificateFolder, names: Sequence[x509.GeneralName], authority: _Authority, days: int
 ) -> Mapping[Path, tuple[bytes, int]]:
     key, form = generate_private_key(SECP384R1()), serialization.PrivateFormat.PKCS8
     ca = authority.certificate.public_bytes(serialization.Encoding.PEM)
     return {
         places.ca: (ca, 0o644),
         places.ca_key: (_private(authority.key, form), 0o600),
-        places.certificate: (authority.server(names, key.public_key()), 0o644),
+        places.certificate: (authority.server(names, key.public_key(), days), 0o644),
         places.key: (_private(key, form), 0o600),
     }
 
 
 def _unsigned(
-    subject: x509.Name, issuer: x509.Name, public: EllipticCurvePublicKey, days: int
+    subject: x509.Name, issuer: x509.Name, public: EllipticCurvePublicKey, until: datetime.datetime
 ) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _SKEW)
-        .not_valid_after(now + datetime.timedelta(days=days))
+        .not_valid_before(_days(0) - _SKEW)
+        .not_valid_after(until)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
     )
+
+
+def _days(days: int) -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
 
 
 def _subject(name: str) -> x509.Name:
@@ -272,9 +366,3 @@ def _usage(*, sign: bool) -> x509.KeyUsage:
 
 def _private(key: EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-
-
-def _write_new(path: Path, content: bytes, mode: int) -> None:
-    """Create a file with its mode; FileExistsError if something is there (no link is followed)."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(content)

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import shutil
 import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -26,8 +27,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedhet.config.schema import METRICS
-from fedhet.deploy.certs import CertificateFolder
-from fedhet.deploy.network import read_certificate, validity
+from fedhet.deploy.certs import CA_DAYS, CertificateFolder, make
+from fedhet.deploy.network import RENEW, read_certificate, validity, warning
 from fedhet.errors import Damaged, RunFailed, UserError
 from fedhet.files import parse_object, read_json, read_toml, write_json, write_text
 from fedhet.protocol.flower import ControlCalls
@@ -69,6 +70,11 @@ class ServerFolder:
         return self.home / "flwr"
 
     @property
+    def inner(self) -> CertificateFolder:
+        """Certificates of the SuperLink on 127.0.0.1: renewing the clients' never ends it."""
+        return CertificateFolder(self.home / "inner")
+
+    @property
     def _address(self) -> Path:
         return self.home / "address.json"
 
@@ -95,10 +101,15 @@ class ServerFolder:
             )
         self.flwr_home.mkdir(parents=True, exist_ok=True)
         self.home.chmod(0o700)
+        if not self.inner.certificate.is_file() or warning(
+            read_certificate(self.inner.certificate)
+        ):
+            shutil.rmtree(self.inner.folder, ignore_errors=True)
+            make(self.inner.folder, ["localhost"], [], CA_DAYS).ca_key.unlink()
 
     def prepare(self, inner: int) -> None:
         """Note, in the folder, that the Control API answers at 127.0.0.1:``inner``."""
-        ca = self.credentials.ca.absolute()
+        ca = self.inner.ca.absolute()
         write_text(
             self.flwr_home / "config.toml",
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
@@ -123,9 +134,11 @@ class ServerFolder:
         """Raise UserError, with file and date, for a certificate that is not valid now."""
         for path in (self.credentials.certificate, self.credentials.ca):
             if path.is_file() and (reason := validity(read_certificate(path))):
-                raise UserError(
-                    f"'{path}' {reason}; `fedhet certs` makes new ones, in a new folder"
-                )
+                raise UserError(f"'{path}' {reason}; {RENEW}")
+
+    def connect(self) -> "Control":
+        """Return a connection to the server that was started from this folder; UserError: none."""
+        return Control(self.control(), self.inner.ca)
 
     def check_running(self) -> None:
         """Raise UserError, with what to do, if no server listens or the certificate has expired."""

@@ -9,8 +9,8 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -31,7 +31,46 @@ TOLD_AFTER = 10.0  # seconds of waiting after which a line is printed
 EXPIRED, NOT_YET = 10, 9  # OpenSSL's codes of a certificate that is not valid now
 OTHER_NAME = (62, 64)  # of one for another host name or address
 OTHER_CA = "other-ca"  # code of the error for which waiting does not help
+DAY = 86_400.0  # seconds between warnings of the same
+SOON = timedelta(days=30)  # before the end of a certificate
+RENEW = "renew it with `fedhet certs --renew` where ca.key is"
 VARIABLES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+
+
+class Certificates:
+    """Certificates that a running command uses: says when one is renewed or is about to expire."""
+
+    def __init__(self, paths: Iterable[Path], say: Callable[[str], None]) -> None:
+        self.say = say
+        self._stamps = {path: _stamp(path) for path in paths}
+        self._warned = 0.0
+
+    def look(self) -> list[Path]:
+        """Return those that were replaced since the last look; print a line for each."""
+        renewed = []
+        for path, before in self._stamps.items():
+            if (now := _stamp(path)) == before:
+                continue
+            with contextlib.suppress(UserError):  # not whole yet
+                until = read_certificate(path).not_valid_after_utc
+                self._stamps[path] = now
+                renewed.append(path)
+                self.say(f"'{path}' was renewed: it is valid until {until:%Y-%m-%d %H:%M} UTC")
+        if time.monotonic() - self._warned > DAY or not self._warned:
+            self._warned = time.monotonic()
+            for path in self._stamps:
+                with contextlib.suppress(UserError):
+                    if text := warning(read_certificate(path)):
+                        self.say(f"'{path}' {text}: {RENEW}")
+        return renewed
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0, 0
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 class Waiting:
@@ -167,6 +206,14 @@ def validity(certificate: x509.Certificate) -> str:
             "machine's clock right?"
         )
     return ""
+
+
+def warning(certificate: x509.Certificate) -> str:
+    """Say that a certificate expires within 30 days, or has expired; else nothing."""
+    until = certificate.not_valid_after_utc
+    if until - datetime.now(UTC) > SOON:
+        return ""
+    return validity(certificate) or f"expires on {until:%Y-%m-%d %H:%M} UTC"
 
 
 def names(certificate: x509.Certificate) -> list[str]:

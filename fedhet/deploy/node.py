@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 from flwr.app import Context, Error, Message
 
 from fedhet.deploy import bundle
-from fedhet.deploy.network import OTHER_CA, Waiting, knows, leave, reach
+from fedhet.deploy.network import OTHER_CA, Certificates, Waiting, knows, leave, reach
 from fedhet.engines.system import (
     QUIET,
     end_with_maker,
@@ -44,6 +44,7 @@ from fedhet.protocol.flower import ENDED, OTHER_CODE, Task, Tasks, be_task
 Say = Callable[[str], None]
 TASK_POLL = 0.3  # seconds between looks for a message; each costs 5 ms of CPU
 LOOK = 1.0  # seconds between looks whether a SuperNode that says nothing still runs
+PROBE = 15.0  # seconds between looks whether the server can be reached
 RETRY = 5.0  # seconds before a SuperNode that ended is started again
 LONGEST = 15.0  # and before one that was refused several times in a row: each try costs 3 s of CPU
 PATIENCE = 15.0  # seconds for an orderly end
@@ -215,6 +216,8 @@ class Node:
     _worker: MessageWorker | None = None
     _process: subprocess.Popen[bytes] | None = None
     _asked: subprocess.Popen[bytes] | None = None  # the process that was asked to end
+    _joined: bool = False  # once: from then on a new CA is waited for
+    _probed: float = 0.0
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -256,10 +259,11 @@ class Node:
                 reach(self.plan.server, self.plan.ca)
                 break
             except UserError as error:
-                if error.code == OTHER_CA:
+                if error.code == OTHER_CA and not self._joined:
                     raise
                 waiting.failed(str(error))
             time.sleep(RETRY)
+        self._joined = True
         with contextlib.suppress(OSError, ValueError):
             node = int(self.online.read_text("ascii"))
             if leave(self.plan.server, self.plan.ca, self.plan.key, node):
@@ -275,6 +279,9 @@ class Node:
         tasks = threading.Thread(target=self._answer_tasks, args=(process, port), daemon=True)
         tasks.start()
         admitted, stale, away = False, False, None
+        certificate = self.plan.key.with_name(f"{self.plan.key.name}.crt")
+        own = [self.plan.ca, *([certificate] if certificate.is_file() else [])]
+        certificates = Certificates(own, self._tell)
         for line in said(process):
             if stale:  # its ClientApp's messages are about the ending SuperNode
                 self._log(line)
@@ -284,6 +291,9 @@ class Node:
                 admitted = True
                 self.online.write_text(found.group(1), "ascii")
             away = self._look(line, away)
+            if not line and self.plan.ca in certificates.look():
+                stale = True
+                self._ask_to_end(process)
             if FORGOTTEN.search(line) or CUT_OFF.search(line):
                 stale = True
                 what = "a message" if FORGOTTEN.search(line) else "the connection"
@@ -311,16 +321,23 @@ class Node:
             self._worker.stop()
 
     def _look(self, line: str, away: Waiting | None) -> Waiting | None:
-        """Watch a SuperNode that has lost its server, and print what it waits for."""
+        """Watch a SuperNode that has lost its server, and print what it waits for.
+
+        Flower says nothing of some causes, such as a server with a certificate of another CA.
+        """
         if AWAY in line:
             away = away or Waiting(self.plan.server, self._tell)
         elif BACK in line or ADMITTED.search(line):
             away = None
-        if away is not None and not line:
+        pause = LOOK if away is not None else PROBE
+        if not line and time.monotonic() - self._probed >= pause:
             try:
                 reach(self.plan.server, self.plan.ca)
+                away = None
             except UserError as error:
+                away = away or Waiting(self.plan.server, self._tell)
                 away.failed(str(error))
+            self._probed = time.monotonic()
         return away
 
     # --- messages ---------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from fedhet.data.inputs import IMAGE
 from fedhet.data.partition import read_partition_file
 from fedhet.data.rows import NPZ_SUFFIXES, ROW_SUFFIXES, find_files, holds, open_rows
 from fedhet.data.signals import Npz
-from fedhet.deploy.network import knows, reach, read_key, via
+from fedhet.deploy.network import RENEW, knows, reach, read_certificate, read_key, via, warning
 from fedhet.deploy.node import NodePlan
 from fedhet.errors import Refused, UserError, one_line
 from fedhet.files import read_tensors, tried_folder
@@ -26,7 +26,7 @@ from fedhet.site.limits import check_means, read_limits
 from fedhet.sums.client import cannot_prove
 
 ENOUGH = 1 << 30  # bytes free for states and caches
-SKEW = 5.0  # seconds; Flower refuses a signature that is older than a few seconds
+AHEAD, BEHIND = 5.0, 300.0  # seconds by which the clock of a signature may differ (Flower)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,12 @@ def _key(plan: NodePlan) -> str:
     if plan.key.stat().st_mode & 0o077:
         raise UserError(f"'{plan.key}' can be read by others: chmod 600 {plan.key}")
     read_key(plan.key)
-    return str(plan.key)
+    certificate = plan.config.get("certificate")
+    paths = [*([Path(str(certificate))] if certificate else []), plan.ca]
+    notes = [f"'{p}' {text}: {RENEW}" for p in paths if (text := warning(read_certificate(p)))]
+    if reason := cannot_prove(plan.config):
+        notes.append(f"no part in masked sums: {reason}")
+    return "; ".join([str(plan.key), *notes])
 
 
 def _limits(plan: NodePlan) -> str:
@@ -139,13 +144,14 @@ def _connection(plan: NodePlan) -> str:
     there = parsedate_to_datetime(date).replace(tzinfo=UTC)
     early, late = (sent - there).total_seconds(), (there - datetime.now(UTC)).total_seconds()
     skew = max(0.0, early, late)  # however long the answer took
-    if skew > SKEW:
-        way = "ahead of" if early > late else "behind"
+    way = "ahead of" if early > late else "behind"
+    if early > AHEAD or late > BEHIND:  # by which Flower rejects a signature
         raise UserError(
             f"this machine's clock is {skew:.0f} s {way} the server's: set it, or the server "
             "rejects this node's signatures"
         )
-    return f"{where}; clocks {skew:.0f} s apart"
+    more = f"; this machine's clock is {skew:.0f} s {way} the server's" if skew > AHEAD else ""
+    return where + (more or f"; clocks {skew:.0f} s apart")
 
 
 def _admission(plan: NodePlan) -> str:

@@ -1,19 +1,20 @@
 """``fedhet server``: a SuperLink behind a reverse proxy, with the keys of ``tls/clients``.
 
 One port of Flower carries the clients' API and two others without a login. So the SuperLink listens
-on 127.0.0.1 only, and clients reach the reverse proxy: nginx if it is installed, otherwise the one
-below, of Starlette, uvicorn and httpx. It passes only Flower's Fleet API.
+on 127.0.0.1 only, and clients reach the reverse proxy below, of Starlette, uvicorn and httpx. It
+passes only Flower's Fleet API. The SuperLink has a certificate of its own, so that the one which
+clients see can be renewed while it runs.
 """
 
 import contextlib
 import os
 import re
-import shutil
 import signal
 import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from starlette.routing import Route
 
 from fedhet.deploy.certs import CertificateFolder
 from fedhet.deploy.control import Control, ServerFolder
-from fedhet.deploy.network import Waiting, address
+from fedhet.deploy.network import Certificates, Waiting, address
 from fedhet.engines.system import environment, free_ports, guarded, script
 from fedhet.errors import RunFailed, UserError
 
@@ -43,44 +44,6 @@ LARGEST = 64 << 20  # bytes of one request; Flower sends larger payloads in piec
 ANSWER = 300.0  # seconds for the SuperLink's answer
 HOP = {"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host"}
 
-NGINX = """\
-# Written by `fedhet server`: clients reach Flower's Fleet API and nothing else.
-daemon off;
-pid {home}/nginx.pid;
-error_log stderr warn;
-worker_processes 1;
-events {{ worker_connections 10000; }}
-http {{
-  access_log off;
-  client_body_temp_path {home}/nginx-body;
-  proxy_temp_path {home}/nginx-proxy;
-  fastcgi_temp_path {home}/nginx-fastcgi;
-  uwsgi_temp_path {home}/nginx-uwsgi;
-  scgi_temp_path {home}/nginx-scgi;
-  upstream superlink {{ server 127.0.0.1:{inner}; keepalive 64; }}
-  server {{
-    listen {listen} ssl;
-    ssl_certificate {certificate};
-    ssl_certificate_key {key};
-    ssl_protocols TLSv1.2 TLSv1.3;
-    location {fleet} {{
-      proxy_pass https://superlink;
-      proxy_ssl_trusted_certificate {ca};
-      proxy_ssl_verify on;
-      proxy_ssl_name localhost;  # every certificate of `fedhet certs` has it
-      proxy_http_version 1.1;
-      proxy_set_header Connection "";
-      proxy_read_timeout {patience}s;
-      client_max_body_size {largest};
-      # In memory: started by root, nginx works as another user, who may write no file here.
-      client_body_buffer_size 8m;
-      proxy_max_temp_file_size 0;
-    }}
-    location / {{ return 403; }}
-  }}
-}}
-"""
-
 
 @dataclass(frozen=True)
 class ReverseProxy:
@@ -90,26 +53,17 @@ class ReverseProxy:
     port: int
     inner: int
     credentials: CertificateFolder
+    ca: Path  # of the SuperLink's certificate
 
-    def command(self, home: Path) -> tuple[str, list[str]]:
-        """Return name and command line of the proxy; write its files to ``home``."""
-        nginx = shutil.which("nginx")
-        if nginx is not None:
-            listen = address(self.host, self.port)
-            text = NGINX.format(
-                home=home, inner=self.inner, listen=listen, fleet=FLEET, patience=int(ANSWER),
-                largest=LARGEST, certificate=self.credentials.certificate, key=self.credentials.key,
-                ca=self.credentials.ca,
-            )  # fmt: skip
-            (home / "nginx.conf").write_text(text, encoding="utf-8")
-            return "nginx", [nginx, "-e", "stderr", "-p", str(home), "-c", str(home / "nginx.conf")]
-        words = [self.host, str(self.port), str(self.inner), str(self.credentials.folder)]
-        return "built in", [sys.executable, "-P", "-m", "fedhet.deploy.server", *words]
+    def command(self) -> list[str]:
+        """Return its command line."""
+        words = [self.host, self.port, self.inner, self.credentials.folder, self.ca]
+        return [sys.executable, "-P", "-m", "fedhet.deploy.server", *map(str, words)]
 
 
 def application(proxy: ReverseProxy) -> Starlette:
     """Return the proxy as an ASGI application."""
-    trust = ssl.create_default_context(cafile=str(proxy.credentials.ca))
+    trust = ssl.create_default_context(cafile=str(proxy.ca))
     client = httpx.AsyncClient(
         base_url=f"https://127.0.0.1:{proxy.inner}", verify=trust, timeout=ANSWER,
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=64), trust_env=False,
@@ -214,7 +168,7 @@ class FederationServer:
                 raise UserError(f"--host, --port: {where} cannot be used: {error}") from error
 
     def _serve(self, started: list[subprocess.Popen[bytes]]) -> None:
-        credentials = self.folder.credentials
+        credentials = self.folder.inner
         link = [
             script("flower-superlink"), "--ssl-ca-certfile", str(credentials.ca),
             "--ssl-certfile", str(credentials.certificate), "--ssl-keyfile", str(credentials.key),
@@ -223,7 +177,7 @@ class FederationServer:
             "--disable-runtime-dependency-installation",
         ]  # fmt: skip
         started.append(self._start(link))
-        control = Control(f"127.0.0.1:{self.inner}", credentials.ca)
+        control = self.folder.connect()
         try:
             self._follow(control, started)
         finally:
@@ -233,14 +187,16 @@ class FederationServer:
         """Wait for the SuperLink, start the reverse proxy, and print what happens."""
         credentials = self.folder.credentials
         self._await(control, started[0])
-        proxy = ReverseProxy(self.host, self.port, self.inner, credentials)
-        kind, words = proxy.command(self.folder.home)
-        started.append(self._start(words))
+        ca = self.folder.inner.ca
+        proxy = ReverseProxy(self.host, self.port, self.inner, credentials, ca)
+        started.append(self._start(proxy.command()))
         where = address(self.host, self.port)
-        self.say(f"clients reach {where} (reverse proxy: {kind}); log: {self.folder.log}")
+        self.say(f"clients reach {where}; log: {self.folder.log}")
         self.say(f"submit a run: fedhet run CONFIG --superlink {self.folder.tls}")
         waiting = Waiting("the SuperLink", self.say)
+        certificates = Certificates([credentials.certificate, credentials.ca], self.say)
         while True:
+            certificates.look()
             for process, name in zip(started, ("SuperLink", "reverse proxy"), strict=True):
                 if process.poll() is not None:
                     raise RunFailed(
@@ -304,14 +260,27 @@ def _stop(started: list[subprocess.Popen[bytes]]) -> None:
 
 
 def main(words: list[str]) -> None:
-    """Serve until a signal: HOST PORT INNER TLS."""
-    host, port, inner, folder = words
-    proxy = ReverseProxy(host, int(port), int(inner), CertificateFolder(Path(folder)))
-    uvicorn.run(
+    """Serve until a signal: HOST PORT INNER TLS CA. A renewed certificate is taken up."""
+    host, port, inner, folder, ca = words
+    proxy = ReverseProxy(host, int(port), int(inner), CertificateFolder(Path(folder)), Path(ca))
+    certificate, key = proxy.credentials.certificate, proxy.credentials.key
+    config = uvicorn.Config(
         application(proxy), host=host, port=proxy.port, log_level="warning", access_log=False,
-        ssl_certfile=str(proxy.credentials.certificate), ssl_keyfile=str(proxy.credentials.key),
-        timeout_graceful_shutdown=1, server_header=False,
+        ssl_certfile=str(certificate), ssl_keyfile=str(key), timeout_graceful_shutdown=1,
+        server_header=False,
     )  # fmt: skip
+    config.load()
+
+    def reload() -> None:
+        certificates = Certificates([certificate], print)
+        while True:
+            time.sleep(LOOK)
+            if certificates.look() and config.ssl is not None:
+                with contextlib.suppress(OSError):  # its key is not that of server.key
+                    config.ssl.load_cert_chain(certificate, key)
+
+    threading.Thread(target=reload, daemon=True).start()
+    uvicorn.Server(config).run()
 
 
 if __name__ == "__main__":

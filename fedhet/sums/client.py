@@ -63,6 +63,7 @@ from fedhet.sums.contribution import (
 )
 from fedhet.sums.masks import (
     BOX_BYTES,
+    KEY_BYTES,
     SECRET_BYTES,
     SHARE_BYTES,
     Bytes,
@@ -306,7 +307,7 @@ def cannot_prove(node: Mapping[str, Any]) -> str:
         own = NodeCertificate.of(node)
         if own is None:
             return f"there is no certificate '{name}.crt' beside this node's key"
-        check_proof(prove(own.key, own.certificate, "", name, b""), own.ca, "", name)
+        check_proof(prove(own.key, own.certificate, "", name, bytes(KEY_BYTES)), own.ca, "", name)
     except UserError as error:
         return str(error)
     return ""

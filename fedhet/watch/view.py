@@ -291,10 +291,10 @@ class ServerSites:
 
     def __init__(self, tls: Path) -> None:
         """``tls``: the folder that `fedhet server` was given; UserError if it never was."""
-        from fedhet.deploy.control import Control, ServerFolder  # noqa: PLC0415  (Flower)
+        from fedhet.deploy.control import ServerFolder  # noqa: PLC0415  (Flower)
 
         folder = ServerFolder(tls)
-        self.control = Control(folder.control(), folder.credentials.ca)
+        self.control = folder.connect()
         self.problem = ""
         self._nodes = _Recent(self._ask)
 

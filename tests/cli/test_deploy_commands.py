@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -18,7 +19,7 @@ from helpers.flower_internals import read_run_config
 
 from fedhet.cli.app import execute
 from fedhet.config.load import build_config
-from fedhet.deploy import node, submit
+from fedhet.deploy import network, node, submit
 from fedhet.deploy.certs import make
 from fedhet.deploy.control import CONNECTION, NodeStatus, RunStatus, ServerFolder, collect, connect
 from fedhet.deploy.network import OTHER_CA
@@ -109,7 +110,7 @@ def test_flower_reads_the_path_of_a_folder_whatever_it_is_called(tls, tmp_path):
     moved = tls.rename(tmp_path / 'tls "😀"')
     _served(moved, 4711)
     found = read_toml(ServerFolder(moved).flwr_home / "config.toml")["superlink"][CONNECTION]
-    assert found["root-certificates"] == str(moved / "ca.crt")
+    assert found["root-certificates"] == str(ServerFolder(moved).inner.ca)
     with pytest.raises(UserError, match="cannot be printed"):
         ServerFolder(moved.rename(tmp_path / "a\x7f")).make()
 
@@ -162,14 +163,33 @@ def test_a_supernode_that_lost_a_message_or_its_server_begins_anew(
     def reach(_server, _ca):
         starts.append(1)
         if len(starts) > 1:
-            raise UserError("enough", OTHER_CA)
+            raise RuntimeError("enough")
 
     monkeypatch.setattr(node, "reach", reach)
     plan = NodePlan(tmp_path, tmp_path, "h:1", {}, tmp_path / "log")
-    with pytest.raises(UserError, match="enough"):
+    with pytest.raises(RuntimeError, match="enough"):
         Node(plan, said.append).run()
     assert said == ["admitted by h:1 (node 17)",
                     f"{what} was cut off: starting the SuperNode again"]  # fmt: skip
+
+
+def test_a_running_node_says_that_its_server_has_another_ca(tmp_path, monkeypatch):
+    """Flower's SuperNode says nothing of it."""
+
+    def reach(_server, _ca):
+        raise UserError("the server's certificate is not from the CA in 'ca.crt'", OTHER_CA)
+
+    monkeypatch.setattr(node, "reach", reach)
+    monkeypatch.setattr(node, "PROBE", 0.0)
+    monkeypatch.setattr(node, "LOOK", 0.0)
+    monkeypatch.setattr(network, "TOLD_AFTER", 0.05)
+    said = []
+    running = Node(NodePlan(tmp_path, tmp_path, "h:1", {}, tmp_path / "log"), said.append)
+    away = running._look("", None)
+    time.sleep(0.1)
+    running._look("", away)
+    assert len(said) == 1 and said[0].startswith("waiting for h:1 since ")
+    assert said[0].endswith("is not from the CA in 'ca.crt'")
 
 
 def test_a_node_that_is_refused_again_and_again_asks_less_often_and_never_stops():

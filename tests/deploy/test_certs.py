@@ -1,6 +1,7 @@
 """Certificates and keys: the right names, the right modes, nothing overwritten."""
 
 import contextlib
+import datetime
 import os
 import stat
 
@@ -12,8 +13,14 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
-from fedhet.deploy.certs import advice, make
+from fedhet.cli.app import execute
+from fedhet.deploy import certs
+from fedhet.deploy.certs import advice, make, renew
+from fedhet.deploy.network import Certificates
 from fedhet.errors import UserError
+from fedhet.site.state import FileStore
+from fedhet.sums.client import NodeCertificate, SumNotes, cannot_prove
+from fedhet.sums.masks import SumTerms, check_proof
 
 
 def read(path) -> x509.Certificate:
@@ -95,3 +102,66 @@ def test_a_wrong_name_is_one_line(tmp_path, option, name):
     with pytest.raises(UserError, match=rf"^--{option}: ") as error:
         make(tmp_path / "new", servers, clients)
     assert not (tmp_path / "new").exists() and "\n" not in str(error.value)
+
+
+def days_left(path):
+    certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    return (certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
+
+
+def test_a_key_is_made_at_the_site_and_only_a_request_leaves(tmp_path, capsys):
+    tls, site = make(tmp_path / "tls", ["fl.example.org"], []), tmp_path / "site"
+    assert execute(["key", "hospital-a", "--out", str(site)]) == 0
+    request, key = site / "hospital-a.csr", site / "hospital-a"
+    assert key.stat().st_mode & 0o777 == 0o600 and b"PRIVATE" not in request.read_bytes()
+    words = ["certs", "--out", str(tls.folder), "--request", str(request)]
+    assert execute(words) == 0 and execute(words) == 2  # nothing is overwritten
+    assert sorted(p.name for p in (tls.folder / "clients").iterdir()) == [
+        "hospital-a.crt", "hospital-a.pub"
+    ]  # fmt: skip
+    signed = tls.client("hospital-a")
+    assert signed.with_suffix(".pub").read_bytes() == key.with_suffix(".pub").read_bytes()
+    key.with_suffix(".crt").write_bytes(signed.with_suffix(".crt").read_bytes())
+    node = {"key": key, "certificate": key.with_suffix(".crt"), "ca": tls.ca, "name": "hospital-a"}
+    assert cannot_prove(node) == ""
+    assert "another name" in cannot_prove(node | {"name": "hospital-b"})
+    other = make(tmp_path / "other", ["fl.example.org"], [])
+    assert "not from our CA" in cannot_prove(node | {"ca": other.ca})
+    assert "no certificate" in cannot_prove({"name": "hospital-a"})
+    request.write_bytes(request.read_bytes().replace(b"M", b"N", 3))
+    capsys.readouterr()
+    assert execute(words) == 2 and "--request: '" in capsys.readouterr().err
+
+
+def test_certificates_are_renewed_under_the_same_ca_and_for_the_same_keys(tmp_path, monkeypatch):
+    tls = make(tmp_path, ["fl.example.org"], ["a"], days=10)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    said = []
+    paths = [tls.certificate, tls.folder / "clients" / "a.crt"]
+    watched = Certificates([*paths, tls.ca], said.append)
+    assert watched.look() == [] and len(said) == 2  # both end within 30 days
+    assert all("expires on 20" in line and "--renew" in line for line in said)
+    note = SumNotes(FileStore(tmp_path / "state" / "a", sync=False), "run", "a", SumTerms())
+    node = {"key": tls.client("a"), "certificate": paths[1], "ca": tls.ca, "name": "a"}
+    old = note.key(NodeCertificate.of(node))
+    assert renew(tmp_path) == paths and [days_left(path) for path in paths] == [824, 824]
+    assert watched.look() == paths and "was renewed: it is valid until" in said[-1]
+    changed = {path for path, content in before.items() if path.read_bytes() != content}
+    assert changed == set(paths)  # no key, and not the CA
+    new = note.key(NodeCertificate.of(node))  # of a run that began before: proved anew
+    assert new.public == old.public and new.certificate != old.certificate
+    check_proof(new, x509.load_pem_x509_certificate(tls.ca.read_bytes()), "run", "a")
+    other = SumNotes(FileStore(tmp_path / "state" / "b", sync=False), "run", "b", SumTerms())
+    other.key(None)
+    ca = x509.load_pem_x509_certificate(tls.ca.read_bytes())
+    assert other.introduce({"a": old}, ca) == other.introduce({"a": new}, ca) == []
+    assert other._known()["a"] == new
+
+    monkeypatch.setattr(certs, "DAYS", 4000)  # longer than the CA's
+    assert tls.ca in renew(tmp_path)
+    checked = x509.load_pem_x509_certificate(paths[1].read_bytes())
+    for pem in (before[tls.ca], tls.ca.read_bytes()):  # a site with the old ca.crt goes on
+        checked.verify_directly_issued_by(x509.load_pem_x509_certificate(pem))
+    tls.ca_key.unlink()
+    with pytest.raises(UserError, match=r"ca\.key"):
+        renew(tmp_path)

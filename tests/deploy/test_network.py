@@ -63,11 +63,11 @@ def test_a_proxy_that_refuses_or_is_not_there_is_named_with_its_variable(tls, pr
 def renewed(tls, name, days):
     """Give the server another certificate of its CA."""
     key = load_pem_private_key(tls.key.read_bytes(), None).public_key()
-    authority = certs._Authority.read(tls, days)
-    tls.certificate.write_bytes(authority.server(certs._names([name]), key))
+    authority = certs._Authority.read(tls)
+    tls.certificate.write_bytes(authority.server(certs._names([name]), key, days))
 
 
-def test_what_is_wrong_with_a_certificate_is_said(tls, serve, tmp_path, capsys):
+def test_what_is_wrong_with_a_certificate_is_said(tls, serve, tmp_path, capsys, monkeypatch):
     other = certs.make(tmp_path / "other", [ELSEWHERE], [])
     with pytest.raises(UserError, match="is not from the CA in"):
         reach(serve(tls, ELSEWHERE).where, other.ca)
@@ -77,7 +77,8 @@ def test_what_is_wrong_with_a_certificate_is_said(tls, serve, tmp_path, capsys):
     expired = serve(tls, ELSEWHERE).where
     with pytest.raises(UserError, match=r"server's certificate expired on 20\d\d-\d\d-\d\d"):
         reach(expired, tls.ca)
-    gone = certs.make(tmp_path / "gone", [ELSEWHERE], [], days=0)
+    monkeypatch.setattr(certs, "CA_DAYS", 0)
+    gone = certs.make(tmp_path / "gone", [ELSEWHERE], [])
     with pytest.raises(UserError, match=r"CA's certificate '.*gone/ca.crt' expired on 20\d\d"):
         reach(expired, gone.ca)
     assert execute(["server", str(tls.folder), "--host", "127.0.0.1"]) == 2  # at once

@@ -90,6 +90,13 @@ def test_what_cannot_be_right_is_named(check, server, home):
     assert "tls/clients/a" in wrong["admission"] and ".pub" in wrong["admission"]
 
 
+def test_a_clock_that_is_behind_is_admitted_and_said(check, server):
+    """Flower takes signatures that are up to 305 s old."""
+    server.ahead = 40
+    wrong, said = check()
+    assert wrong == {} and "this machine's clock is 40 s behind the server's" in said
+
+
 @pytest.mark.parametrize(
     ("ahead", "text"), [(-60, "s ahead of the server's"), (3600, "s behind the server's")]
 )

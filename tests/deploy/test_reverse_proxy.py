@@ -1,11 +1,15 @@
 """The reverse proxy of `fedhet server`: the Fleet API passes as it is, nothing else does."""
 
 import asyncio
+import contextlib
+import ssl
+import subprocess
 
 import httpx
 import pytest
+from helpers.programs import wait_for
 
-from fedhet.deploy.certs import make
+from fedhet.deploy.certs import make, renew
 from fedhet.deploy.server import LARGEST, ReverseProxy, application
 from fedhet.engines.system import free_ports
 
@@ -15,7 +19,7 @@ PULL = "/v1/fleet/pull-messages"
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory, serve):
     tls = make(tmp_path_factory.mktemp("proxy") / "tls", ["127.0.0.1"], [])
-    return ReverseProxy("127.0.0.1", 1, serve(tls, status=200, body=None).server_port, tls)
+    return ReverseProxy("127.0.0.1", 1, serve(tls, status=200, body=None).server_port, tls, tls.ca)
 
 
 def ask(proxy, path, method="POST", **more):
@@ -52,5 +56,25 @@ def test_neither_other_verbs_nor_too_much_nor_a_server_that_is_away(proxy):
     large = b"x" * (LARGEST + 1)
     assert ask(proxy, "/v1/fleet/push-object", content=large).status_code == 413
     assert ask(proxy, "/v1/fleet/push-object", content=endless()).status_code == 411
-    away = ReverseProxy(proxy.host, proxy.port, free_ports(1)[0], proxy.credentials)
+    away = ReverseProxy(proxy.host, proxy.port, free_ports(1)[0], proxy.credentials, proxy.ca)
     assert ask(away, PULL).status_code == 502  # nodes take it for one that comes back
+
+
+def test_a_renewed_certificate_is_taken_up_while_it_runs(tmp_path):
+    tls, (port,) = make(tmp_path / "tls", ["127.0.0.1"], []), free_ports(1)
+    running = ReverseProxy("127.0.0.1", port, free_ports(1)[0], tls, tls.ca)
+    process = subprocess.Popen(running.command())
+    try:
+
+        def shown():
+            with contextlib.suppress(OSError):
+                return ssl.get_server_certificate(("127.0.0.1", port), timeout=5)
+
+        wait_for(shown, "it listens")
+        old = shown()
+        renew(tls.folder)
+        wait_for(lambda: shown() not in (old, None), "it shows the new one")
+        assert shown().split() == tls.certificate.read_text().split() and process.poll() is None
+    finally:
+        process.terminate()
+        process.wait(60)

@@ -139,30 +139,28 @@ def keys(
 
     known = [*METHODS, *plugins.installed("method")]
     method = word if word and (method_name(word) in known or ":" in word) else None
+    searched = "" if method or word is None else word.lower()
     schemas: dict[str, type[Schema]] = {"": RunConfig}
-    for owner in [method] if method else list(METHODS) if word else []:
+    for owner in [method] if method else METHODS if searched else []:
         schemas[owner] = find_method(owner).params
     rows = [
-        (key, owner, what)
+        {"key": key, "method": owner or None, **what}
         for owner, schema in schemas.items()
         for key, what in schema_keys(schema).items()
+        if searched in f"{key} {what['meaning']} {what['allowed']}".lower()
     ]
-    if word is None or method:
-        table = {key: what for key, _, what in rows}
-    else:
-        table = {
-            f"method={owner}: {key}" if owner else key: what | {"key": key, "method": owner or None}
-            for key, owner, what in rows
-            if word.lower() in f"{key} {what['meaning']} {what['allowed']}".lower()
-        }
-        if not table:
-            near = nearest(word, [*schema_keys(RunConfig), *METHODS])
-            raise UserError(f"keys: no key has '{word}' in its name or meaning{near}")
+    if not rows:
+        near = nearest(searched, [*schema_keys(RunConfig), *METHODS])
+        raise UserError(f"keys: no key has '{word}' in its name or meaning{near}")
     if as_json:
-        print(json.dumps(table if word is None or method else list(table.values()), indent=2))
+        by_key = {
+            row["key"]: {k: row[k] for k in ("default", "allowed", "meaning")} for row in rows
+        }
+        print(json.dumps(rows if searched else by_key, indent=2))
         return
-    for key, what in table.items():
-        print(_key_line(key, what))
+    for row in rows:
+        whose = f"method={row['method']}: " if searched and row["method"] else ""
+        print(whose + _key_line(row["key"], row))
     if word is None:
         print("and each method's own: fedhet methods, fedhet keys METHOD")
 
@@ -310,14 +308,13 @@ def _of_kind(names: Sequence[str], kind: str, kinds: Sequence[str]) -> list[str]
     from fedhet.models import validate_model_name
     from fedhet.models.names import is_known, with_weights
 
-    only = kinds[0] if len(kinds) == 1 else ""
+    chosen = []
     for name in names:  # a model that is for others than the one kind is told that it is
-        validate_model_name(name, only)
-    if only:
-        return list(names)
-    plain = {name: with_weights(name)[0] for name in names}
-    fitting = {n: [one for one in KINDS if is_known(plain[n], one)] or [IMAGE] for n in names}
-    return [name for name in names if kind in fitting[name]]
+        validate_model_name(name, kind if len(kinds) == 1 else "")
+        plain = with_weights(name)[0]
+        fitting = [one for one in KINDS if is_known(plain, one)] or [IMAGE]
+        chosen += [name] if len(kinds) == 1 or kind in fitting else []
+    return chosen
 
 
 def _say_more(kinds: Sequence[str]) -> None:

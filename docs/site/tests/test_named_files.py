@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedhet.config.schema import MAJORITY, METRICS
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PAGES = [
     path
     for folder in (

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedhet.data.inputs import Indices, Reading, canonical, listed, need, present, shown, snake
+from fedhet.data.inputs import Indices, Reading, canonical, listed, shown
+from fedhet.data.keys import need, present, snake
 from fedhet.data.rows import RowFile, to_numbers
 from fedhet.errors import UserError
 

@@ -20,16 +20,8 @@ from fedhet.data.images import (
     image_stream,
     is_image,
 )
-from fedhet.data.inputs import (
-    Inputs,
-    Keys,
-    Reading,
-    Source,
-    Stream,
-    file_stats,
-    listed,
-    need,
-)
+from fedhet.data.inputs import Inputs, Reading, Source, Stream, file_stats, listed
+from fedhet.data.keys import Keys, need
 from fedhet.data.rows import ROW_SUFFIXES, RowFile, beside, find_files, open_rows
 from fedhet.errors import UserError, brief
 

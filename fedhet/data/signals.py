@@ -15,19 +15,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedhet.data import formats
-from fedhet.data.inputs import (
-    MAX_SIDE,
-    MAX_SIZE,
-    SIGNAL,
-    Examples,
-    Form,
-    Inputs,
-    Keys,
-    Reading,
-    Stream,
-    as_times,
-    need,
-)
+from fedhet.data.inputs import MAX_SIDE, MAX_SIZE, SIGNAL, Examples, Form, Inputs, Reading, Stream
+from fedhet.data.keys import Keys, as_times, need
 from fedhet.data.rows import RowFile
 from fedhet.data.table import TableRows, left_columns
 from fedhet.errors import UserError, one_line

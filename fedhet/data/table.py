@@ -11,20 +11,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedhet.data.describe import Description, describe, leaks, named_columns
-from fedhet.data.inputs import (
-    TOKENS,
-    Inputs,
-    Keys,
-    Reading,
-    Stream,
-    canonical,
-    coded,
-    listed,
-    need,
-    places_of,
-    present,
-    shown,
-)
+from fedhet.data.inputs import TOKENS, Inputs, Reading, Stream, canonical, listed, shown
+from fedhet.data.keys import Keys, coded, need, places_of, present
 from fedhet.data.rows import DATA_FRAME, RowFile, to_numbers
 from fedhet.errors import UserError
 

@@ -22,14 +22,13 @@ from fedhet.data.inputs import (
     SIGNAL,
     TABLE,
     TOKENS,
-    Classes,
     Examples,
     Form,
     Indices,
     Inputs,
     Reading,
-    need,
 )
+from fedhet.data.keys import Classes, need
 from fedhet.data.rows import ROW_SUFFIXES, CsvFile, NoHeader, RowFile, holds, open_rows
 from fedhet.data.signals import AXES, TARGETS, Npz, finite, small_numbers
 from fedhet.data.table import TableRows, token_ids

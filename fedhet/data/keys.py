@@ -1,0 +1,373 @@
+"""Class, client, group and time of the rows of a file: the columns that keys name, as numbers."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fedhet.data.inputs import (
+    PLAIN,
+    RECORDING,
+    Content,
+    Indices,
+    Inputs,
+    Reading,
+    canonical,
+    counted,
+    listed,
+    listed_ids,
+    safe_ids,
+    shown,
+)
+from fedhet.data.rows import RowFile
+from fedhet.errors import UserError, nearest
+
+MAX_CLASSES = 10_000
+MEASURED = 20  # different numbers of a target that is taken for a measurement, if they are many
+_RANGE = re.compile(r"([+-]?[\d.]*?)\.\.([+-]?[\d.]*)", re.ASCII)
+_GAP, _UNKNOWN = -1, -2  # in place of a label
+
+
+def coded(values: pd.Series, code: Callable[[str], int]) -> Indices:
+    """Return the code of every text; ``code`` is asked once a text."""
+    places, unique = pd.factorize(values.fillna(""))
+    made: Indices = np.array([code(str(value)) for value in unique], dtype=np.int64)[places]
+    return made
+
+
+def places_of(values: Sequence[str], key: str) -> dict[str, int]:
+    """Return the place of each value in a list; raise UserError where one is there twice."""
+    places: dict[str, int] = {}
+    for place, value in enumerate(values):
+        if places.setdefault(canonical(value), place) != place:
+            raise UserError(f"{key}: value '{value}' is given twice ({', '.join(values)})")
+    return places
+
+
+def need(file: RowFile, wanted: Iterable[str], key: str) -> None:
+    """Raise UserError for a column that a key names and the file has not."""
+    for name in wanted:
+        if name not in file.columns:
+            raise UserError(
+                f"{key}: {file.where} has no column {name!r}{nearest(name, file.columns)}; it has "
+                f"{listed(file.columns)}",
+                about=f"{key}: column {name!r}",
+            )
+
+
+# --- classes ----------------------------------------------------------------
+
+
+class Classes:
+    """Labels of targets, as they come: by ``labels`` or ``classes``, else each value is a class."""
+
+    def __init__(self, reading: Reading, wanted: tuple[str, ...]) -> None:
+        declared = tuple(name for name, _ in reading.labels)
+        if wanted and declared and set(wanted) != set(declared):
+            raise UserError(
+                f"classes: {', '.join(wanted)} must be the names in labels: {', '.join(declared)}"
+            )
+        self._reading, self._names = reading, wanted or declared
+        self._code = {} if declared else places_of(wanted, "classes")
+        self._ranges: list[tuple[float, float, int]] = []
+        for name, values in reading.labels:
+            for value in values or (name,):
+                self._declare(value, self._names.index(name))
+        self._examples = 0
+        self.warnings: list[str] = []
+
+    def _declare(self, value: str, label: int) -> None:
+        if match := _RANGE.fullmatch(value.strip()):
+            low, high = (float(end) if end else np.inf for end in match.groups())
+            self._ranges.append((low if match[1] else -np.inf, high, label))
+        elif self._code.setdefault(canonical(value), label) != label:
+            raise UserError(f"labels: value '{value}' belongs to two classes")
+
+    def labels(self, values: pd.Series, where: Callable[[int], str]) -> Indices:
+        """Return the labels of texts, -1 for a gap; ``where`` says where a row is."""
+        made = coded(values, self._label)
+        for row, value in values[made == _UNKNOWN].items():
+            key = "labels" if self._reading.labels else "classes"
+            known = [one for name, some in self._reading.labels for one in some or (name,)]
+            raise UserError(
+                f"{where(row)}: {shown(str(value))} has no class in {key} "
+                f"({listed(known or self._names)}): add it there, or correct the file"
+            )
+        self._examples += int((made >= 0).sum())
+        return made
+
+    def _label(self, value: str) -> int:
+        plain = canonical(value)
+        if plain in self._code:
+            return self._code[plain]
+        if self._ranges and PLAIN.fullmatch(plain):
+            for low, high, label in self._ranges:
+                if low <= float(plain) < high:
+                    return label
+        if plain.lower() in self._reading.form.missing:
+            return _GAP
+        if self._names:
+            return _UNKNOWN
+        if len(self._code) >= MAX_CLASSES:
+            raise UserError(
+                f"target '{self._reading.target}': more than {MAX_CLASSES:,} different values "
+                "cannot be classes; group them with labels"
+            )
+        return self._code.setdefault(plain, len(self._code))
+
+    def done(self) -> tuple[Indices, tuple[str, ...]]:
+        """Return the label of every code (C,), and class names, as numbers sorted by value."""
+        if self._names:
+            return np.arange(len(self._names)), self._names
+        self._refuse_several()
+        numbers = bool(self._code) and all(map(PLAIN.fullmatch, self._code))
+        names = sorted(self._code, key=float if numbers else str)
+        if numbers and len(names) > MEASURED:
+            self._about_measurement([float(name) for name in names])
+        order = np.empty(len(names), dtype=np.int64)
+        order[[self._code[name] for name in names]] = np.arange(len(names))
+        return order, tuple(names)
+
+    def _refuse_several(self) -> None:
+        """Raise UserError for cells of several classes, such as ``a|b`` beside ``b|c``."""
+        names = list(self._code)
+        for sign in "|;,":
+            parts = Counter(one for name in names for one in {*map(str.strip, name.split(sign))})
+            joined = [name for name in names if sign in name.strip(sign)]
+            known = {*names} if sign == "," else {one for one in parts if parts[one] > 1}
+            again = [n for n in joined if any(one.strip() in known for one in n.split(sign))]
+            listed_in = [name for name in names if name.startswith("[")]
+            if listed_in or (joined and 2 * len(again) >= len(joined)):
+                raise UserError(
+                    f"target: '{self._reading.target}' has several classes in one cell "
+                    f"({shown((listed_in or joined)[0])}): multi-label data are not supported; "
+                    "join values with labels, or make a column for one class"
+                )
+
+    def _about_measurement(self, values: Sequence[float]) -> None:
+        """Warn of a target that may be a measurement; raise UserError for one that surely is."""
+        few = self._examples < 5 * len(values) or not all(one.is_integer() for one in values)
+        middle = f"{values[len(values) // 2]:g}"
+        what, how = "is a measurement with", ""
+        if not few:
+            what, how = "may be a measurement:", ", each taken as a class"
+        text = (
+            f"target: '{self._reading.target}' {what} {len(values):,} different values, "
+            f"{values[0]:g} to {values[-1]:g}{how}; divide it by "
+            f"labels={{low: ..{middle}, high: {middle}..}}"
+        )
+        if few:
+            raise UserError(text)
+        self.warnings = [text]
+
+
+# --- clients, groups and times ---------------------------------------------------------------
+
+REPEATING = re.compile(  # names of columns that say whose a row is, or of what it was cut
+    r"(^|[^a-z])(patients?|subj|subjects?|persons?|participants?|probands?|famil(y|ies)|households?"
+    r"|recordings?|scans?|stud(y|ies)|series|sessions?|specimens?|donors?|animals?|users?"
+    r"|customers?|clients?|volunteers?|mrn|pid)[^a-z]?(id|ids|no|nr|nbr|num|number|code|key|uuid)?"
+    r"([^a-z]|$)|(^|[^a-z])(id|ids|uuid|guid)([^a-z]|$)"
+)
+_FEW_GROUPS = 10  # values of such a column below which it says nothing of whose a row is
+
+
+def snake(name: str) -> str:
+    """Return ``PatientID`` as ``patient_id``."""
+    parted = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("ô", "o")
+    return re.sub(r"[^a-z0-9]+", "_", parted).strip("_")
+
+
+def present(file: RowFile, reading: Reading) -> Reading:
+    """Return the reading, on a node without sites that its file has not.
+
+    All rows of a node are its own. Raise UserError for a column that a key names and the file has
+    not.
+    """
+    if reading.declared:
+        reading = replace(reading, site=tuple(n for n in reading.site if n in file.columns))
+    keys = {"target": [reading.target], "site": reading.site, "group": reading.group}
+    for key, names in (keys | {"split-by": reading.when}).items():
+        need(file, names, key)
+    return reading
+
+
+class _Codes:
+    """Numbers of the values of some columns together, as they are written; -1 for a gap."""
+
+    def __init__(self, names: Sequence[str], missing: frozenset[str]) -> None:
+        self.names, self._missing = names, missing
+        self.places: dict[tuple[str, ...], int] = {}
+        self.parts: list[Indices] = []  # of the rows, as they come
+
+    def of(self, frame: pd.DataFrame) -> Indices:
+        """Return the codes of some rows."""
+        first, *others = (frame[name].astype("str") for name in self.names)
+        return coded(first.str.cat(others, sep="\x1f") if others else first, self._code)
+
+    def _code(self, value: str) -> int:
+        # pandas writes a whole number among gaps as 1.0.
+        parts = tuple(re.sub(r"^(\d+)\.0$", r"\1", one.strip()) for one in value.split("\x1f"))
+        if any(part.lower() in self._missing for part in parts):
+            return _GAP
+        return self.places.setdefault(parts, len(self.places))
+
+
+class Keys:
+    """Target, site, group and time of the rows that have all of them; others are left out.
+
+    The client of a row are the values of the columns of ``site``, joined by a hyphen, or its file.
+    ``suspects`` are columns beside those of ``REPEATING`` names that may say whose a row is.
+    """
+
+    def __init__(
+        self, reading: Reading, wanted: tuple[str, ...], suspects: Sequence[str] = ()
+    ) -> None:
+        self.reading, self._classes = reading, Classes(reading, wanted)
+        self._missing = reading.form.missing
+        self._files: dict[str, int] = {}
+        self._groups = [_Codes(reading.group, self._missing)] if reading.group else []
+        self._suspects = suspects
+        self._labels: list[Indices] = []
+        self._owners: list[Indices] = []
+        self._times: list[npt.NDArray[np.float64]] = []
+        self._recordings: list[Indices] = []
+        self._left: Counter[str] = Counter()
+
+    def columns(
+        self, file: RowFile, features: Collection[str] = (), others: Collection[str] = ()
+    ) -> list[str]:
+        """Return the columns that are read as texts: target, site, group, time, and suspects.
+
+        ``features`` are read in any case, and ``others`` are no suspects. Raise UserError as
+        :func:`present`.
+        """
+        self.reading = reading = present(file, self.reading)
+        self._sites = _Codes(reading.site, self._missing)
+        if not reading.group:
+            taken = reading.taken - set(reading.ignore) | {*others, reading.text, reading.time}
+            names = [name for name in file.columns if REPEATING.search(snake(name))]
+            every = dict.fromkeys([*self._suspects, *names])
+            self._groups = [_Codes([name], self._missing) for name in every if name not in taken]
+        groups = [n for one in self._groups for n in one.names if n not in features]
+        return [*dict.fromkeys([reading.target, *reading.site, *groups, *reading.when])]
+
+    def add(
+        self, file: RowFile, frame: pd.DataFrame, finite: npt.NDArray[np.bool_] | None = None,
+        recordings: Indices | None = None,
+    ) -> npt.NDArray[np.bool_]:  # fmt: skip
+        """Note the keys of some rows; return which of them have all, and are ``finite``.
+
+        ``recordings`` (k,) are equal for windows that were cut from one recording.
+        """
+        target = self.reading.target
+        labels = self._classes.labels(frame[target], lambda row: file.at(row, target))
+        owners = self._sites.of(frame) if self.reading.site else self._file(file, len(frame))
+        groups = [one.of(frame) for one in self._groups]
+        times = self._when(file, frame)
+        kept = np.ones(len(labels), dtype=bool)
+        for what, good in (
+            ("without target", labels >= 0), ("without site", owners >= 0),
+            ("without group", groups[0] >= 0 if self.reading.group else None),
+            ("without a time of split-by", None if times is None else ~np.isnan(times)),
+            ("with gaps in the window", finite),
+        ):  # fmt: skip
+            if good is not None:
+                self._left[what] += int((kept & ~good).sum())
+                kept &= good
+        self._labels.append(labels[kept])
+        self._owners.append(owners[kept])
+        for one, codes in zip(self._groups, groups, strict=True):
+            one.parts.append(codes[kept])
+        if times is not None:
+            self._times.append(times[kept])
+        if recordings is not None:
+            self._recordings.append(recordings[kept])
+        return kept
+
+    def _file(self, file: RowFile, rows: int) -> Indices:
+        """Return the code of the file for all of its rows; 0 where the file is no site."""
+        name = file.site.name.split(".")[0] or file.site.name if file.site else ""
+        return np.full(rows, self._files.setdefault(name, len(self._files)), dtype=np.int64)
+
+    def _when(self, file: RowFile, frame: pd.DataFrame) -> npt.NDArray[np.float64] | None:
+        """Return the times of ``split-by``, NaN for a gap; UserError for what is no time."""
+        name = self.reading.split_by
+        if not name:
+            return None
+        known = frame[name].mask(frame[name].str.lower().isin(list(self._missing)))
+        times = as_times(known)
+        for row, value in frame[name][known.notna() & np.isnan(times)].items():
+            raise UserError(
+                f"split-by: {file.at(row, name)}: {shown(str(value))} is neither a date nor a "
+                "number"
+            )
+        return times
+
+    def _grouped(self) -> dict[str, Any]:
+        """Return the groups of all rows: asked for, cut from one recording, or only suspected."""
+        if self.reading.group:
+            groups = np.concatenate(self._groups[0].parts)
+            by = " and ".join(self.reading.group)
+            return {"groups": groups.astype(np.int32), "group_by": by, "grouped": True}
+        if self._recordings:
+            groups = np.concatenate(self._recordings)
+            if len(np.unique(groups)) < len(groups):
+                groups = groups.astype(np.int32)
+                return {"groups": groups, "group_by": RECORDING, "grouped": True}
+        for one in self._groups:
+            groups = np.concatenate(one.parts)
+            if _FEW_GROUPS <= len(one.places) < len(groups):
+                # A gap is a group of its own.
+                groups = np.where(groups < 0, len(one.places) + np.arange(len(groups)), groups)
+                return {"groups": groups.astype(np.int32), "group_by": one.names[0]}
+        return {}
+
+    def content(
+        self, inputs: Inputs, warnings: Sequence[str] = (), notes: Sequence[str] = ()
+    ) -> Content:
+        """Return what is known once all rows are read.
+
+        ``notes`` follow the line about the rows; empty lines are left out.
+        """
+        order, classes = self._classes.done()
+        labels, owners = np.concatenate(self._labels), np.concatenate(self._owners)
+        labels = order[labels] if len(labels) else labels
+        sites = ["-".join(values) for values in self._sites.places] or list(
+            filter(None, self._files)
+        )
+        clients = owners.astype(np.int32) if sites else np.zeros(0, dtype=np.int32)
+        rows, left = len(labels), +self._left
+        parts = [f"{rows:,} of {rows + left.total():,} rows" if left else f"{rows:,} rows"]
+        parts += [f"{count:,} rows {what} are left out (gaps)" for what, count in left.items()]
+        target = f"'{self.reading.target}': " if self.reading.target else ""
+        parts.append(f"{len(classes)} classes, {target}{counted(classes, labels)}")
+        ids = safe_ids(sites)
+        if ids:
+            parts.append(f"{len(ids)} sites: {counted(ids, clients)}")
+        groups = self._grouped()
+        if groups.get("grouped"):
+            number = len(np.unique(groups["groups"]))
+            parts.append(f"{number:,} groups by {groups['group_by']}")
+        lines = filter(None, ("; ".join(parts), *notes, *listed_ids(sites)))
+        every = filter(None, (*warnings, *self._classes.warnings))
+        times = np.concatenate(self._times) if self._times else np.zeros(0)
+        return Content(
+            inputs, labels, classes, clients, ids, **groups, times=times, warnings=tuple(every),
+            notes=tuple(lines),
+        )  # fmt: skip
+
+
+def as_times(values: pd.Series) -> npt.NDArray[np.float64]:
+    """Return numbers, or dates as numbers, of texts; NaN for what is neither."""
+    numbers = pd.to_numeric(values, errors="coerce")
+    if numbers.isna().any() and values.notna().any():
+        dates = pd.to_datetime(values, errors="coerce", format="mixed")
+        if dates.notna().any():
+            numbers = dates.astype("int64").where(dates.notna())
+    return np.asarray(numbers, dtype=np.float64)

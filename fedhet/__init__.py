@@ -13,6 +13,7 @@ from typing import Any
 __version__ = "0.2.0"
 # Public names by their modules, which are imported when a name is used: torch takes seconds.
 _NAMES = {
+    "app": ("ClientApp", "ServerApp"),
     "api": ("Run", "load_run", "resume", "run"),
     "clients.averaging": ("AveragingClient",),
     "clients.base": ("MethodClient", "Needs"),

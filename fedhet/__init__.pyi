@@ -4,6 +4,8 @@ from fedhet.api import Run as Run
 from fedhet.api import load_run as load_run
 from fedhet.api import resume as resume
 from fedhet.api import run as run
+from fedhet.app import ClientApp as ClientApp
+from fedhet.app import ServerApp as ServerApp
 from fedhet.clients.averaging import AveragingClient as AveragingClient
 from fedhet.clients.base import MethodClient as MethodClient
 from fedhet.clients.base import Needs as Needs

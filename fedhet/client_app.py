@@ -11,9 +11,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from flwr.app import Context, Message
@@ -37,6 +37,7 @@ from fedhet.errors import (
 from fedhet.files import check_id, folder_size
 from fedhet.models import build_model
 from fedhet.models.names import with_weights
+from fedhet.plugins import giving
 from fedhet.protocol.checks import read_arrays, read_instruction
 from fedhet.protocol.codes import MOST, Code, coded
 from fedhet.protocol.flower import is_simulated
@@ -77,8 +78,29 @@ KNOWN: dict[type[Exception], Code] = {
     UserError: Code.CONFIGURATION,
 }
 NOTHING = History()  # of a simulated client
-app = ClientApp()
+RUN = "run"  # record with the configuration, where the app's own run config does not have it
 shown: set[tuple[object, ...]] = set()  # places of which this process has printed a traceback
+
+
+class OwnSite(Protocol):
+    """What an app of somebody's own brings to a client: see :mod:`fedhet.app`."""
+
+    @property
+    def models(self) -> Sequence[str]:
+        """Names of the models, of which client k gets number k mod their number."""
+
+    @property
+    def objects(self) -> Mapping[str, Any]:
+        """What names stand for, where they cannot be imported."""
+
+    def data(self, context: Context, config: RunConfig) -> LocalData:
+        """Return the examples of the node with this context."""
+
+
+def own_name(context: Context) -> str:
+    """Return the client's id in an app of somebody's own, by its node's configuration."""
+    node = context.node_config
+    return check_id(str(node.get("name", node.get("partition-id", context.node_id))))
 
 
 @lru_cache(maxsize=4)
@@ -104,16 +126,24 @@ class Request:
     Raises Refused for a run that the site does not allow, or for an invalid instruction.
     """
 
-    def __init__(self, message: Message, context: Context, history: History = NOTHING) -> None:
-        self.message = message
+    def __init__(
+        self,
+        message: Message,
+        context: Context,
+        history: History = NOTHING,
+        run_config: Mapping[str, Any] | None = None,
+        own: OwnSite | None = None,
+    ) -> None:
+        self.message, self.context, self.own = message, context, own
+        run_config = context.run_config if run_config is None else run_config
         self.kind = message.metadata.message_type
         self.node: Mapping[str, Any] = context.node_config
         self.untold: Sequence[str] = ()  # names of classes of this node's own that take no part
         self.limits: Limits = read_limits(self.node)
-        check_modules(self.limits, context.run_config)  # before any of them is imported
-        self.text = str(context.run_config.get("config", ""))
+        check_modules(self.limits, run_config)  # before any of them is imported
+        self.text = str(run_config.get("config", ""))
         if not self.text:  # plain `flwr run`: the scalars are the configuration
-            self.text = envelope(from_run_config(context.run_config)[0], {})
+            self.text = envelope(from_run_config(run_config)[0], {})
         self.config = parsed(self.text)
         set_process(self.config)
         self.simulated = is_simulated()
@@ -134,7 +164,10 @@ class Request:
     def data(self) -> LocalData:
         """Return this client's id and examples, without classes that are too rare to take part."""
         with coded(Code.DATA):
-            data = load_local(self.config, self.node, simulated=self.simulated)
+            if self.own is None:
+                data = load_local(self.config, self.node, simulated=self.simulated)
+            else:
+                data = self.own.data(self.context, self.config)
         self.limits.check("columns", data.dataset.inputs.columns)
         self._check_same_data(data)
         data, rare = without_rare(data, self.limits.min_class or 0)
@@ -170,6 +203,8 @@ class Request:
 
     def model(self, data: LocalData) -> str:
         """Return the name of the model that this client trains."""
+        if self.own is not None:
+            return self.own.models[data.index % len(self.own.models)]
         with coded(Code.MODEL):
             return assigned_model(self.config, self.node, data, simulated=self.simulated)
 
@@ -203,6 +238,8 @@ class Request:
 
     def sum_notes(self, client: str = "") -> SumNotes:
         """Return what this client keeps for the sums of the run, without its examples."""
+        if self.own is not None:
+            client = own_name(self.context)
         client = client or client_name(self.config, self.node, simulated=self.simulated)
         terms = own_terms(self.config, self.limits)
         return SumNotes(self.store(client), self.what.experiment, client, terms)
@@ -214,27 +251,45 @@ Handler = Callable[[Request], Reply]
 # --- messages ----------------------------------------------------------------------------------
 
 
-def _answers(
-    register: Callable[[Callable[[Message, Context], Message]], object],
-) -> Callable[[Handler], Handler]:
-    """Register a handler with Flower; what it raises becomes a reply that names the reason."""
+HANDLERS: list[tuple[str, str, Handler]] = []  # kind of message, action, what answers it
 
-    def decorate(handler: Handler) -> Handler:
-        def answered(message: Message, context: Context) -> Message:
-            history = NOTHING if is_simulated() else History(state_root(context.node_config))
-            try:
-                with without_denormals(), history.asked(message, context.run_config, _say):
-                    return answer(message, handler(Request(message, context, history)))
-            except (Exception, SystemExit) as error:  # a client's fault, which the server is told
-                return answer(message, _failure(error, _step(message, context)))
 
-        register(answered)
+def _answers(kind: str, action: str = "") -> Callable[[Handler], Handler]:
+    """Let a handler answer messages of a kind, in every app."""
+
+    def register(handler: Handler) -> Handler:
+        HANDLERS.append((kind, action, handler))
         return handler
 
-    return decorate
+    return register
 
 
-@_answers(app.query())
+def make_app(own: OwnSite | None = None) -> ClientApp:
+    """Return a ClientApp of ours, or one with somebody's ``own`` data and models."""
+    made = ClientApp()
+    for kind, action, handler in HANDLERS:
+        decorate = getattr(made, kind)
+        (decorate(action) if action else decorate())(partial(_answered, handler, own))
+    return made
+
+
+def _answered(handler: Handler, own: OwnSite | None, message: Message, context: Context) -> Message:
+    """Answer a message; what is raised becomes a reply that names the reason."""
+    history = NOTHING if is_simulated() else History(state_root(context.node_config))
+    sent = message.content.pop(RUN, None) if own is not None else None
+    run_config = context.run_config if sent is None else {"config": str(sent["config"])}
+    try:
+        with (
+            without_denormals(), giving({} if own is None else own.objects),
+            history.asked(message, run_config, _say),
+        ):  # fmt: skip
+            request = Request(message, context, history, run_config, own)
+            return answer(message, handler(request))
+    except (Exception, SystemExit) as error:  # a client's fault, which the server is told
+        return answer(message, _failure(error, _step(message, context)))
+
+
+@_answers("query")
 def query(asked: Request) -> Reply:
     """Say who this node is: client id, classes and images, model, device."""
     config, refused = asked.config, asked.what.refused
@@ -285,7 +340,7 @@ def _check_own_choices(asked: Request, data: LocalData) -> None:
             )
 
 
-@_answers(app.train())
+@_answers("train")
 def train(asked: Request) -> Reply:
     """Train for one round."""
     started, what, message = time.monotonic(), asked.what, asked.message
@@ -314,19 +369,19 @@ def train(asked: Request) -> Reply:
     return reply
 
 
-@_answers(app.train("unit"))
-@_answers(app.train("owners"))
+@_answers("train", "unit")
+@_answers("train", "owners")
 def count(asked: Request) -> Reply:
     """Answer with this client's part of a sum: its classes, or the size of its train split."""
     return sums.answer(asked)[0]
 
 
-_answers(app.query("introduce"))(sums.introduce)
-_answers(app.train("agree"))(sums.sign)
-_answers(app.train("unmask"))(sums.open_shares)
+_answers("query", "introduce")(sums.introduce)
+_answers("train", "agree")(sums.sign)
+_answers("train", "unmask")(sums.open_shares)
 
 
-@_answers(app.evaluate("confusion"))
+@_answers("evaluate", "confusion")
 def confusion(asked: Request) -> Reply:
     """Count after the last round how often each class was taken for each other one."""
     if asked.config.summed:
@@ -338,7 +393,7 @@ def confusion(asked: Request) -> Reply:
     return what.reply(client.setup.data.client, confusion=cells.flatten().tolist())
 
 
-@_answers(app.evaluate())
+@_answers("evaluate")
 def evaluate(asked: Request) -> Reply:
     """Return the accuracy of a client that did not train in this round."""
     if asked.config.summed and asked.config.sum_metrics:
@@ -364,7 +419,7 @@ def _failure(error: BaseException, step: str) -> Reply:
         _show(error, step)
         text += place(error)
     if isinstance(error, torch.OutOfMemoryError):
-        text = _out_of_memory()
+        text = f"out of GPU memory: fewer actors, or a smaller batch-size, need less ({text})"
     lost = code is Code.STATE_LOST
     if is_simulated():
         return Reply({"error": text, "state-lost": lost})
@@ -400,20 +455,10 @@ def _say(text: Callable[[], str]) -> None:
 
 def _step(message: Message, context: Context) -> str:
     """Return which client was about to do what, in words."""
-    node = context.node_config
-    who = node.get("name", node.get("partition-id", context.node_id))
+    who = own_name(context)
     config: Mapping[str, Any] = message.content.config_records.get("config") or {}
     round_ = int(str(config.get("round", 0)))
     return f"client {who}, {message.metadata.message_type}" + f", round {round_}" * (round_ > 0)
 
 
-def _out_of_memory() -> str:
-    """Return a line with the number of actors that fit on this GPU, by the peak of this one."""
-    free, total = torch.cuda.mem_get_info()
-    peak = torch.cuda.max_memory_reserved()
-    fit = max(1, int(total * 0.95 // max(1, peak)))
-    return (
-        f"out of GPU memory: this process had {peak / 2**30:.1f} GiB of {total / 2**30:.1f} GiB, "
-        f"{free / 2**30:.1f} GiB are free: {fit} actor(s) of this size would fit; set actors={fit} "
-        "or a smaller batch-size"
-    )
+app = make_app()

@@ -35,7 +35,7 @@ log = logging.getLogger("fedhet")
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the configuration that arrives in ``context.run_config``."""
-    _log_to_stderr()
+    log_to_stderr()
     try:
         launch = open_launch(context.run_config)
     except UserError:
@@ -82,14 +82,20 @@ def open_launch(run_config: Mapping[str, Any]) -> Launch:
     if run_ and Path(run_["folder"]).is_dir():
         return Launch(config, RunFolder(Path(run_["folder"])), bool(run_["resume"]))
     if not run_:
-        if not run_config.get("out"):
-            config = config.model_copy(update={"out": str(Path.home() / ".fedhet" / "runs")})
-        elif not Path(config.out).expanduser().is_absolute():
-            raise UserError(
-                f"out: '{config.out}' is not allowed: `flwr run` needs an absolute path, since "
-                "the server runs in a folder of its own"
-            )
+        config = outside(config, run_config.get("out"))
     return Launch(config, RunFolder.create(config, folder_name(config.method)))
+
+
+def outside(config: RunConfig, out: object) -> RunConfig:
+    """Return the configuration with ``out`` outside the folder in which Flower runs a server."""
+    if not out:
+        return config.model_copy(update={"out": str(Path.home() / ".fedhet" / "runs")})
+    if not Path(config.out).expanduser().is_absolute():
+        raise UserError(
+            f"out: '{config.out}' is not allowed: `flwr run` needs an absolute path, since the "
+            "server runs in a folder of its own"
+        )
+    return config
 
 
 def run(grid: Grid, launch: Launch, roster: Roster) -> None:
@@ -153,7 +159,7 @@ def declared_inputs(config: RunConfig) -> Inputs | None:
     return None
 
 
-def _log_to_stderr() -> None:
+def log_to_stderr() -> None:
     """Show this package's messages; Flower mirrors stderr to ``flwr run --stream``.
 
     A process of ours that runs the ServerApp has its own handler.

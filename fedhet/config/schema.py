@@ -506,7 +506,7 @@ class RunConfig(Schema):
         own["split"] = as_yaml(self.split)
         if isinstance(self.image_size, tuple):
             own["image-size"] = "x".join(str(side) for side in self.image_size)
-        own["metrics"] = {name: function for name, (function,) in self.metrics}
+        own["metrics"] = {name: function for name, (function,) in self.metrics} or []
         for key, pairs in (("labels", self.labels), ("categories", self.categories)):
             values = {name: list(ones) for name, ones in pairs}
             own[key] = values if any(values.values()) else list(values)

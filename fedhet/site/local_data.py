@@ -220,6 +220,11 @@ def open_private(config: RunConfig, path: str) -> Dataset:
     return _open(config, config.dataset if files else FOLDER, path, declared=True)
 
 
+def open_given(config: RunConfig, name: str) -> Dataset:
+    """Return the examples of one node that stand behind ``name``, read as the run says."""
+    return _open(config, name, "", declared=True)
+
+
 def assigned_model(
     config: RunConfig, node: Mapping[str, Any], data: LocalData, *, simulated: bool = True
 ) -> str:

@@ -27,7 +27,7 @@ WORDS = "dataset='synthetic:240x4' models='cnn-5' clients=2 rounds=1 batch-size=
 def test_a_mistake_comes_without_a_traceback(monkeypatch, text, lines):
     """Flower prints what the ServerApp raised; of `fedhet run` the log has it as a whole."""
     monkeypatch.setattr(sys, "tracebacklimit", 1000, raising=False)
-    monkeypatch.setattr(server_app, "_log_to_stderr", lambda: None)
+    monkeypatch.setattr(server_app, "log_to_stderr", lambda: None)
     context = Context(
         run_id=1, node_id=1, node_config={}, state=RecordDict(), series_id=0,
         run_config={"config": text, "method": "fedproto", "mu0": 0.3, "lam": ""},

@@ -1,0 +1,168 @@
+"""The methods in a Flower app of one's own: its two doors, for ``flwr run .``.
+
+``client_app.py``: ``app = fedhet.ClientApp(models=Net, data=load)``; ``server_app.py``:
+``app = fedhet.ServerApp(method="fedssa", clients=2, rounds=3)``. The server's configuration goes to
+the clients with each message, in place of the run config that ``fedhet run`` sends.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message
+from flwr.clientapp import ClientApp as FlowerClientApp
+from flwr.serverapp import Grid
+from flwr.serverapp import ServerApp as FlowerServerApp
+
+from fedhet.client_app import RUN, make_app, own_name
+from fedhet.config.checks import COMMON
+from fedhet.config.load import load_noted, resumed_config
+from fedhet.config.registry import METHODS, Method, folder_name, method_keys
+from fedhet.config.schema import RunConfig, kebab
+from fedhet.data.objects import understand
+from fedhet.data.partition import split_client
+from fedhet.engines.launch import Launch, OnRound
+from fedhet.plugins import giving, name_of
+from fedhet.records.run_folder import RunFolder
+from fedhet.server_app import log, log_to_stderr, outside, serve
+from fedhet.site.local_data import LocalData, open_given
+
+DATA = "app:data"  # the data set of such a run, which every node has for itself
+KEPT = 4  # clients whose examples a process keeps
+
+__all__ = ["ClientApp", "ServerApp"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """What an app brings to its clients: models by name, their objects, what loads the data."""
+
+    models: Sequence[str]
+    objects: Mapping[str, Any]
+    load: Callable[[Context], Any]
+    _loaded: dict[tuple[str, RunConfig], LocalData] = field(default_factory=dict)
+
+    def data(self, context: Context, config: RunConfig) -> LocalData:
+        """Return the examples of the node with this context, loaded once in a process."""
+        key = own_name(context), config
+        if key not in self._loaded:
+            while len(self._loaded) >= KEPT:
+                del self._loaded[next(iter(self._loaded))]
+            self._loaded[key] = self._read(context, config)
+        return self._loaded[key]
+
+    def _read(self, context: Context, config: RunConfig) -> LocalData:
+        client, node = own_name(context), context.node_config
+        given = understand({client: self.load(context)}, ())
+        if not given.site:  # arrays, whose labels may be numbers into `classes`
+            names = config.classes
+            places = [int(one) if one.isdecimal() else len(names) for one in given.classes]
+            if not set(given.classes) <= set(names) and all(p < len(names) for p in places):
+                given = replace(given, classes=tuple(names[place] for place in places))
+        with giving({given.name: given}):
+            dataset = open_given(config, given.name)
+        every = np.arange(len(dataset.labels))
+        split = split_client(every, dataset, config.split, config.data_seed, client)
+        index, count = (int(node.get(key, 0)) for key in ("partition-id", "num-partitions"))
+        return LocalData(client, index, count, dataset, split)
+
+
+def ClientApp(  # noqa: N802  (as Flower's)
+    *,
+    models: Any,
+    data: Callable[[Context], Any],
+    method: Method | None = None,
+    metrics: Mapping[str, Callable[..., float]] | None = None,
+) -> FlowerClientApp:
+    """Return a Flower ClientApp that takes part in the runs of a :func:`ServerApp`.
+
+    ``models`` are as for :func:`fedhet.run`: one, or a list of which client k gets number k mod the
+    length. ``data(context)`` returns this node's own examples, in any form of ``fedhet.run`` for
+    one client: (x, y), (x, y, x_test, y_test), a DataFrame, a torch Dataset. ``method`` and
+    ``metrics`` are those of the ServerApp, where they are objects.
+    """
+    listed = models if isinstance(models, list | tuple) else [models]
+    objects = {one if isinstance(one, str) else name_of(one): one for one in listed}
+    names = list(objects)
+    for thing in (method, *(metrics or {}).values()):
+        if thing is not None:
+            objects[name_of(thing)] = thing
+    return make_app(Site(names, objects, data))
+
+
+def ServerApp(  # noqa: N802  (as Flower's)
+    config: str | None = None,
+    *,
+    on_round: OnRound | None = None,
+    resume: str = "",
+    **keys: Any,
+) -> FlowerServerApp:
+    """Return a Flower ServerApp that runs a method with the clients of a :func:`ClientApp`.
+
+    ``config`` is a YAML file; ``keys`` are those of a run, in snake_case: ``method`` (a name or a
+    :class:`Method`), ``clients``, ``rounds``, ``classes``, ... Keys of the ``run_config`` replace
+    them; those that are not fedhet's are left to the app. The run folder is below ``out``
+    (``~/.fedhet/runs``). ``resume``, here or in the ``run_config``, is the folder of a run to go on
+    with.
+    """
+    made = FlowerServerApp()
+
+    @made.main()
+    def main(grid: Grid, context: Context) -> None:
+        log_to_stderr()
+        values = {kebab(key): value for key, value in keys.items()}
+        method = values.get("method")
+        objects = {}
+        if isinstance(method, Method):
+            values["method"] = next((n for n, one in METHODS.items() if one is method), "")
+            values["method"] = values["method"] or name_of(method)
+            objects[values["method"]] = method
+        metrics = values.get("metrics") or {}
+        objects |= {name_of(one): one for one in metrics.values() if callable(one)}
+        if metrics:
+            values["metrics"] = {n: [name_of(f) if callable(f) else f] for n, f in metrics.items()}
+        with giving(objects):
+            launch = _launch(config, values, dict(context.run_config), resume)
+            launch = replace(launch, on_round=on_round)
+            serve(Telling(grid, launch.envelope()), launch)  # type: ignore[arg-type]
+
+    return made
+
+
+def _launch(
+    preset: str | None, values: Mapping[str, Any], sent: dict[str, Any], resume: str
+) -> Launch:
+    """Return the run that arguments, and the run config that replaces them, describe."""
+    folder = str(sent.pop("resume", "") or resume)
+    known = COMMON | method_keys(str(sent.get("method") or values.get("method") or "fedssa"))
+    if others := sorted(set(sent) - known):
+        log.info("run_config: %s: keys of the app, not of fedhet", ", ".join(others))
+    values = {**values, **{key: value for key, value in sent.items() if key in known}}
+    if folder:
+        resumed = RunFolder(Path(folder).expanduser())
+        changes = {key: value for key, value in values.items() if key == "rounds"}
+        return Launch(resumed_config(resumed.started_config(), changes), resumed, resume=True)
+    text = "texts" if values.get("text") else "table"
+    data = {"dataset": text if values.get("target") else DATA}
+    config = load_noted(Path(preset) if preset else None, changes=data | values)[0]
+    config = outside(config, values.get("out"))
+    return Launch(config, RunFolder.create(config, folder_name(config.method)))
+
+
+class Telling:
+    """A Grid that tells the clients the run's configuration, with each message."""
+
+    def __init__(self, grid: Grid, text: str) -> None:
+        self._grid, self._text = grid, text
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Push messages with the configuration beside what they have."""
+        listed = list(messages)
+        for message in listed:
+            message.content[RUN] = ConfigRecord({"config": self._text})
+        return self._grid.push_messages(listed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)

@@ -173,8 +173,8 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     look_away()
     if {"model", "device", "limits", "split-file"} & config.keys():
         # Aside: the process that stays need not have torch in its memory.
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as aside:
-            aside.submit(_refuse, plan).result()
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            pool.submit(_refuse, plan).result()
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:

@@ -86,8 +86,10 @@ def _print_result(folder: "RunFolder", *, as_json: bool) -> None:
         own = f"test {headline(metric, summary)}, " if metric != "accuracy" else ""
         p10 = summary["test_accuracy_p10"]  # none where only sums are known
         low = "" if p10 is None else f" (10th percentile of clients {percent(p10)})"
+        few, all_ = summary["clients"], summary.get("clients_expected", 0)
+        fewer = f"{few} of {all_} clients took part; " if few < all_ else ""
         print(
-            f"{one_line(summary['method'])}: {own}test accuracy "
+            f"{one_line(summary['method'])}: {fewer}{own}test accuracy "
             f"{percent(summary['test_accuracy_mean'])}{low}, "
             f"{summary['rounds']} rounds in {duration(summary['wall_seconds'])}, "
             f"{len(summary['failures'])} failures"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedhet.config.registry import METHODS, find_method, method_keys
-from fedhet.config.schema import KEY_POLICIES, PATHS, TUNABLE, RunConfig, Schema, kebab
+from fedhet.config.schema import PATHS, TUNABLE, RunConfig, Schema, kebab
 from fedhet.data.inputs import DATASETS, IMAGE, SIGNAL, family, is_hub, kind_of
 from fedhet.errors import UserError, nearest
 from fedhet.files import near
@@ -156,11 +156,6 @@ def check_combinations(config: RunConfig) -> None:
     _check_metrics(config)
     if config.name in {".", ".."}:
         raise UserError(f"name: '{config.name}' is not allowed: it must name a folder below out")
-    if config.client_keys not in KEY_POLICIES and not Path(config.client_keys).is_absolute():
-        raise UserError(
-            f"client-keys: '{config.client_keys}' is not allowed: {', '.join(KEY_POLICIES)}, or "
-            "the absolute path of a folder on the server"
-        )
     noise = ("dp-clip", "dp-epsilon", "dp-delta")
     missing = [key for key in noise if key not in off_default(config, noise)]
     if 0 < len(missing) < len(noise):
@@ -286,7 +281,7 @@ _FORMS = {
     "device": "write auto, cpu, cuda or cuda:N",
     "name": "use up to 64 of A-Z a-z 0-9 . _ - and no spaces",
 }
-_TEXTS = {*PATHS, "labels", "target", "text", "client-keys", "name"}  # any commas
+_TEXTS = {*PATHS, "labels", "target", "text", "name"}  # any commas
 
 
 def unknown_key(key: str, method: str) -> str:

@@ -82,7 +82,6 @@ TUNABLE = frozenset({
 # Keys whose value is a path: the business of one machine.
 PATHS = ("out", "data-path", "partition-file", "public-path", "state-dir")
 REGISTERED, OFF = "registered", "off"
-KEY_POLICIES = ("auto", REGISTERED, OFF)  # or a folder
 Precision = Literal["fp32", "tf32", "bf16"]
 
 
@@ -433,10 +432,10 @@ class RunConfig(Schema):
     trim: float = Field(
         0.2, ge=0, lt=0.5, description="share of the values left out at each end by trimmed-mean"
     )
-    client_keys: str = Field(
+    client_keys: Literal["auto", "registered", "off"] = Field(
         "auto",
         description="which node keys may use which client ids: auto (a registered name belongs to "
-        "its key), registered (only registered names), a folder of <client>.pub, or off",
+        "its key), registered (only registered names), or off",
     )
 
     dp_clip: float = Field(

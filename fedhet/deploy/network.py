@@ -118,15 +118,26 @@ def address(host: str, port: int) -> str:
 
 
 def via(server: str) -> str:
-    """Say through which proxy of which variable ``host:port`` is reached; empty if directly."""
+    """Say through which proxy of which variable ``host:port`` is reached; empty if directly.
+
+    UserError for a variable that holds no URL of a proxy.
+    """
     host = urlsplit(f"//{server}").hostname or ""
     found = getproxies()
     proxy = found.get("https") or found.get("all")
     if not proxy or proxy_bypass(host):
         return ""
-    parts = urlsplit(proxy if "//" in proxy else f"//{proxy}")
-    place = address(parts.hostname or "?", parts.port or 80)  # its password is not printed
-    return f" through the proxy {place} of {next(v for v in VARIABLES if os.environ.get(v))}"
+    variable = next(v for v in VARIABLES if os.environ.get(v))
+    try:
+        parts = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+        place = address(parts.hostname or "?", parts.port or 80)  # its password is not printed
+        httpx.Proxy(proxy if "//" in proxy else f"http://{proxy}")
+    except (ValueError, httpx.InvalidURL) as error:
+        raise UserError(
+            f"{variable}: is no URL of a proxy: http://USER:PASSWORD@HOST:PORT, where signs of the "
+            "password such as # / ? @ are written %23 %2F %3F %40"
+        ) from error
+    return f" through the proxy {place} of {variable}"
 
 
 def reach(server: str, ca: Path) -> httpx.Response:
@@ -135,6 +146,7 @@ def reach(server: str, ca: Path) -> httpx.Response:
     Raises UserError with the reason for a server that cannot be reached, with the code
     ``OTHER_CA`` for the certificate of another CA.
     """
+    via(server)
     try:
         context = ssl.create_default_context(cadata=read_ca(ca).decode("ascii"))
         with httpx.Client(verify=context, timeout=TIMEOUT) as client:

@@ -11,7 +11,6 @@ knows a message's id may answer it, and the id is a hash of the content. So the 
 nonce (:mod:`fedhet.protocol.messages`) that only the addressee sees.
 """
 
-import hmac
 import logging
 import sys
 import time
@@ -19,22 +18,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated, Any
 
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.app import Message
 from flwr.serverapp import Grid
 from pydantic import Field, StrictBytes, StrictInt, StrictStr
 from pydantic.dataclasses import dataclass as wired
 
-from fedhet.config.schema import KEY_POLICIES, OFF, REGISTERED, RunConfig
+from fedhet.config.schema import OFF, REGISTERED, RunConfig
 from fedhet.data.inputs import Inputs, load_inputs
-from fedhet.errors import RunFailed, UserError, one_line
-from fedhet.files import client_order, is_id
+from fedhet.errors import RunFailed, one_line
+from fedhet.files import client_order
 from fedhet.protocol.codes import distinct
-from fedhet.protocol.flower import NodeInfo, key_as_sent
+from fedhet.protocol.flower import NodeInfo
 from fedhet.protocol.mail import REMIND_AFTER, Mail
 from fedhet.protocol.messages import QUERY, Instruction, Reply, read_reply, request
 from fedhet.protocol.wire import LONGEST_TEXT, WIRE, Id, Name, from_wire, shown
@@ -134,9 +130,8 @@ class Names:
     """Checks whether a node may use a client id."""
 
     def __init__(self, policy: str) -> None:
-        """``policy``: auto, registered, off, or a folder of ``<client>.pub``; UserError."""
+        """``policy``: auto, registered or off."""
         self.policy = policy
-        self._keys = {} if policy in KEY_POLICIES else _read_keys(Path(policy))
 
     def check(self, client: str, node: int, online: Mapping[int, NodeInfo]) -> None:
         """Raise ValueError, with the reason, unless ``node`` may be ``client``.
@@ -147,12 +142,7 @@ class Names:
         own = online.get(node, NodeInfo())
         if self.policy == OFF:
             return
-        if self._keys:
-            if client not in self._keys:
-                raise ValueError(f"client-keys: there is no {client}.pub in '{self.policy}'")
-            if not hmac.compare_digest(self._keys[client], own.public_key):
-                raise ValueError(f"client id '{client}' belongs to another key than this node's")
-        elif own.name:
+        if own.name:
             if own.name != client:
                 raise ValueError(
                     f"client id '{client}' is not allowed: this node's key is registered under "
@@ -165,26 +155,6 @@ class Names:
             )
         elif client in {one.name for one in online.values()}:
             raise ValueError(f"client id '{client}' is the name of another node's key")
-
-
-def _read_keys(folder: Path) -> dict[str, bytes]:
-    """Return public keys as Flower has them, by client, out of ``<client>.pub`` of OpenSSH."""
-    files = sorted(folder.glob("*.pub"))
-    if not files:
-        raise UserError(
-            f"client-keys: '{folder}' has no public keys: give {', '.join(KEY_POLICIES)}, or a "
-            "folder of <client>.pub (`fedhet certs` writes them to clients/)"
-        )
-    keys = {}
-    for path in files:
-        if not is_id(path.stem):
-            raise UserError(f"client-keys: '{path}': '{path.stem}' cannot be a client's id")
-        try:
-            key: Any = load_ssh_public_key(path.read_bytes())
-        except (OSError, ValueError, UnsupportedAlgorithm) as error:
-            raise UserError(f"client-keys: '{path}' is not a public key: {error}") from error
-        keys[path.stem] = key_as_sent(key)
-    return keys
 
 
 # --- who takes part ---------------------------------------------------------------------------
@@ -428,17 +398,19 @@ class Handshake:
     ) -> None:
         """Query nodes until ``clients`` are known, or the time is up.
 
-        ``tell`` is called with what is waited for, whenever that changes, and with "" at the end.
-        With ``clients = 0`` the nodes say how many partitions there are; if they do not, the
-        federation counts as complete once no new node has come for a while.
+        ``tell`` is called with what is waited for, whenever that changes, and at the end with "",
+        or with how many of how many have come. With ``clients = 0`` the nodes say how many
+        partitions there are; if they do not, the federation counts as complete once no new node has
+        come for a while.
         Raises RunFailed if nobody came.
         """
+        last = ""
         try:
-            self._wait(clients, timeout, tell)
+            last = self._wait(clients, timeout, tell)
         finally:
-            tell("")
+            tell(last)
 
-    def _wait(self, clients: int, timeout: float, tell: Callable[[str], None]) -> None:
+    def _wait(self, clients: int, timeout: float, tell: Callable[[str], None]) -> str:
         begun = last_news = time.monotonic()
         since, said = f"{datetime.now():%H:%M:%S}", ""
         while True:
@@ -471,8 +443,11 @@ class Handshake:
             if self._final(expected, settled=True):
                 raise RunFailed(f"no node can take part in this run: {reasons}")
             raise RunFailed(f"no client joined within start-timeout={timeout:g} s: {reasons}")
-        if expected and len(nodes) < expected:
-            log.warning("starting with %d of %d clients%s", len(nodes), expected, refused)
+        if not expected or len(nodes) >= expected:
+            return ""
+        fewer = f"starting with {len(nodes)} of {expected} clients{refused}"
+        log.warning("%s", fewer)
+        return fewer
 
     def _final(self, expected: int, *, settled: bool) -> bool:
         """Return whether all of a simulation, or nodes that are all refused, have answered."""
@@ -556,7 +531,8 @@ class Handshake:
                 raise ValueError(f"client id '{client}' is already taken by another node")
             self.roster.admit(info, key)
         except ValueError as error:
-            self.roster.refuse(node, one_line(error))
+            name = self._online.get(node, NodeInfo()).name  # which its key is registered under
+            self.roster.refuse(node, f"{name}: {one_line(error)}" if name else one_line(error))
             return []
         self._expected = max(self._expected, declared.clients)
         self.roster.nodes[client] = node

@@ -45,6 +45,7 @@ def summarise(
         "method": config.method,
         "dataset": config.dataset,
         "clients": clients,
+        "clients_expected": max(config.clients, clients),
         "fraction": config.fraction,
         "rounds": len(rounds),
         "seed": config.seed,

@@ -54,6 +54,11 @@ def test_a_proxy_that_refuses_or_is_not_there_is_named_with_its_variable(tls, pr
         reach("127.0.0.3:8443", tls.ca)
     assert "through the proxy" in str(refused.value) and "403" in str(refused.value)
     assert "of https_proxy" in str(refused.value) and "secret" not in str(refused.value)
+    for sign in "#/?":  # in a password, not written as %23 ...
+        monkeypatch.setenv("https_proxy", f"http://me:secret{sign}word@127.0.0.1:9")
+        with pytest.raises(UserError, match="^https_proxy: is no URL of a proxy: .*%23") as refused:
+            reach(f"{ELSEWHERE}:1", tls.ca)
+        assert "secret" not in str(refused.value)
     (other,) = free_ports(1)
     monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{other}")
     with pytest.raises(UserError, match=f"through the proxy 127.0.0.1:{other} of https_proxy: .*"):

@@ -78,8 +78,8 @@ def runs(
     base = plain_path(folder)
     if not base.is_dir():
         raise UserError(f"'{base}' is not a folder: give the folder that your runs are in")
-    found = sorted(path.parent.parent for path in base.rglob("checkpoint/run.json"))
-    table = [_run_row(path) for path in found]
+    folders = sorted(path.parent.parent for path in base.rglob("checkpoint/run.json"))
+    table = [_run_row(path) for path in folders]
     table.sort(key=lambda row: row["started"])
     if as_json:
         print(json.dumps(table, indent=2))
@@ -206,11 +206,11 @@ def methods(
     from fedhet.config.registry import find_method, method_name
 
     if name is None:
-        table = [_method_row(own) for own in (*METHODS, *plugins.installed("method"))]
+        table = [_method_row(one) for one in (*METHODS, *plugins.installed("method"))]
     else:
-        found = find_method(name)
+        method = find_method(name)
         table = [_method_row(method_name(name))]
-        table[0]["text"] = inspect.getdoc(inspect.getmodule(found.strategy)) or ""
+        table[0]["text"] = inspect.getdoc(inspect.getmodule(method.strategy)) or ""
     if as_json:
         print(json.dumps(table if name is None else table[0], indent=2))
         return
@@ -263,11 +263,11 @@ def models(
     from fedhet.models.zoo import EXAMPLES
     from fedhet.site.local_data import load_dataset
 
-    given = words or []
-    pairs = [word for word in given if " " not in word.partition("=")[0] and "=" in word]
+    texts = words or []
+    pairs = [word for word in texts if " " not in word.partition("=")[0] and "=" in word]
     values = read_overrides(pairs)
     config = build_config(values)
-    names: Sequence[str] = expand([word for word in given if word not in pairs])
+    names: Sequence[str] = expand([word for word in texts if word not in pairs])
     names = names or (config.models if "models" in values else ())
     if {"dataset", "data-path"} & values.keys():
         dataset = load_dataset(config)
@@ -281,8 +281,8 @@ def models(
             raise UserError(f"--kind: '{kind}' is not allowed here: {', '.join(asked)}")
         asked = {kind: asked[kind]}
     table: list[dict[str, Any]] = []
-    for own, inputs in asked.items():
-        chosen = _of_kind(names, own, list(asked)) if names else MODELS[own]
+    for one_kind, inputs in asked.items():
+        chosen = _of_kind(names, one_kind, list(asked)) if names else MODELS[one_kind]
         if chosen:
             table += model_sizes(chosen, count, config.representation, inputs)
     if as_json:
@@ -290,8 +290,8 @@ def models(
         return
     keys = ("name", "parameters", "mib", "buffers", "forward_flops")
     columns = ("model", "parameters", "MiB", "buffers", "FLOPs per example, forward")
-    for own, inputs in asked.items():
-        shown = [row | {"mib": f"{row['mib']:.2f}"} for row in table if row["kind"] == own]
+    for one_kind, inputs in asked.items():
+        shown = [row | {"mib": f"{row['mib']:.2f}"} for row in table if row["kind"] == one_kind]
         if shown:
             rows = [[row[key] for key in keys] for row in shown]
             show_table(f"{count} classes, {inputs}", columns, rows)
@@ -355,14 +355,14 @@ def new(
         )
     if name in METHODS:
         raise UserError(f"fedhet already has a method '{name}': choose another name")
-    made = {
+    texts = {
         Path.cwd() / f"{name}.py": template("method"),
         Path.cwd() / f"test_{name}.py": template("test_method"),
     }
-    for path in made:
+    for path in texts:
         if path.exists():
             raise UserError(f"'{path}' already exists: choose another name, or move it away")
-    for path, text in made.items():
+    for path, text in texts.items():
         path.write_text(text.format(name=name, spelling=spelling), encoding="utf-8")
         print(path)
     print(f"fedhet run quickstart method={name}:METHOD")
@@ -395,25 +395,25 @@ def report(  # noqa: PLR0913, PLR0917  (one parameter per option)
     loading(as_json=as_json)
     from fedhet.reports.report import report as write
 
-    made = write(
+    written = write(
         places, out, formats=[one.strip() for one in formats.split(",") if one.strip()],
         baseline=baseline, title=title, records=records, models=models, trust=trust,
     )  # fmt: skip
     page = str(plain_path(out / "report.html"))
-    left_out = {one.name: one.reason for one in made.runs.left_out}
+    left_out = {one.name: one.reason for one in written.runs.left_out}
     if as_json:
         content = {
-            "page": page, "runs": len(made.runs.placed),
-            "tables": [table.name for table in made.tables],
-            "figures": [figure.name for figure in made.figures if figure.panels],
-            "absent": made.absent, "left_out": left_out,
+            "page": page, "runs": len(written.runs.placed),
+            "tables": [table.name for table in written.tables],
+            "figures": [figure.name for figure in written.figures if figure.panels],
+            "absent": written.absent, "left_out": left_out,
         }  # fmt: skip
         print(json.dumps(content, indent=2))
         return
     for name, reason in left_out.items():
         tell(f"left out: {name}: {reason}")
-    for figure, reason in made.absent.items():
+    for figure, reason in written.absent.items():
         tell(f"figure {figure} is absent: {reason}")
-    for line in made.runs.verdict:
+    for line in written.runs.verdict:
         print(one_line(line, None))
     print(page)

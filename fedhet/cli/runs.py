@@ -83,13 +83,13 @@ def _print_result(folder: "RunFolder", *, as_json: bool) -> None:
         return
     if summary:
         metric = summary.get("metric", "accuracy")
-        own = f"test {headline(metric, summary)}, " if metric != "accuracy" else ""
+        main = f"test {headline(metric, summary)}, " if metric != "accuracy" else ""
         p10 = summary["test_accuracy_p10"]  # none where only sums are known
         low = "" if p10 is None else f" (10th percentile of clients {percent(p10)})"
         few, all_ = summary["clients"], summary.get("clients_expected", 0)
         fewer = f"{few} of {all_} clients took part; " if few < all_ else ""
         print(
-            f"{one_line(summary['method'])}: {fewer}{own}test accuracy "
+            f"{one_line(summary['method'])}: {fewer}{main}test accuracy "
             f"{percent(summary['test_accuracy_mean'])}{low}, "
             f"{summary['rounds']} rounds in {duration(summary['wall_seconds'])}, "
             f"{len(summary['failures'])} failures"
@@ -148,17 +148,17 @@ def verify(
     from fedhet.engines import session
     from fedhet.records.verification import SHOWN
 
-    folder, found = session.verify(run_folder, trust=trust)
+    folder, result = session.verify(run_folder, trust=trust)
     if as_json:
-        damage = [{"what": one.text, "client": one.client} for one in found.findings]
-        document = {"folder": str(folder.path), "rounds": found.rounds, "states": found.states}
+        damage = [{"what": one.text, "client": one.client} for one in result.findings]
+        document = {"folder": str(folder.path), "rounds": result.rounds, "states": result.states}
         print(json.dumps(document | {"damage": damage}, indent=2))
-    elif len(found.findings) > SHOWN:  # an error names no more
-        for one in found.findings:
+    elif len(result.findings) > SHOWN:  # an error names no more
+        for one in result.findings:
             print(one_line(one.text, None))
-    found.raise_for()
+    result.raise_for()
     if not as_json:
-        print(f"{found.rounds} rounds and {found.states} states fit together")
+        print(f"{result.rounds} rounds and {result.states} states fit together")
         print(folder.path)
 
 
@@ -185,11 +185,11 @@ def partition(
     loaded = session.absolute_paths(load_config(session.find_preset(config), overrides or []))
     session.announce(loaded, _console(quiet=as_json))
     loaded = session.resolve_clients(loaded)
-    dataset, made = load_partition(loaded, loaded.clients)
-    warnings = [*dataset.warnings, *made.warnings]
+    dataset, dealt = load_partition(loaded, loaded.clients)
+    warnings = [*dataset.warnings, *dealt.warnings]
     for line in (*(f"note: {one}" for one in dataset.notes), *(f"warning: {w}" for w in warnings)):
         tell(line)
-    counts = made.counts(dataset.labels, len(dataset.classes))
+    counts = dealt.counts(dataset.labels, len(dataset.classes))
     what = noun(loaded.dataset)
     if picture:
         import pandas as pd
@@ -198,15 +198,15 @@ def partition(
 
         try:
             picture.parent.mkdir(parents=True, exist_ok=True)
-            save_partition(pd.DataFrame(counts, made.ids, dataset.classes), what, picture)
+            save_partition(pd.DataFrame(counts, dealt.ids, dataset.classes), what, picture)
         except OSError as error:
             raise UserError(f"--plot: '{picture}' cannot be written: {error.strerror}") from error
     if as_json:
-        rows = dict(zip(made.ids, counts.tolist(), strict=True))
+        rows = dict(zip(dealt.ids, counts.tolist(), strict=True))
         document = {"classes": dataset.classes, "clients": rows, "warnings": warnings}
         print(json.dumps(document | {"picture": str(picture) if picture else None}))
         return
-    _partition_table(counts, dataset.classes, made.ids, what)
+    _partition_table(counts, dataset.classes, dealt.ids, what)
     if picture:
         print(picture)
 
@@ -221,7 +221,8 @@ def _partition_table(counts: Any, classes: Sequence[str], ids: Sequence[str], wh
         named = [zip(classes, row, strict=True) for row in counts]
         cells = [[", ".join(f"{name}: {n}" for name, n in row if n)] for row in named]
     rows = [
-        (client, *own, int(row.sum())) for client, own, row in zip(ids, cells, counts, strict=True)
+        (client, *texts, int(row.sum()))
+        for client, texts, row in zip(ids, cells, counts, strict=True)
     ]
     show_table(f"{what} per client and class", ("client", *columns, "all"), rows)
 
@@ -250,11 +251,11 @@ def watch(
                 for line in follow(view):
                     print(line, flush=True)
                 return
-            with listen(port) as found:
-                server, address = page_server(view, found)
+            with listen(port) as listening:
+                server, address = page_server(view, listening)
                 tell("Ctrl-C ends it; the run goes on")
                 print(address, flush=True)
-                server.run([found])
+                server.run([listening])
     except Interrupted:
         return
 
@@ -322,10 +323,10 @@ def export(  # noqa: PLR0913, PLR0917  (options of a command)
         raise UserError("--generation cannot be used with --all: it exports the newest states")
     wanted = (images or []) if onnx else None
     if every:
-        made, left_out = model.export_all(state, out, best=best, images=wanted, trust=trust)
+        exported, left_out = model.export_all(state, out, best=best, images=wanted, trust=trust)
         for client, reason in left_out.items():
             tell(f"left out: client {client}: {reason}")
-        print(f"{len(made)} of {len(made) + len(left_out)} clients")
+        print(f"{len(exported)} of {len(exported) + len(left_out)} clients")
         print(plain_path(out))
         return
     chosen: int | Literal["best"] | None = "best" if best else generation
@@ -357,10 +358,10 @@ def predict(
     from fedhet.config.schema import METRICS
     from fedhet.export.model import predict as classify
 
-    found = classify(model, examples, out, best=best, trust=trust)
-    if found.warning:
-        tell(f"warning: {found.warning}")
-    if found.metrics:
-        each = [f"{METRICS[n].title} {METRICS[n].text(v)}" for n, v in found.metrics.items()]
-        print(f"{', '.join(each)} of {found.labelled} {found.what} with a class")
-    print(f"{len(found.frame)} {found.what}: {out}")
+    answers = classify(model, examples, out, best=best, trust=trust)
+    if answers.warning:
+        tell(f"warning: {answers.warning}")
+    if answers.metrics:
+        each = [f"{METRICS[n].title} {METRICS[n].text(v)}" for n, v in answers.metrics.items()]
+        print(f"{', '.join(each)} of {answers.labelled} {answers.what} with a class")
+    print(f"{len(answers.frame)} {answers.what}: {out}")

@@ -134,10 +134,10 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
     as_json: Json = False,
 ) -> None:
     """Run every combination of a preset's grid; skip finished cells, continue interrupted ones."""
-    given = {"--print": lines, "--dry-run": dry, "--ray": ray, "--json": as_json}
+    chosen = {"--print": lines, "--dry-run": dry, "--ray": ray, "--json": as_json}
     for one, *others in (("--print", "--dry-run", "--json", "--ray"), ("--dry-run", "--ray")):
         for other in others:
-            if given[one] and given[other]:
+            if chosen[one] and chosen[other]:
                 raise UserError(f"{one} cannot be used with {other}: give one")
     loading(as_json=as_json or lines)
     path, opened = _open_sweep(preset, overrides or [], out, profile, part, cell)

@@ -49,14 +49,14 @@ def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, Idle]:
     ``deployed``: the clients are nodes of a network, not processes of this machine.
     """
     data, kind, rule = config.dataset, config.partition, config.aggregation
-    file, given = kind == "file", data == "digits" or data.startswith("synthetic")
+    file, built_in = kind == "file", data == "digits" or data.startswith("synthetic")
     sums, strategy = f"secure-sum={config.secure_sum}", find_method(config.method).strategy
     none, of_other = "it reads no public data set", f"partition={kind}; it is for partition="
     rows: list[tuple[int, bool, str, Sequence[str]]] = [
         (NOTED, file, "the partition-file has the split of each image", ["split"]),
-        (NOTED, file and not given, "the partition-file names the clients", ["partition-seed"]),
+        (NOTED, file and not built_in, "the partition-file names the clients", ["partition-seed"]),
         (NOTED, len(config.models) == 1, "all clients have the same model", ["model-assignment"]),
-        (NOTED, given, f"dataset={data} reads no file", ["data-path"]),
+        (NOTED, built_in, f"dataset={data} reads no file", ["data-path"]),
         (NOTED, kind_of(data) not in {"", IMAGE}, f"dataset={data} is not images",
          ["image-size", "grey", "standardise"]),
         (NOTED, rule != "mean", f"aggregation={rule} does not use weights", ["weighting"]),
@@ -106,20 +106,20 @@ def off_default(config: RunConfig, keys: Iterable[str]) -> list[str]:
 
 
 def check_idle(
-    config: RunConfig, given: Mapping[str, Any], *, deployed: bool = False, grade: int = ASKED
+    config: RunConfig, values: Mapping[str, Any], *, deployed: bool = False, grade: int = ASKED
 ) -> list[str]:
-    """Return a line for each ``given`` key that changes nothing.
+    """Return a line for each key of ``values``, which somebody gave, that changes nothing.
 
     Raise UserError for one of ``grade`` or above.
     """
     without = idle(config, deployed=deployed)
-    for key in given:
+    for key in values:
         if key in without and without[key].grade >= grade and (
             without[key].grade == ASKED or off_default(config, [key])
         ):  # fmt: skip
-            raise UserError(f"{key}: '{given[key]}' has no effect: {without[key].why}")
+            raise UserError(f"{key}: '{values[key]}' has no effect: {without[key].why}")
     return [
-        f"{key}={given[key]} has no effect: {without[key].why}" for key in given if key in without
+        f"{key}={values[key]} has no effect: {without[key].why}" for key in values if key in without
     ]
 
 
@@ -288,9 +288,9 @@ def unknown_key(key: str, method: str) -> str:
     """Return one line on a key that neither every run nor ``method`` has, with one hint."""
     if key in {"grid", "paired", "title"}:
         return f"{key}: this is a preset of many runs: `fedhet sweep` runs them"
-    plain, own = re.sub("[-_]+", "-", key.lower()).strip("-"), method_keys(method)
+    plain, keys = re.sub("[-_]+", "-", key.lower()).strip("-"), method_keys(method)
     owners = [name for name in METHODS if plain in method_keys(name)]
-    if owners and plain not in own:
+    if owners and plain not in keys:
         only = " or ".join(owners)
         return f"{key}: only method {only} has this key, and method is '{method}'"
     symbols = {  # of the papers: N, number of clients
@@ -298,7 +298,7 @@ def unknown_key(key: str, method: str) -> str:
         for name, field in RunConfig.model_fields.items()
         if re.match(rf"{re.escape(key)}[ ,;]", f"{field.description} ")
     }
-    hint = nearest(plain, sorted(COMMON | own | {"grid"}))
+    hint = nearest(plain, sorted(COMMON | keys | {"grid"}))
     return f"{key}: unknown key{f' (did you mean {symbols.pop()!r}?)' if symbols else hint}"
 
 

@@ -93,9 +93,9 @@ def load_noted(
 
 def resumed_config(started: Mapping[str, Any], changes: Mapping[str, Any]) -> RunConfig:
     """Return a run's first configuration, changed where resuming may change it."""
-    own = method_keys(str(started.get("method", "fedssa")))
+    keys = method_keys(str(started.get("method", "fedssa")))
     for key in changes:
-        if key in (COMMON | own) - set(RESUMABLE):
+        if key in (COMMON | keys) - set(RESUMABLE):
             raise UserError(
                 f"{key}: cannot be changed in a resumed run, whose rounds must stay comparable; "
                 f"allowed: {', '.join(RESUMABLE)}"
@@ -120,13 +120,13 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
     if "method" in values:
         check_single(RunConfig, "method", values["method"])
     name = method_name(str(values.get("method", "fedssa")))
-    method, own = find_method(name), method_keys(name)
-    for key in sorted(own & COMMON):
+    method, keys = find_method(name), method_keys(name)
+    for key in sorted(keys & COMMON):
         raise UserError(f"method '{name}': its key '{key}' is a common key: rename it")
     for key in values:
-        if key not in COMMON | own:
+        if key not in COMMON | keys:
             raise UserError(unknown_key(key, name))
-    params = _validate(method.params, {k: v for k, v in values.items() if k in own})
+    params = _validate(method.params, {k: v for k, v in values.items() if k in keys})
     common = {k: v for k, v in values.items() if k in COMMON}
     config = _validate(RunConfig, common | {"method": name})
     assert isinstance(config, RunConfig) and isinstance(params, Params)

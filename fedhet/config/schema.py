@@ -122,10 +122,10 @@ def _lists(value: Any) -> Any:
     """
     if isinstance(value, str):
         try:
-            found = parse_yaml(value)
+            parsed = parse_yaml(value)
         except Damaged:
-            found = None
-        value = found if isinstance(found, dict | list) else _words(value)
+            parsed = None
+        value = parsed if isinstance(parsed, dict | list) else _words(value)
     if isinstance(value, Mapping):
         pairs = ((k, v if isinstance(v, list | tuple) else [v]) for k, v in value.items())
         return tuple(

@@ -94,16 +94,16 @@ def read_cells(path: Path, overrides: Sequence[str], profile: str = "full") -> l
 
 def once(cells: Iterable[Cell]) -> list[Cell]:
     """Return every cell once. Raise UserError if cells of one name have different files."""
-    found: dict[str, Cell] = {}
+    by_name: dict[str, Cell] = {}
     for cell in cells:
-        one, other = found.setdefault(cell.name, cell).config.flat(), cell.config.flat()
+        one, other = by_name.setdefault(cell.name, cell).config.flat(), cell.config.flat()
         for key in PATHS:
             if one.get(key) != other.get(key):
                 raise UserError(
                     f"{key}: '{one.get(key)}' and '{other.get(key)}' have the same file name, "
                     "which names their cells: rename one of them"
                 )
-    return list(found.values())
+    return list(by_name.values())
 
 
 def grids_of(preset: Mapping[str, Any]) -> tuple[list[dict[str, list[Any]]], list[list[str]]]:

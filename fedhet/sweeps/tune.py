@@ -88,16 +88,16 @@ class Search:
         preset = read_yaml(path)
         base = {key: v for key, v in preset.items() if key not in SWEEP_KEYS}
         axes: dict[str, Sequence[Any] | Range] = {}
-        given: set[str] = set()
+        keys: set[str] = set()
         if "grid" in preset and (compared := _compared(path, preset)):
             axes["method"] = compared
         for word in words:
             key, equals, text = word.partition("=")
             if not equals or not key:
                 raise UserError(f"'{word}': write key=value, key=v1,v2,... or key=low..high")
-            if key in given:
+            if key in keys:
                 raise UserError(f"{key}: it is given twice: write {key}=V1,V2")
-            given.add(key)
+            keys.add(key)
             values = _values(key, text)
             if key == "method" or isinstance(values, Range) or len(values) > 1:
                 axes[key] = values
@@ -139,12 +139,12 @@ class Search:
                 f"trials: {wanted} is more than the {sizes[smallest]:.0f} combinations of method "
                 f"'{smallest}'; every method gets the same number: give it more values"
             )
-        found = []
+        tried = []
         for method, space in spaces.items():
             rng = generator(seed, "tune", method)
             for values in _drawn(space, wanted, rng):
-                found.append(Trial(method, values, self._cells(method, values)))
-        return found
+                tried.append(Trial(method, values, self._cells(method, values)))
+        return tried
 
     def preset(self, trial: Trial) -> dict[str, Any]:
         """Return the keys of a run with these values, as a preset holds them."""
@@ -161,9 +161,9 @@ class Search:
         fresh = [seed for seed in range(BLOCKS + len(used)) if seed not in used][:BLOCKS]
         grid = []
         for trial in chosen:
-            own = TUNABLE | method_keys(trial.method)
+            tunable = TUNABLE | method_keys(trial.method)
             values = {key: [value] for key, value in trial.values.items()}
-            searched = sorted(key for key in trial.values if key in own)
+            searched = sorted(key for key in trial.values if key in tunable)
             row = {"method": [trial.method], **values, "tuned": [searched]}
             grid.append(row | {key: list(fresh) for key in SEEDS})
         fixed = {key: value for key, value in self.base.items() if key not in {"out", "name"}}
@@ -232,9 +232,9 @@ def preset_text(keys: Mapping[str, Any], use: str, command: str, lines: Sequence
 def _values(key: str, text: str) -> Sequence[Any] | Range:
     """Return the values that a word gives to a key."""
     if ".." in text and key not in LISTS | TEXTS:
-        if not (found := RANGE.fullmatch(text)):
+        if not (ends := RANGE.fullmatch(text)):
             raise UserError(f"{key}: '{text}' is not a range of numbers, such as 0.001..0.1")
-        low, high = float(found[1]), float(found[2])
+        low, high = float(ends[1]), float(ends[2])
         if not low < high or math.isinf(low) or math.isinf(high):
             why = "both numbers must be finite, and the second one larger"
             raise UserError(f"{key}: '{text}' is not a range: {why}")

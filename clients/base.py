@@ -3,6 +3,7 @@
 :class:`MethodClient` is a Flower ``NumPyClient``; methods fill in the hooks.
 """
 
+import hashlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,10 +16,11 @@ from torch import Tensor, nn
 
 from fedhet.config.schema import BESIDE_ACCURACY, METRICS, P, RunConfig
 from fedhet.data.inputs import IMAGE, READ_KEYS, TOKENS, Inputs
-from fedhet.data.preparation import Preparation, normalise, preparation
+from fedhet.data.preparation import Preparation, as_they_are, normalise, preparation
 from fedhet.errors import Refused, RunFailed, UserError, brief
 from fedhet.models import SplitModel, build_model
-from fedhet.models.names import plain_names, with_weights
+from fedhet.models.names import FOLDER, parse, public_names
+from fedhet.models.pretrained import Backbone
 from fedhet.models.zoo import small_model
 from fedhet.protocol.checks import check_dtypes, check_shapes, finite_norm
 from fedhet.protocol.codes import Code, coded, refusing
@@ -26,7 +28,7 @@ from fedhet.protocol.flower import NumPyClient, Scalar
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.rng import generator, torch_seed, torch_seeded
 from fedhet.site.limits import Limits, check_steps
-from fedhet.site.local_data import LocalData, PublicSet, examples_of, open_public
+from fedhet.site.local_data import LocalData, PublicSet, examples_of, open_public, texts_of
 from fedhet.site.privacy import Budget, UploadProtection
 from fedhet.site.state import (
     BEST,
@@ -46,6 +48,7 @@ from fedhet.training.loop import (
     Fixed,
     Phase,
     StepCount,
+    outputs_on,
     phase_flops,
     set_trainable,
     train,
@@ -55,6 +58,7 @@ from fedhet.training.metrics import evaluate, own_metrics
 __all__ = ["MethodClient", "Needs", "Setup"]
 
 
+ANSWERS = "answers"  # of a frozen network, kept beside the states
 PREPARATION = "preparation"  # the module, beside a method's own, that was fitted to own examples
 
 
@@ -96,6 +100,8 @@ class MethodClient(NumPyClient, Generic[P]):
 
     download_type: type[Payload] = Empty
     shares_model = True  # whether it sends a whole model, however small; a site may refuse that
+    caches_frozen = False  # whether inputs reach nothing but the local model, so that a frozen
+    # network's answers may stand in their place
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -223,12 +229,52 @@ class MethodClient(NumPyClient, Generic[P]):
         return small_model(self.config, self.inputs, chosen, self.classes)
 
     def examples(self, part: str) -> Examples:
-        """Return the examples of ``part``, ``train``, ``val`` or ``test``, on the device."""
+        """Return the examples of ``part``, ``train``, ``val`` or ``test``, on the device.
+
+        Of texts the ids of a model's own tokenizer stand behind those of the run's hash. Of a
+        frozen network, where nothing random stands before it, the examples are its answers.
+        """
+        model = self.modules.get("model")
+        if self._answers_kept(model):
+            return self._answers(cast("Backbone", model), part)
+        return self._read_examples(part)
+
+    def _read_examples(self, part: str) -> Examples:
         prepare = self.modules.get(PREPARATION, normalise)
         if self.inputs.kind == TOKENS:
             prepare = preparation(self.inputs)
         with coded(Code.DATA):
-            return examples_of(self.setup.data, part, self.setup.classes, self.device, prepare)
+            data = examples_of(self.setup.data, part, self.setup.classes, self.device, prepare)
+            encode = getattr(self.modules.get("model"), "encode", None)
+            if encode is None:
+                return data
+            ids = torch.from_numpy(encode(texts_of(self.setup.data, part))).to(self.device)
+            return replace(data, examples=torch.cat([data.examples, ids], dim=1))
+
+    def _answers_kept(self, model: nn.Module | None) -> bool:
+        """Return whether a frozen network's answers may be computed once."""
+        frozen = isinstance(model, Backbone) and model.frozen
+        alone = self.modules.keys() <= {"model", PREPARATION}
+        return frozen and alone and self.caches_frozen and self.config.augment == "none"
+
+    def _answers(self, model: Backbone, part: str) -> Examples:
+        """Return the answers of a frozen network, kept beside the client's states."""
+        local = self.setup.data
+        fitted = self.modules[PREPARATION].state_dict() if PREPARATION in self.modules else {}
+        about = [model.network_digest, local.dataset.digest, str(self.inputs), self.device.type]
+        key = hashlib.sha256(f"{about} {self.config.precision}".encode())
+        key.update(getattr(local.split, part).tobytes())
+        key.update(b"".join(t.cpu().numpy().tobytes() for t in fitted.values()))
+        marked = torch.tensor(list(key.digest()), dtype=torch.uint8)
+        kept = self.setup.store.kept(f"{ANSWERS}-{part}")
+        if not torch.equal(kept.get("key", marked[:0]), marked):
+            data = self._read_examples(part)
+            model.eval()
+            rows = outputs_on(model.answers, data, self.config) if len(data) else torch.zeros(0, 1)
+            kept = {"key": marked, "x": rows.cpu(), "y": data.labels.cpu()}
+            self.setup.store.keep(f"{ANSWERS}-{part}", kept)
+            kept = self.setup.store.kept(f"{ANSWERS}-{part}")
+        return Examples(kept["x"].to(self.device), kept["y"].to(self.device), as_they_are)
 
     def seen(self) -> Tensor:
         """Return the sorted ids (S,) int64 of the classes in the train split, on the CPU."""
@@ -427,7 +473,7 @@ class MethodClient(NumPyClient, Generic[P]):
     def _flops(self, number: int, phase: Phase, data: Examples) -> float:
         kind = (
             type(self), self.setup.model, self.classes, self.inputs, self.d,
-            self.config.small_model, number, phase.name,
+            self.config.small_model, number, phase.name, data.examples.shape[1:],
         )  # fmt: skip
         return phase_flops(kind, phase, data, self.config, self.modules, self._generators)
 
@@ -474,7 +520,7 @@ class MethodClient(NumPyClient, Generic[P]):
         """Fit the preparation to the client's train split. It is then saved with the model."""
         module = self.modules.get(PREPARATION)
         if module is not None and len(self.setup.data.split.train):
-            cast("Preparation", module).fit(self.examples("train").examples)
+            cast("Preparation", module).fit(self._read_examples("train").examples)
 
     def _check_declared(self, tensors: Iterable[str]) -> None:
         """Raise UserError for a tensor that is not in :meth:`initial_tensors`."""
@@ -507,6 +553,12 @@ class MethodClient(NumPyClient, Generic[P]):
         self.saved_digest = self.setup.store.save(generation, source, bundle)
         self._note_validation(metrics)
 
+    def _architecture(self) -> str:
+        """Return the model's name, without a file of weights unless a state lacks some of them."""
+        named = parse(self.setup.model)
+        whole = named.partly or named.plain.startswith(FOLDER)
+        return self.setup.model if whole else named.structure
+
     def description(self) -> dict[str, Any]:
         """Return values that rebuild this client without the run's configuration and examples."""
         keys = {"method", "image_size", "models", "precision", "threads"}
@@ -519,10 +571,10 @@ class MethodClient(NumPyClient, Generic[P]):
         about = {} if plain else {"inputs": self.inputs.dump()}
         return {
             "client": self.setup.data.client,
-            "architecture": with_weights(self.setup.model)[0],
+            "architecture": self._architecture(),
             "classes": list(self.setup.classes),
             **self.config.model_dump(mode="json", include=keys),
-            "models": list(plain_names(self.config.models)),
+            "models": list(public_names(self.config.models)),
             **about,
             "hyper-parameters": self.config.params.model_dump(mode="json"),
         }

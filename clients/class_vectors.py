@@ -24,6 +24,7 @@ class ClassVectorClient(MethodClient[P]):
 
     download_type: type[Payload] = ClassVectors
     shares_model = False
+    caches_frozen = True
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """Return the vectors (B, w) whose means are sent: by default the representations."""

@@ -16,6 +16,8 @@ from fedhet.training.loop import Phase
 class FedGenClient(AveragingClient[FedGenParams]):
     """Shares the header of its own model; uses the server's generator for a round."""
 
+    caches_frozen = True
+
     download_type = HeaderAndGenerator
 
     def expect_download(self, came: Payload) -> Payload | None:

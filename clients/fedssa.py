@@ -27,6 +27,8 @@ def stabilisation(params: FedSSAParams, round_: int) -> float:
 class FedSSAClient(MethodClient[FedSSAParams]):
     """Exchanges header rows of seen classes."""
 
+    caches_frozen = True
+
     shares_model = False
     download_type = HeaderRows
 

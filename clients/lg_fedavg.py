@@ -6,4 +6,6 @@ from fedhet.clients.averaging import AveragingClient
 class LGFedAvgClient(AveragingClient):
     """Shares the header of its own model."""
 
+    caches_frozen = True
+
     shares_model = False

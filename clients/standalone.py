@@ -6,4 +6,6 @@ from fedhet.clients.base import MethodClient
 class StandaloneClient(MethodClient):
     """The base class as it is."""
 
+    caches_frozen = True
+
     shares_model = False

@@ -36,7 +36,7 @@ from fedhet.errors import (
 )
 from fedhet.files import check_id, folder_size
 from fedhet.models import build_model
-from fedhet.models.names import with_weights
+from fedhet.models.names import parse
 from fedhet.plugins import giving
 from fedhet.protocol.checks import read_arrays, read_instruction
 from fedhet.protocol.codes import MOST, Code, coded
@@ -303,7 +303,7 @@ def query(asked: Request) -> Reply:
         "client": data.client,
         "clients": data.clients,
         "classes": [name for name in data.dataset.classes if name not in asked.untold],
-        "model": with_weights(asked.model(data))[0],
+        "model": parse(asked.model(data)).public,
         "device": str(asked.device()),
         "inputs": data.dataset.inputs.text(),
     }

@@ -306,12 +306,12 @@ def _of_kind(names: Sequence[str], kind: str, kinds: Sequence[str]) -> list[str]
     """
     from fedhet.data.inputs import IMAGE, KINDS
     from fedhet.models import validate_model_name
-    from fedhet.models.names import is_known, with_weights
+    from fedhet.models.names import is_known, parse
 
     chosen = []
     for name in names:  # a model that is for others than the one kind is told that it is
         validate_model_name(name, kind if len(kinds) == 1 else "")
-        plain = with_weights(name)[0]
+        plain = parse(name).plain
         fitting = [one for one in KINDS if is_known(plain, one)] or [IMAGE]
         chosen += [name] if len(kinds) == 1 or kind in fitting else []
     return chosen
@@ -320,14 +320,16 @@ def _of_kind(names: Sequence[str], kind: str, kinds: Sequence[str]) -> list[str]
 def _say_more(kinds: Sequence[str]) -> None:
     from fedhet.data.inputs import IMAGE, PLURAL
     from fedhet.models import GROUPS
-    from fedhet.models.names import is_known
+    from fedhet.models.names import FOLDER_KINDS, FORM, is_known
 
     for kind in kinds:
         if kind == IMAGE:
             print("for images also: any classifier of torchvision, timm:NAME")
+        if kind in FOLDER_KINDS:
+            print(f"for {PLURAL[kind]} also: hf:FOLDER, an encoder of transformers")
         groups = [name for name in GROUPS if is_known(GROUPS[name][0], kind)]
         print(f"groups for {PLURAL[kind]}: {', '.join(groups)}")
-    print("or your own: module:factory; with weights: 'NAME [frozen] weights=FILE'")
+    print(f"or your own: module:factory; with weights: '{FORM}'")
     print("buffers: BatchNorm statistics, sent of a shared model only")
 
 

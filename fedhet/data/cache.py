@@ -28,8 +28,9 @@ from fedhet.data.sources import find_source
 from fedhet.errors import UserError
 from fedhet.files import appearing, private_folder
 
-_FORMAT = 9
+_FORMAT = 10
 _EXAMPLES = "examples.bin"
+_WRITTEN = "texts.npy", "text-ends.npy"  # UTF-8, and where each ends
 _CHUNK = 1 << 24  # bytes that are hashed at a time
 _ARRAYS = ("labels", "sites", "groups", "times", "tests")
 _TEXTS = ("classes", "site_names", "warnings", "notes", "paths")
@@ -139,6 +140,20 @@ def _rows_digest(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
     return hashlib.sha256(b"".join(arrays[name].tobytes() for name in _ARRAYS)).hexdigest()
 
 
+def texts_at(dataset: Dataset, index: npt.NDArray[np.int64]) -> list[str]:
+    """Return the texts of examples ``index`` as they are written; UserError if it has none."""
+    folder = Path(str(getattr(dataset.examples, "filename", ""))).parent
+    try:
+        letters, ends = (np.load(folder / name, mmap_mode="r") for name in _WRITTEN)
+    except OSError as error:
+        raise UserError(
+            "these examples are token ids without their texts, and a model of hf:FOLDER has a "
+            "tokenizer of its own: use dataset=texts"
+        ) from error
+    starts = np.concatenate([[0], ends])
+    return [letters[starts[i] : starts[i + 1]].tobytes().decode() for i in index]
+
+
 def _mapped(folder: Path, meta: dict[str, Any], mode: Literal["r", "r+"]) -> npt.NDArray[Any]:
     return np.memmap(folder / _EXAMPLES, meta["dtype"], mode, shape=tuple(meta["shape"]))
 
@@ -162,6 +177,12 @@ def _write(folder: Path, source: Source, image: Inputs, classes: tuple[str, ...]
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
+    if content.texts:
+        encoded = [text.encode() for text in content.texts]
+        letters = np.frombuffer(b"".join(encoded), np.uint8)
+        digest.update(letters.tobytes())
+        np.save(folder / _WRITTEN[0], letters, allow_pickle=False)
+        np.save(folder / _WRITTEN[1], np.cumsum([len(one) for one in encoded]), allow_pickle=False)
     meta |= {"about": lists, "digest": digest.hexdigest()}
     (folder / "meta.json").write_bytes(json.dumps(meta).encode())
 

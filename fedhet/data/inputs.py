@@ -164,6 +164,15 @@ class Inputs:
         return json.dumps(self.dump(), separators=(",", ":"))
 
 
+@dataclass(frozen=True)
+class Encoded(Inputs):
+    """Texts for a model whose own tokenizer's ids stand behind those of the run's hash."""
+
+    encode: Callable[[Sequence[str]], npt.NDArray[np.int32]] = field(
+        default=lambda texts: np.zeros((len(texts), 0), np.int32), compare=False, repr=False
+    )
+
+
 _INPUTS = TypeAdapter(Inputs)
 
 
@@ -328,6 +337,7 @@ class Content:
     times: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     tests: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     warnings: tuple[str, ...] = ()
+    texts: tuple[str, ...] = field(default=(), repr=False)  # as written, for other tokenizers
     notes: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
     factors: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))

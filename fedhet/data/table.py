@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedhet.data.describe import Description, describe, leaks, named_columns
-from fedhet.data.inputs import TOKENS, Inputs, Reading, Stream, canonical, listed, shown
+from fedhet.data.inputs import TOKENS, Encoded, Inputs, Reading, Stream, canonical, listed, shown
 from fedhet.data.keys import Keys, coded, need, places_of, present
 from fedhet.data.rows import DATA_FRAME, RowFile, to_numbers
 from fedhet.errors import UserError
@@ -186,6 +186,8 @@ def token_ids(texts: Sequence[str], inputs: Inputs) -> npt.NDArray[np.int32]:
     for row, text in zip(found, texts, strict=True):
         for place, word in zip(range(len(row)), _WORD.finditer(text.lower()), strict=False):
             row[place] = 1 + zlib.crc32(word[0].encode()) % (inputs.vocabulary - 1)
+    if isinstance(inputs, Encoded):
+        return np.concatenate([found, inputs.encode(texts)], axis=1)
     return found
 
 
@@ -199,9 +201,13 @@ def of_texts(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
         lines.append(f"columns that are not read: {listed(unused)} (dataset=table reads them)")
     inputs = Inputs(TOKENS, (reading.length,), reading.vocabulary, (reading.text,))
     keys, empty = Keys(reading, classes), 0
+    written: list[str] = []
     for part, frame in file.chunks([*keys.columns(file), reading.text], ()):
-        found = token_ids(frame[keys.add(part, frame)][reading.text].tolist(), inputs)
+        texts = frame[keys.add(part, frame)][reading.text].tolist()
+        written += texts
+        found = token_ids(texts, inputs)
         empty += int((found[:, 0] == 0).sum())
         yield found
     warnings = [f"{empty} texts have no word"] if empty else []
-    return keys.content(inputs, warnings, [*lines, file.said])
+    content = keys.content(inputs, warnings, [*lines, file.said])
+    return replace(content, texts=tuple(written))

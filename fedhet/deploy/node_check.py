@@ -19,7 +19,7 @@ from fedhet.deploy.node import NodePlan
 from fedhet.errors import Refused, UserError, one_line
 from fedhet.files import read_tensors, tried_folder
 from fedhet.models import MODELS, build_model
-from fedhet.models.names import is_built_in, is_known, validate_model_name, with_weights
+from fedhet.models.names import FOLDER, folder_of, is_built_in, is_known, parse, validate_model_name
 from fedhet.models.zoo import EXAMPLES
 from fedhet.site.history import History, state_root
 from fedhet.site.limits import check_means, read_limits
@@ -120,18 +120,24 @@ def _model(plan: NodePlan) -> str:
     if not name:
         return "what the run assigns"
     validate_model_name(name)
-    name, weights = with_weights(name)
+    named = parse(name)
+    weights = named.weights
     if weights:  # whether they fit is known only with a run's classes
         read_tensors(Path(weights).expanduser(), "pt")
     # The run decides the kind of examples; here the model must fit one of them.
-    kind = next((kind for kind in MODELS if is_known(name, kind)), IMAGE)
+    kind = next((kind for kind in MODELS if is_known(named.plain, kind)), IMAGE)
     own = Path(str(plan.config.get("data-dir", "")))
     rows = plan.config.get("data-dir") and holds(own, (*ROW_SUFFIXES, *NPZ_SUFFIXES))
-    if not is_built_in(name) and rows:
+    plain = named.plain
+    if rows and not is_built_in(name):
+        return f"{plain}, which is tested when a run begins"
+    if plain.startswith(FOLDER):
+        if not (folder_of(plain) / "config.json").is_file():
+            raise UserError(f"--model: '{folder_of(plain)}' has no config.json")
         return f"{name}, which is tested when a run begins"
     with torch.random.fork_rng(devices=[]):
-        build_model(name, classes=2, inputs=EXAMPLES[kind])
-    return f"{name}, from '{weights}'" if weights else name
+        build_model(plain, classes=2, inputs=EXAMPLES[kind])
+    return f"{plain}, from '{weights}'" if weights else plain
 
 
 def _connection(plan: NodePlan) -> str:

@@ -10,7 +10,9 @@ client's machine only.
 import copy
 import hashlib
 import logging
+import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +31,7 @@ from fedhet.clients.base import PREPARATION, MethodClient, Setup
 from fedhet.config.load import build_config
 from fedhet.config.registry import find_method
 from fedhet.config.schema import RunConfig
-from fedhet.data.inputs import IMAGE, READ_KEYS, SIGNAL, TABLE, TOKENS, Inputs, load_inputs
+from fedhet.data.inputs import IMAGE, READ_KEYS, SIGNAL, TABLE, TOKENS, Encoded, Inputs, load_inputs
 from fedhet.data.preparation import preparation
 from fedhet.errors import Damaged, UserError, brief
 from fedhet.export import onnx
@@ -44,7 +46,7 @@ from fedhet.files import (
     replacing,
     write_text,
 )
-from fedhet.models.names import with_weights
+from fedhet.models.names import FOLDER, folder_of, parse
 from fedhet.records.ledger import load_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.site.local_data import without_examples
@@ -94,7 +96,12 @@ class Personalised(nn.Module):
             self.register_buffer(name, client.tensors[name].clone())
         self.config = client.config
         self.classes = tuple(client.setup.classes)
+        self.architecture = client.setup.model
         self.inputs = client.inputs
+        encode = getattr(client.modules.get("model"), "encode", None)
+        if encode is not None:
+            pairs = {one.name: getattr(client.inputs, one.name) for one in fields(client.inputs)}
+            self.inputs = Encoded(**pairs, encode=encode)
         self._client = copy.copy(client)
         self._client.modules = dict(self.parts.items())
         self.requires_grad_(requires_grad=False)
@@ -127,11 +134,14 @@ class Personalised(nn.Module):
         return classify(self, examples).frame
 
 
-def rebuild(description: Mapping[str, Any], folder: Path, generation: int = 0) -> MethodClient:
+def rebuild(
+    description: Mapping[str, Any], folder: Path, generation: int = 0, *, trusted: bool = True
+) -> MethodClient:
     """Return the client of ``description`` on the CPU, as in a stored generation of ``folder``.
 
-    Generation 0 is a fresh client. Raise UserError for an impossible description, and Refused,
-    KeyError or RuntimeError where the generation does not fit it.
+    Generation 0 is a fresh client. Only if ``trusted`` may it name files outside ``folder``. Raise
+    UserError for an impossible description, and Refused, KeyError or RuntimeError where the
+    generation does not fit it.
     """
     method = find_method(str(description["method"]))
     classes = [str(name) for name in description["classes"]]
@@ -148,8 +158,13 @@ def rebuild(description: Mapping[str, Any], folder: Path, generation: int = 0) -
         _ = description["image-size"]
         inputs = Inputs.image(config.image_size, grey=config.grey, standardised=config.standardise)
     architecture = str(description["architecture"])
-    if with_weights(architecture)[1]:  # the folder's author would choose which file is opened here
-        raise UserError(f"'{folder}': architecture: '{architecture}' is not allowed: omit weights=")
+    named = parse(architecture)
+    # The folder's author would choose which file is opened here.
+    if not trusted and (named.weights or named.plain.startswith(FOLDER)):
+        raise UserError(
+            f"'{folder}': architecture: '{architecture}' names a file of weights: give --trust if "
+            "you trust its author"
+        )
     client = method.client(
         Setup(
             config=config.model_copy(update={"params": params}),
@@ -191,12 +206,14 @@ def load_model(
     chosen = 0 if exported else _choose(FileStore(folder, sync=True), generation)
     try:
         if not exported:
-            model = Personalised(rebuild(about, folder, chosen))
+            model = Personalised(rebuild(about, folder, chosen, trusted=trusted))
             return model, _card(model, about, chosen, FileStore(folder, sync=True).load(chosen))
         data = (folder / WEIGHTS).read_bytes()
         if hashlib.sha256(data).hexdigest() != about["sha256"]:
             raise UserError(f"'{folder}': {WEIGHTS} is damaged: its SHA-256 is not the card's")
-        model = Personalised(rebuild(about, folder))
+        own = about["architecture"].replace(f"{FOLDER}{NETWORK}", f"{FOLDER}{folder / NETWORK}", 1)
+        inside = own != about["architecture"]
+        model = Personalised(rebuild(about | {"architecture": own}, folder, trusted=inside))
         model.load_state_dict(load(data), strict=True)
         return model, about
     except OSError as error:
@@ -270,7 +287,7 @@ def _card(
         "format": FORMAT,
         "fedhet": fedhet.__version__,
         "method": about.pop("method"),
-        "architecture": about.pop("architecture"),
+        "architecture": _blank(about.pop("architecture")),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "parts": list(model.parts),
         "run": about.pop("run"),
@@ -294,6 +311,29 @@ def _card(
         "output": "logits (batch, classes); their softmax is the probabilities",
         **about,
     }
+
+
+NETWORK = "network"  # the folder, in an exported one, of a network's config and tokenizer
+
+
+def _blank(architecture: str) -> str:
+    """Return an architecture without the place of its weights, which the exported file has."""
+    named = parse(architecture)
+    inside = f"{FOLDER}{NETWORK}" if named.plain.startswith(FOLDER) else named.plain
+    words = [named.structure.replace(named.plain, inside, 1), "frozen" if named.frozen else ""]
+    words.append("untrained" if named.partly or inside != named.plain else "")
+    return " ".join(word for word in words if word)
+
+
+def _copy_network(architecture: str, out: Path) -> None:
+    """Copy config and tokenizer of ``hf:FOLDER`` beside the exported weights."""
+    named = parse(architecture)
+    if named.plain.startswith(FOLDER):
+        (out / NETWORK).mkdir(mode=0o700)
+        for pattern in ("*.json", "*.txt", "*.model"):
+            for file in sorted(folder_of(named.plain).glob(pattern)):
+                if not file.name.endswith(".index.json"):
+                    shutil.copyfile(file, out / NETWORK / file.name)
 
 
 # --- writing ------------------------------------------------------------------------------------
@@ -323,6 +363,7 @@ def export(
     try:
         with appearing(out) as made:  # private: a model trained on private images is, too
             (made / WEIGHTS).write_bytes(data)
+            _copy_network(model.architecture, made)
             if images is not None:
                 card["onnx"] = onnx.write(model, made, images)
             card[plugins.MAC] = plugins.sign(card)

@@ -37,7 +37,7 @@ def _formulas(torchs: Any) -> dict[Any, Callable[..., int]]:
 
     def recurrent(x: Any, weights: Any) -> int:
         size = sum(math.prod(w) for w in weights if w is not None and len(w) == _MATRIX)
-        return 2 * math.prod(x[:-1]) * size
+        return int(2 * math.prod(x[:-1]) * size)
 
     def attention(formula: Callable[..., int], tensors: int) -> Callable[..., int]:
         return lambda *shapes, **_: formula(*shapes[:tensors])

@@ -1,7 +1,12 @@
 """The models by name and kind of input, and groups of them; no model is built or imported here."""
 
+import json
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 from fedhet import plugins
 from fedhet.config.schema import RunConfig
@@ -12,6 +17,9 @@ CNN_NAMES = tuple(f"cnn-{number}" for number in range(1, 6))
 TORCHVISION_NAMES = ("resnet18", "mobilenet_v2", "googlenet", "shufflenet_v2_x1_0")
 MODEL_NAMES: tuple[str, ...] = (*CNN_NAMES, *TORCHVISION_NAMES)  # for images, those listed first
 TIMM = "timm:"  # and the name of one of timm's, from the extra `timm`
+FOLDER = "hf:"  # and a folder with a network of transformers', from the extra `transformers`
+FOLDER_KINDS = (IMAGE, SIGNAL, TOKENS)
+MAX_RANK = 1024
 CONV1D_NAMES = tuple(f"conv1d-{number}" for number in range(1, 6))
 MLP_NAMES = tuple(f"mlp-{number}" for number in range(1, 6))
 TRANSFORMER_NAMES = tuple(f"transformer-{number}" for number in range(1, 6))
@@ -44,34 +52,114 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
+FORM = (
+    "NAME [frozen | lora=RANK [layers=PATTERN]] [pool=cls|mean] [grad-checkpointing] [weights=FILE]"
+)
+_OPTION = re.compile(r"(frozen|untrained|grad-checkpointing)|(lora|layers|pool)=(\S+)")
+
+
+@dataclass(frozen=True)
+class ModelName:
+    """A model as it is named: ``plain``, then how it starts and what of it is trained.
+
+    ``lora`` is the rank of the adapters, 0 for none, and ``layers`` a pattern for the names of the
+    layers that have one. ``untrained`` is a network of a folder without the folder's weights.
+    """
+
+    plain: str
+    weights: str = ""
+    frozen: bool = False
+    lora: int = 0
+    layers: str = ""
+    pool: str = ""
+    grad_checkpointing: bool = False
+    untrained: bool = False
+
+    @property
+    def partly(self) -> bool:
+        """Return whether the network's own weights stay as they are."""
+        return self.frozen or self.lora > 0
+
+    @property
+    def structure(self) -> str:
+        """Return the name without its weights, and without what changes no tensor's shape."""
+        pairs = {"lora": self.lora, "layers": self.layers, "pool": self.pool}
+        return " ".join([self.plain, *(f"{key}={value}" for key, value in pairs.items() if value)])
+
+    @property
+    def public(self) -> str:
+        """Return what a server is told: of a folder only the type of its network."""
+        name = self.plain
+        if name.startswith(FOLDER):
+            try:
+                about = json.loads((folder_of(name) / "config.json").read_text(encoding="utf-8"))
+                name = FOLDER + re.sub(r"[^A-Za-z0-9_.-]", "", str(about["model_type"]))[:80]
+            except (OSError, ValueError, KeyError, TypeError):
+                name = FOLDER + re.sub(r"[^A-Za-z0-9_.-]", "", Path(name[len(FOLDER) :]).name)[:80]
+        return f"{name}/lora-{self.lora}" if self.lora else name
+
+
+def folder_of(name: str) -> Path:
+    """Return the folder of ``hf:FOLDER``."""
+    return Path(name.removeprefix(FOLDER)).expanduser()
+
+
+def parse(name: str) -> ModelName:
+    """Return the parts of a model's name; raise UserError unless it is of the form ``FORM``."""
+    front, _, file = name.partition(" weights=")
+    plain, *words = front.split(" ")
+    options: dict[str, Any] = {}
+    for word in words:
+        match = _OPTION.fullmatch(word)
+        if match is None and plain.startswith(FOLDER) and not options:
+            plain += f" {word}"  # of the folder's name
+        elif match is None or (" weights=" in name and not file):
+            raise UserError(f"model {name!r} is not of the form {FORM}")
+        elif match[1]:
+            options[match[1].replace("-", "_")] = True
+        else:
+            options[match[2]] = match[3]
+    if "lora" in options:
+        rank = options["lora"]
+        if not rank.isdecimal() or not 1 <= int(rank) <= MAX_RANK:
+            raise UserError(f"model {name!r}: lora: {rank!r} is not allowed: 1 to {MAX_RANK}")
+        options["lora"] = int(rank)
+    named = ModelName(plain, file, **options)
+    starts = file or named.untrained or plain.startswith(FOLDER)
+    for wrong, why in {
+        "is not of the form " + FORM: name.endswith(" weights="),
+        "freezes random weights: add weights=FILE": named.partly and not starts,
+        "cannot be frozen and have adapters: frozen or lora=RANK": named.frozen and named.lora,
+        "has layers= without lora=RANK": named.layers and not named.lora,
+        "has weights= beside those of its folder": file and plain.startswith(FOLDER),
+        f"has pool={named.pool}: cls or mean": named.pool not in ("", "cls", "mean"),
+    }.items():
+        if why:
+            raise UserError(f"model {name!r} {wrong}")
+    return named
+
+
 def with_weights(name: str) -> tuple[str, str]:
-    """Return the name and the file of ``NAME [frozen] weights=FILE``; UserError for other forms."""
-    plain, space, rest = name.partition(" ")
-    key, _, file = rest.strip().removeprefix("frozen ").lstrip().partition("=")
-    if space and (key != "weights" or not file):
-        raise UserError(f"model {name!r} is not of the form NAME, or NAME [frozen] weights=FILE")
-    return plain, file
+    """Return a model's structure and its file of weights."""
+    named = parse(name)
+    return named.structure, named.weights
 
 
-def is_frozen(name: str) -> bool:
-    """Return whether ``NAME frozen weights=FILE`` was given."""
-    return name.partition(" ")[2].lstrip().startswith("frozen ")
-
-
-def plain_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Return models without their files of weights, which stay private."""
-    return tuple(with_weights(name)[0] for name in names)
+def public_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Return models without files and folders, which stay private."""
+    return tuple(parse(name).public for name in names)
 
 
 def is_built_in(name: str) -> bool:
     """Return whether a model of that name needs no module of the user's, for whatever kind."""
-    return any(is_known(with_weights(name)[0], kind) for kind in (*MODELS, IMAGE))
+    return any(is_known(parse(name).plain, kind) for kind in MODELS)
 
 
 def is_known(name: str, kind: str) -> bool:
     """Return whether a model of that name is for ``kind``: one that is listed, or of a library."""
     if any(name in listed for listed in MODELS.values()) or ":" in name:
-        return name in MODELS[kind] or (kind == IMAGE and name.startswith(TIMM))
+        of_folder = kind in FOLDER_KINDS and name.startswith(FOLDER)
+        return name in MODELS[kind] or of_folder or (kind == IMAGE and name.startswith(TIMM))
     return kind == IMAGE and name in of_torchvision()
 
 
@@ -93,7 +181,7 @@ def validate_model_name(name: str, kind: str = "") -> None:
 
     Imports nothing. Raise UserError, which names the nearest model, for anything else.
     """
-    name = with_weights(name)[0]
+    name = parse(name).plain
     if is_built_in(name):
         if not kind or is_known(name, kind):
             return
@@ -109,6 +197,7 @@ def validate_model_name(name: str, kind: str = "") -> None:
         unlisted = of_torchvision() if IMAGE in kinds else ()
         hint = plugins.hint("model", name, [*known, *unlisted])
         more = ", any classifier of torchvision, timm:NAME" if IMAGE in kinds else ""
+        more += ", hf:FOLDER" if {*kinds} & {*FOLDER_KINDS} else ""
         raise UserError(
             f"model {name!r} is unknown{hint}; allowed: {', '.join(known)}{more} or your own "
             "module:factory"
@@ -121,9 +210,11 @@ def small_name(config: RunConfig, kind: str, chosen: str = "") -> str:
     If all clients have the same CNN it is that one, the papers' homogeneous setting; if all have
     the same of torchvision's it is CNN-1. Raises UserError if a client's model is a user's own.
     """
-    name, models = chosen or config.small_model, plain_names(config.models)
-    if with_weights(name)[1]:
-        raise UserError(f"small-model: '{name}' is not allowed: weights= is for `models` only")
+    name, models = chosen or config.small_model, public_names(config.models)
+    if " " in name or name.startswith(FOLDER):
+        raise UserError(
+            f"small-model: '{name}' is not allowed: weights, folders and adapters are for `models`"
+        )
     if not name and len(set(models)) == 1 and models[0] in MODEL_NAMES:
         name = models[0] if models[0] in CNN_NAMES else CNN_NAMES[0]
     if not name:

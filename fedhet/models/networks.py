@@ -18,7 +18,7 @@ Tokens (B, l) int64, 0 for padding: Joulin et al. 2017 (arXiv 1607.01759) for fa
 read as one padding token.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -310,11 +310,13 @@ class TokenModel(Network):
 
     def __init__(self, inputs: Inputs, classes: int, d: int, width: int = _EMBEDDING) -> None:
         super().__init__()
+        self.length = inputs.shape[0]
         self.embedding = nn.Embedding(inputs.vocabulary, _EMBEDDING, padding_idx=0)
         self.finish(width, d, classes)
 
     def body(self, x: torch.Tensor) -> torch.Tensor:
         """Return what :meth:`read` makes of the tokens ``(B, l)``."""
+        x = x[:, : self.length]  # behind may stand ids of a tokenizer
         return self.read(self.embedding(x), x != 0)
 
     def read(self, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
@@ -333,11 +335,13 @@ class Logistic(SplitModel):
 
     def __init__(self, inputs: Inputs, classes: int, d: int) -> None:
         super().__init__()
+        self.length = inputs.shape[0]
         self.embedding = nn.Embedding(inputs.vocabulary, d, padding_idx=0)
         self.head = nn.Linear(d, classes)
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """Return the representations ``(B, d)`` of tokens ``(B, l)``."""
+        x = x[:, : self.length]
         return _mean(self.embedding(x), x != 0)
 
 
@@ -396,6 +400,8 @@ def network(name: str, inputs: Inputs, classes: int, d: int) -> SplitModel:
     if name in single:
         return single[name](*rest)
     recurrent = RecurrentSignal if inputs.kind == SIGNAL else RecurrentText
-    sized = {Transformer: _LAYERS, CNN: _CNN, Conv1d: _CONV1D, MLP: _MLP}
-    family = next((cls for cls, sizes in sized.items() if name in sizes), recurrent)
+    sized: list[tuple[Callable[..., SplitModel], Mapping[str, object]]] = [
+        (Transformer, _LAYERS), (CNN, _CNN), (Conv1d, _CONV1D), (MLP, _MLP),
+    ]  # fmt: skip
+    family = next((make for make, sizes in sized if name in sizes), recurrent)
     return family(name, *rest)

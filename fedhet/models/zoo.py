@@ -6,14 +6,14 @@ export`` writes them. Of a network of torchvision or timm the tensors of the net
 as its library names them, with or without the last layer. Such a network is then fed with images
 normalised as its library does. ``head`` may be missing and is then drawn: other classes need
 another. ``NAME frozen weights=FILE`` trains only what stands after the network (of other models:
-the head).
+the head), ``NAME lora=RANK weights=FILE`` adapters of its layers as well
+(:mod:`fedhet.models.pretrained`).
 """
 
 import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from types import MethodType
 from typing import Any, cast
@@ -30,24 +30,24 @@ from fedhet.errors import Damaged, UserError, brief, nearest, place
 from fedhet.files import read_tensors
 from fedhet.models.base import SplitModel, untouched
 from fedhet.models.names import (
-    CNN_NAMES,
+    FOLDER,
+    MODELS,
     TIMM,
     TORCHVISION_NAMES,
+    ModelName,
     is_built_in,
-    is_frozen,
+    parse,
     small_name,
     validate_model_name,
-    with_weights,
 )
 from fedhet.models.networks import network
+from fedhet.models.pretrained import HALF, Backbone, extra, from_folder, train_partly
 
 # Factory arguments besides weights=None. Auxiliary heads have no place in features().
 _TORCHVISION: dict[str, dict[str, Any]] = {
     "googlenet": {"aux_logits": False, "init_weights": False},
     "inception_v3": {"aux_logits": False, "init_weights": True},
 }
-_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation in [0, 1]
-_HALF = ((0.5,) * 3, (0.5,) * 3)  # of images in [-1, 1], as torchvision's GoogLeNet takes them
 _RGB = Inputs.image(32)
 EXAMPLES = {  # what a model is built for where no data set is named
     IMAGE: _RGB,
@@ -55,39 +55,6 @@ EXAMPLES = {  # what a model is built for where no data set is named
     TABLE: Inputs.table(tuple(f"x{number}" for number in range(10))),
     TOKENS: Inputs(TOKENS, (64,), 5000),
 }
-
-
-class Backbone(SplitModel):
-    """A network of a library without its last FC, then ReLU(Linear(width, d)), then ``head``.
-
-    The ReLU makes the representation non-negative like the CNNs', so that prototypes and nested
-    representations of different architectures live in the same space. Dropout before the last FC
-    (MobileNetV2, GoogLeNet) stays. A grey image is repeated to three channels. ``mean`` and ``std``
-    (3, 1, 1) normalise what the network sees; weights of its library set them.
-    """
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, network: nn.Module, width: int, classes: int, d: int, *, cut: str) -> None:
-        super().__init__()
-        self.network = network
-        self.cut = cut  # name of the layer that it has lost
-        self.usual = _IMAGENET  # mean and deviation that its library's weights were trained with
-        self.projection = nn.Linear(width, d)
-        self.head = nn.Linear(d, classes)
-        self.register_buffer("mean", torch.zeros(3, 1, 1))
-        self.register_buffer("std", torch.ones(3, 1, 1))
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return the representations ``(B, d)``, after the ReLU, of images ``(B, c, h, w)``."""
-        seen = (x.expand(-1, 3, -1, -1) - self.mean) / self.std
-        return relu(self.projection(self.network(seen)))
-
-    def normalise_as_usual(self) -> None:
-        """Normalise images as the library's weights want them, out of [-1, 1]."""
-        for buffer, values, shift in zip((self.mean, self.std), self.usual, (1, 0), strict=True):
-            buffer.copy_((2 * torch.tensor(values) - shift).view(3, 1, 1))
 
 
 def build_model(name: str, *, classes: int, d: int = 500, inputs: Inputs = _RGB) -> SplitModel:
@@ -100,7 +67,7 @@ def build_model(name: str, *, classes: int, d: int = 500, inputs: Inputs = _RGB)
     ``name`` is one that ``fedhet models`` lists for this kind of ``inputs``, or ``module:factory``,
     called as ``factory(classes=C, d=d, inputs=inputs)``, or with ``image_size=s`` in place of
     ``inputs`` if that is what it takes; see :func:`check_model`. After either may stand
-    `` [frozen] weights=FILE``, see the module's text.
+    more, see :class:`fedhet.models.names.ModelName`.
 
     Raise UserError for an unknown name, one for another kind of input, a value out of range, an
     unusable torchvision, a factory that breaks the contract, or weights that do not fit.
@@ -109,35 +76,28 @@ def build_model(name: str, *, classes: int, d: int = 500, inputs: Inputs = _RGB)
         if value < 1:
             raise UserError(f"model {name!r}: {key} is {value}, must be at least 1")
     validate_model_name(name, inputs.kind)
-    plain, weights = with_weights(name)
-    model = _drawn(plain, classes, d, inputs)
-    if weights:
-        load_weights(model, plain, weights)
-    if is_frozen(name):
-        _freeze(model)
+    named = parse(name)
+    model = _drawn(named, classes, d, inputs)
+    if named.weights:
+        load_weights(model, named.plain, named.weights)
+    train_partly(model, named)
     return model
 
 
-def _drawn(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
+def _drawn(named: ModelName, classes: int, d: int, inputs: Inputs) -> SplitModel:
+    name = named.plain
+    if named.pool and not name.startswith(FOLDER):
+        raise UserError(f"model {name!r}: pool= is for hf:FOLDER")
     if not is_built_in(name):
         return _users_own(name, classes, d, inputs)
-    if inputs.kind != IMAGE or name in CNN_NAMES:
+    if name in MODELS[inputs.kind] and name not in TORCHVISION_NAMES:
         return network(name, inputs, classes, d)
     try:
+        if name.startswith(FOLDER):
+            return from_folder(named, classes, d, inputs)
         return (_timm if name.startswith(TIMM) else _torchvision)(name, classes, d, inputs)
     except (AssertionError, ValueError, RuntimeError) as error:
         raise UserError(f"model {name!r} takes no {_sized(inputs)}: {brief(error)}") from error
-
-
-def _freeze(model: SplitModel) -> None:
-    """Freeze a library's network, or all but the head: no gradients, evaluation mode."""
-    last = (model.projection, model.head) if isinstance(model, Backbone) else (model.head,)
-    trained = {id(part) for module in last for part in (*module.parameters(), *module.modules())}
-    for parameter in model.parameters():
-        parameter.requires_grad = id(parameter) in trained
-    for module in model.modules():
-        if module is not model and id(module) not in trained:
-            module.training = False
 
 
 def check_model(model: object, name: str, classes: int, d: int, inputs: Inputs) -> None:
@@ -166,13 +126,12 @@ def check_model(model: object, name: str, classes: int, d: int, inputs: Inputs) 
     if not callable(getattr(model, "features", None)):
         raise UserError(f"{where}: has no features(x); required: (B, {shape}) -> (B, {d})")
     head, wanted = getattr(model, "head", None), f"Linear({d}, {classes})"
-    is_linear = isinstance(head, nn.Linear)
-    actual = (
-        f"Linear({head.in_features}, {head.out_features})" if is_linear else type(head).__name__
-    )
-    if actual != wanted or head.bias is None:
-        without = " without bias" if is_linear and head.bias is None else ""
-        raise UserError(f"{where}: head is {actual}{without}, must be {wanted} with bias")
+    actual = type(head).__name__
+    if isinstance(head, nn.Linear):
+        without = " without bias" if cast("Tensor | None", head.bias) is None else ""
+        actual = f"Linear({head.in_features}, {head.out_features}){without}"
+    if actual != wanted:
+        raise UserError(f"{where}: head is {actual}, must be {wanted} with bias")
     _check_forward(cast(SplitModel, model), name, d, inputs)
 
 
@@ -219,19 +178,14 @@ def _torchvision(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
     width, cut = _cut(network)
     model = Backbone(network, width, classes, d, cut=cut)
     if name in _TORCHVISION:
-        model.usual = _HALF
+        model.usual = HALF
     if name not in TORCHVISION_NAMES:  # of those it is known that they take any size
         _check_forward(model, name, d, inputs)
     return model
 
 
 def _timm(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
-    try:
-        timm: Any = import_module("timm")  # an extra
-    except ImportError as error:
-        raise UserError(
-            f"model {name!r} needs timm: pip install 'fedhet[timm]' ({brief(error)})"
-        ) from error
+    timm = extra(name, "timm")
     own = name.removeprefix(TIMM)
     if not timm.is_model(own):
         raise UserError(

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from fedhet.config.schema import RunConfig
-from fedhet.data.cache import Dataset, open_dataset
-from fedhet.data.inputs import DATASETS, Form, Inputs, Reading, is_hub
+from fedhet.data.cache import Dataset, open_dataset, texts_at
+from fedhet.data.inputs import DATASETS, IMAGE, Form, Inputs, Reading, is_hub, kind_of
 from fedhet.data.partition import (
     ClientSplit,
     Partition,
@@ -31,7 +31,8 @@ from fedhet.data.partition import (
 from fedhet.data.preparation import normalise, preparation
 from fedhet.errors import Refused, UserError
 from fedhet.files import check_id
-from fedhet.models.names import with_weights
+from fedhet.models.names import FOLDER as MODEL_FOLDER
+from fedhet.models.names import SMALLEST, parse
 from fedhet.protocol.codes import Code
 from fedhet.protocol.payload import Array
 from fedhet.rng import generator
@@ -246,11 +247,15 @@ def assigned_model(
 def check_no_weights(config: RunConfig) -> None:
     """Raise UserError if a run that goes to a network names files of weights."""
     for name in config.models:
-        plain, file = with_weights(name)
-        if file:
+        named = parse(name)
+        of_folder = named.plain.startswith(MODEL_FOLDER)
+        if named.weights or of_folder:
+            other = f"a model such as '{SMALLEST[kind_of(config.dataset) or IMAGE]}'"
+            plain = other if of_folder else f"'{named.plain}'"
+            own = f"{MODEL_FOLDER}FOLDER" if of_folder else f"{named.plain} weights=FILE"
             raise UserError(
                 f"models: '{name}' is not allowed on a network, where nodes read only their own "
-                f"files: name '{plain}', and start the node with --model '{plain} weights=FILE'"
+                f"files: name {plain}, and start the node with --model '{own}'"
             )
 
 
@@ -320,6 +325,11 @@ def examples_of(
     if device.type != "cpu":  # there the memory map is the cache
         _ON_DEVICE.put(key, found)
     return found
+
+
+def texts_of(data: LocalData, part: str) -> list[str]:
+    """Return the texts of ``part``, for a model with a tokenizer of its own."""
+    return texts_at(data.dataset, getattr(data.split, part))
 
 
 # --- the public data set ----------------------------------------------------------------------

@@ -114,6 +114,13 @@ class FileStore:
         path = self.folder / f"{name}.safetensors"
         self._write(path, lambda file: save_file(dict(tensors), file), name)
 
+    def kept(self, name: str) -> Bundle:
+        """Return what :meth:`keep` stored under ``name``; nothing if it cannot be read."""
+        try:
+            return read_tensors(self.folder / f"{name}.safetensors", "pt")[0]
+        except (OSError, Damaged):
+            return {}
+
     def _read(self, path: Path, generation: int, digest: str) -> Bundle:
         try:
             bundle, said = read_tensors(path, "pt")
@@ -338,6 +345,8 @@ def to_bundle(
     stored: set[int] = set()
     for name, module in modules.items():
         for key, tensor in module.state_dict().items():
+            if key in getattr(module, "still", ()):
+                continue  # a pretrained network's own weights, of which the digest is kept
             mine = tensor.detach().cpu().contiguous()
             if mine.numel() and mine.data_ptr() in stored:  # tied weights: a copy for each name
                 mine = mine.clone()
@@ -356,13 +365,21 @@ def not_finite(bundle: Bundle) -> str:
 
 
 def fill(modules: Mapping[str, nn.Module], bundle: Bundle) -> dict[str, Tensor]:
-    """Put a bundle's weights into the modules, strictly by name; returns its ``tensors/``."""
+    """Put a bundle's weights into the modules, strictly by name; returns its ``tensors/``.
+
+    Raise RuntimeError as well if pretrained weights beside the bundle are others than its round's.
+    """
     parts: dict[str, Bundle] = {}
     for name, tensor in bundle.items():
         owner, _, rest = name.partition("/")
         parts.setdefault(owner, {})[rest] = tensor
     for name, module in modules.items():
-        module.load_state_dict(parts.get(name, {}), strict=True)
+        own, digest = parts.get(name, {}), getattr(module, "network_sha256", None)
+        if digest is not None and not torch.equal(digest.cpu(), own.get("network_sha256", digest)):
+            raise RuntimeError("the pretrained weights are not those that the state was trained on")
+        state = module.state_dict()
+        still = {key: state[key] for key in getattr(module, "still", ())}
+        module.load_state_dict({**own, **still}, strict=True)
     return parts.get(_TENSORS, {})
 
 

@@ -1,0 +1,331 @@
+"""Pretrained networks: those of transformers from a local folder, frozen ones, LoRA's adapters.
+
+``hf:FOLDER`` is an encoder of transformers for images, texts or signals as
+``save_pretrained`` writes it: ``config.json``, ``*.safetensors``, for texts the tokenizer. Nothing
+is downloaded, nothing is unpickled, and no code of the folder is run.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import relu
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.utils.checkpoint import checkpoint
+
+from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TOKENS, Inputs
+from fedhet.errors import UserError, brief
+from fedhet.models.base import SplitModel, untouched
+from fedhet.models.names import FOLDER, ModelName, folder_of
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation in [0, 1]
+HALF = ((0.5,) * 3, (0.5,) * 3)  # of images in [-1, 1], as torchvision's GoogLeNet takes them
+_READS = {  # the first argument of a network's forward, and the kind of examples that it is
+    "input_ids": TOKENS, "pixel_values": IMAGE, "input_values": SIGNAL, "past_values": SIGNAL,
+}  # fmt: skip
+_DIGEST = "network_sha256"
+_VECTOR = 2  # dimensions of a batch of representations
+
+
+class Backbone(SplitModel):
+    """A network of a library without its last FC, then ReLU(Linear(width, d)), then ``head``.
+
+    The ReLU makes the representation non-negative like the CNNs', so that prototypes and nested
+    representations of different architectures live in the same space. Dropout before the last FC
+    (MobileNetV2, GoogLeNet) stays. A grey image is repeated to three channels. ``mean`` and ``std``
+    (3, 1, 1) normalise what the network sees; weights of its library set them.
+
+    A client of a frozen network may be given the network's answers (B, width) in place of its
+    inputs. ``still`` are the names of tensors that no training changes: they are no part of a
+    client's state, which has their digest.
+    """
+
+    mean: Tensor
+    std: Tensor
+    still: frozenset[str] = frozenset()
+    frozen = False
+    encode: Callable[[Sequence[str]], npt.NDArray[np.int32]] | None = None  # of texts
+
+    def __init__(self, network: nn.Module, width: int, classes: int, d: int, *, cut: str) -> None:
+        super().__init__()
+        self.network = network
+        self.width = width
+        self.cut = cut  # name of the layer that it has lost
+        self.usual: tuple[Sequence[float], Sequence[float]] = (
+            IMAGENET  # mean and deviation that its library's weights were trained with
+        )
+        self.projection = nn.Linear(width, d)
+        self.head = nn.Linear(d, classes)
+        self.register_buffer("mean", torch.zeros(3, 1, 1))
+        self.register_buffer("std", torch.ones(3, 1, 1))
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the representations ``(B, d)``, after the ReLU, of inputs ``(B, ...)``."""
+        return relu(self.projection(self.answers(x)))
+
+    def answers(self, x: Tensor) -> Tensor:
+        """Return what the network makes of inputs, (B, width); of its own answers themselves."""
+        if x.dim() == _VECTOR and x.is_floating_point():
+            return x
+        if x.dim() == self.mean.dim() + 1:
+            x = (x.expand(-1, 3, -1, -1) - self.mean) / self.std
+        answers: Tensor = self.network(x)
+        return answers
+
+    def normalise_as_usual(self) -> None:
+        """Normalise images as the library's weights want them, out of [-1, 1]."""
+        for buffer, values, shift in zip((self.mean, self.std), self.usual, (1, 0), strict=True):
+            buffer.copy_((2 * torch.tensor(values) - shift).view(3, 1, 1))
+
+    @property
+    def network_digest(self) -> str:
+        """Return the digest of the tensors that stay as they are; empty if all are trained."""
+        digest = getattr(self, _DIGEST, None)
+        return "" if digest is None else bytes(digest.tolist()).hex()
+
+
+class Encoder(nn.Module):
+    """A network of transformers, from a model's inputs to one vector (B, width) an example."""
+
+    def __init__(self, model: Any, pool: str, length: int, padding: int) -> None:
+        super().__init__()
+        self.model, self.pool, self.length, self.padding = model, pool, length, padding
+        self.reads = str(model.main_input_name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the first vector (``cls``) or the mean over positions, of texts over words."""
+        mask: Tensor | None = None
+        if self.reads == "input_ids":
+            x = x[:, -self.length :]  # in front may stand ids of the run's own hash
+            mask = x != self.padding
+            mask[:, 0] = True  # a text without words must attend to something
+            hidden = self.model(input_ids=x, attention_mask=mask.long()).last_hidden_state
+        else:
+            forms = {"input_values": x[:, 0], "past_values": x.transpose(1, 2)}
+            hidden = self.model(**{self.reads: forms.get(self.reads, x)}).last_hidden_state
+        if self.pool == "cls":
+            return cast("Tensor", hidden[:, 0])
+        if mask is not None:
+            weights = mask.to(hidden.dtype).unsqueeze(2)
+            return cast("Tensor", (hidden * weights).sum(dim=1) / weights.sum(dim=1))
+        channels_first = self.reads == "pixel_values" and hidden.dim() == 4  # noqa: PLR2004
+        flat = hidden.flatten(2) if channels_first else hidden.flatten(1, -2).transpose(1, 2)
+        return cast("Tensor", flat.mean(dim=2))
+
+
+def extra(name: str, package: str) -> Any:
+    """Return a package of an extra; raise UserError, which names the extra, without it."""
+    try:
+        return import_module(package)
+    except ImportError as error:
+        which = "timm" if package == "timm" else "transformers"
+        raise UserError(
+            f"model {name!r} needs {package}: pip install 'fedhet[{which}]' ({brief(error)})"
+        ) from error
+
+
+def from_folder(named: ModelName, classes: int, d: int, inputs: Inputs) -> Backbone:
+    """Return a network of transformers with the weights of its folder, unless ``untrained``.
+
+    Raise UserError for a folder without config or safetensors, one that needs its own code, or a
+    network for other examples.
+    """
+    name, folder = named.plain, folder_of(named.plain)
+    model = _opened(named, folder)
+    kind = _READS.get(model.main_input_name)
+    if kind != inputs.kind or (model.main_input_name == "input_values" and inputs.channels != 1):
+        reads = PLURAL[kind] if kind else f"{model.main_input_name}, which is not supported"
+        reads += " of one channel" if kind == SIGNAL else ""
+        raise UserError(f"model {name!r} reads {reads}; this run's examples are {inputs}")
+    if any(True for _ in (getattr(model, "pooler", None) or nn.Module()).parameters()):
+        model.pooler = None  # its parameters would be trained by nobody
+    if named.grad_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    has_cls = any("cls_token" in key for key, _ in model.named_parameters())
+    if named.pool == "cls" and kind == IMAGE and not has_cls:
+        raise UserError(f"model {name!r}: pool=cls is not allowed: it has no such token: pool=mean")
+    length, config = inputs.shape[0], model.config
+    most = getattr(config, "max_position_embeddings", length)
+    if kind == TOKENS and length > most:
+        raise UserError(f"model {name!r}: length: {length} is not allowed: at most {most}")
+    padding = getattr(config, "pad_token_id", None) or 0
+    network = Encoder(model, named.pool or ("cls" if has_cls else "mean"), length, padding)
+    blank = torch.from_numpy(inputs.blank(2))
+    with untouched(network):
+        width = network(blank.expand(-1, 3, -1, -1) if kind == IMAGE else blank).shape[1]
+    backbone = Backbone(network.train(), width, classes, d, cut="")
+    if kind == TOKENS:
+        backbone.encode = partial(encode, folder, length, padding)
+    if kind == IMAGE:
+        backbone.usual = _usual(folder)
+        backbone.normalise_as_usual()
+    return backbone
+
+
+def _opened(named: ModelName, folder: Path) -> Any:
+    """Return the network of a folder, without code of the folder and without pickles."""
+    name = named.plain
+    if not (folder / "config.json").is_file():
+        raise UserError(f"model {name!r}: '{folder}' has no config.json: name a model's folder")
+    if not named.untrained and not list(folder.glob("*.safetensors")):
+        raise UserError(
+            f"model {name!r}: '{folder}' has no *.safetensors, the one form of weights that is "
+            "read: write it by save_pretrained(FOLDER)"
+        )
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    library = extra(name, "transformers")
+    library.logging.set_verbosity_error()
+    library.logging.disable_progress_bar()
+    about = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        config = library.AutoConfig.from_pretrained(folder, **about)
+        if named.untrained:
+            model = library.AutoModel.from_config(config, trust_remote_code=False)
+        else:
+            model = library.AutoModel.from_pretrained(
+                folder, config=config, use_safetensors=True, dtype=torch.float32, **about
+            )
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        raise UserError(f"model {name!r}: '{folder}' cannot be opened: {brief(error)}") from error
+    return model.get_encoder() if getattr(config, "is_encoder_decoder", False) else model
+
+
+def _usual(folder: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and deviation of ``preprocessor_config.json``, by default one half."""
+    try:
+        about = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
+        return tuple(map(float, about["image_mean"])), tuple(map(float, about["image_std"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return HALF
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(folder: Path) -> Any:
+    try:
+        tokenizers = import_module("transformers").AutoTokenizer
+        return tokenizers.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        raise UserError(f"'{folder}' has no tokenizer that opens: {brief(error)}") from error
+
+
+def encode(folder: Path, length: int, padding: int, texts: Sequence[str]) -> npt.NDArray[np.int32]:
+    """Return ids (n, ``length``) of texts by the tokenizer of ``folder``, cut and padded."""
+    ids = np.full((len(texts), length), padding, dtype=np.int32)
+    if len(texts):
+        rows = _tokenizer(folder)(list(texts), truncation=True, max_length=length)["input_ids"]
+        for row, numbers in zip(ids, rows, strict=True):
+            row[: len(numbers)] = numbers[:length]
+    return ids
+
+
+# --- what of a network is trained -----------------------------------------------------------------
+
+
+def train_partly(model: SplitModel, named: ModelName) -> None:
+    """Freeze a network (of other models: all but the head), and add adapters if it has some."""
+    if named.grad_checkpointing and not named.plain.startswith(FOLDER):
+        _checkpoint(model, named.plain)
+    if not named.partly:
+        return
+    last: tuple[nn.Module, ...] = (model.head,)
+    if isinstance(model, Backbone):
+        last = (model.projection, model.head)
+        if named.lora:
+            _adapt(model.network, named)
+    elif named.lora:
+        raise UserError(
+            f"model {named.plain!r}: lora= is for networks of torchvision, timm and hf:FOLDER"
+        )
+    trained = {id(part) for module in last for part in (*module.parameters(), *module.modules())}
+    adapters = {id(one) for name, one in model.named_parameters() if _is_adapter(name)}
+    for parameter in model.parameters():
+        parameter.requires_grad = id(parameter) in trained | adapters
+    for module in model.modules():
+        # Under adapters dropout goes on; running statistics stay.
+        fixed = isinstance(module, _BatchNorm) if named.lora else module is not model
+        if fixed and id(module) not in trained:
+            module.training = False
+    if isinstance(model, Backbone):
+        model.frozen = named.frozen
+        state = model.network.state_dict(prefix="network.")
+        still = {key: tensor for key, tensor in state.items() if not _is_adapter(key)}
+        model.still, digest = frozenset(still), hashlib.sha256()
+        for key in sorted(still):
+            digest.update(key.encode() + still[key].contiguous().numpy().tobytes())
+        model.register_buffer(_DIGEST, torch.tensor(list(digest.digest()), dtype=torch.uint8))
+
+
+def _is_adapter(name: str) -> bool:
+    return ".lora_" in name
+
+
+def _adapt(network: nn.Module, named: ModelName) -> None:
+    """Add W x + B A x to layers: those that the pattern finds, or all Linear ones, or all 1 x 1.
+
+    s = alpha / rank is 1. A is drawn from torch's generator, B is zero.
+    """
+    peft = extra(named.plain, "peft")
+    layers = {
+        path: layer for path, layer in network.named_modules()
+        if (isinstance(layer, nn.Linear | nn.Embedding) or type(layer).__name__ == "Conv1D"
+            or (isinstance(layer, nn.Conv2d) and layer.groups == 1))
+        and not isinstance(layer, NonDynamicallyQuantizableLinear)  # read past, by attention
+    }  # fmt: skip
+    if named.layers:
+        try:
+            chosen = [path for path in layers if re.search(named.layers, path)]
+        except re.error as error:
+            raise UserError(f"model {named.plain!r}: layers={named.layers}: {error}") from error
+    else:
+        linear = [path for path, layer in layers.items() if not isinstance(layer, nn.Conv2d)]
+        linear = [path for path in linear if not isinstance(layers[path], nn.Embedding)]
+        chosen = linear or [p for p, one in layers.items() if isinstance(one, nn.Conv2d)]
+    if not chosen:
+        shown = ", ".join(list(layers)[:3])
+        raise UserError(
+            f"model {named.plain!r}: layers={named.layers} is in no layer's name, such as {shown}"
+        )
+    peft.inject_adapter_in_model(
+        peft.LoraConfig(r=named.lora, lora_alpha=named.lora, target_modules=chosen), network
+    )
+
+
+def adapters(model: nn.Module) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
+    """Return A and B of each adapted layer by its name, in the order of names."""
+    parameters = dict(model.named_parameters())
+    names = sorted(name.split(".lora_A.")[0] for name in parameters if ".lora_A." in name)
+    return {
+        name: (
+            parameters[f"{name}.lora_A.default.weight"],
+            parameters[f"{name}.lora_B.default.weight"],
+        )
+        for name in names
+    }
+
+
+def _checkpoint(model: SplitModel, name: str) -> None:
+    """Compute the blocks of a network of torchvision or timm again in the backward pass."""
+    if not isinstance(model, Backbone):
+        raise UserError(f"model {name!r}: grad-checkpointing is for networks of a library")
+    if any(isinstance(module, _BatchNorm) for module in model.network.modules()):
+        raise UserError(
+            f"model {name!r}: grad-checkpointing is not allowed: its BatchNorm would count each "
+            "batch twice"
+        )
+    inside: set[int] = set()
+    for module in model.network.modules():
+        if isinstance(module, nn.Sequential) and id(module) not in inside:
+            inside |= {id(one) for one in module.modules()}
+            for block in module:
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False)

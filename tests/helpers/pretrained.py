@@ -1,0 +1,87 @@
+"""Tiny networks of transformers, built from a config and saved as a folder, and texts for them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+WORDS = ("oil bank price", "goal match team", "atom star light")
+
+
+def library():
+    """transformers and peft, or the test is skipped."""
+    pytest.importorskip("peft", reason="the extra `transformers` is not installed")
+    return pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
+
+
+def bert(folder: Path, words: str = " ".join(WORDS), seed: int = 0) -> Path:
+    """A BERT whose tokenizer knows ``words``, and single digits."""
+    transformers = library()
+    folder.mkdir(parents=True)
+    known = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words.split(), *"0123456789,"]
+    (folder / "vocab.txt").write_text("\n".join(known) + "\n")
+    transformers.BertTokenizerFast(vocab_file=str(folder / "vocab.txt")).save_pretrained(folder)
+    torch.manual_seed(seed)
+    config = transformers.BertConfig(
+        **TINY, vocab_size=len(known), intermediate_size=32, max_position_embeddings=32
+    )
+    transformers.BertModel(config).save_pretrained(folder)
+    return folder
+
+
+def vit(folder: Path, side: int = 16, seed: int = 0) -> Path:
+    """A ViT for square images."""
+    transformers = library()
+    torch.manual_seed(seed)
+    config = transformers.ViTConfig(**TINY, intermediate_size=32, image_size=side, patch_size=8)
+    transformers.ViTModel(config).save_pretrained(folder)
+    return folder
+
+
+def beit(folder: Path, side: int = 16) -> Path:
+    """BERT's sibling for images: a BEiT."""
+    transformers = library()
+    torch.manual_seed(1)
+    config = transformers.BeitConfig(**TINY, intermediate_size=32, image_size=side, patch_size=8)
+    transformers.BeitModel(config).save_pretrained(folder)
+    return folder
+
+
+def wav(folder: Path) -> Path:
+    """A wav2vec2 for signals of one channel."""
+    transformers = library()
+    torch.manual_seed(2)
+    config = transformers.Wav2Vec2Config(
+        **TINY, intermediate_size=32, conv_dim=(8, 8), conv_kernel=(4, 4), conv_stride=(2, 2),
+        num_feat_extract_layers=2, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
+        mask_time_prob=0.0,
+    )  # fmt: skip
+    transformers.Wav2Vec2Model(config).save_pretrained(folder)
+    return folder
+
+
+def resnet(folder: Path) -> Path:
+    """A file of weights of torchvision's network."""
+    from safetensors.torch import save_file  # noqa: PLC0415
+    from torchvision.models import get_model  # noqa: PLC0415  (late, as the zoo does)
+
+    torch.manual_seed(3)
+    folder.mkdir(parents=True, exist_ok=True)
+    network = get_model("mobilenet_v3_small", weights=None)
+    save_file(
+        {k: v.contiguous() for k, v in network.state_dict().items()}, folder / "m.safetensors"
+    )
+    return folder / "m.safetensors"
+
+
+def texts(folder: Path) -> dict[str, object]:
+    """Keys of a data set of 120 sentences of three subjects."""
+    rows = "".join(f'"{WORDS[k % 3]}, {k % 7} {WORDS[k % 2]}",{"xyz"[k % 3]}\n' for k in range(120))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "t.csv").write_text("text,label\n" + rows)
+    return {
+        "dataset": "texts", "data_path": str(folder / "t.csv"), "target": "label", "text": "text",
+        "length": 12, "vocabulary": 100, "partition": "iid", "batch_size": 8,
+        "representation": 16,
+    }  # fmt: skip

@@ -1,0 +1,261 @@
+"""Networks of transformers from a folder, frozen networks and adapters, through whole runs."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from helpers.pretrained import beit, bert, library, resnet, texts, vit, wav
+
+from fedhet.config.load import build_config
+from fedhet.data.inputs import SIGNAL, TOKENS, Inputs
+from fedhet.errors import UserError
+from fedhet.export.model import export, load_model
+from fedhet.files import read_tensors
+from fedhet.models import build_model
+from fedhet.models.names import parse
+from fedhet.models.pretrained import adapters
+from fedhet.rng import torch_seeded
+from fedhet.site.local_data import check_no_weights
+from fedhet.testing import cut_and_resume, make_client, simulate, small
+
+IMAGES = {"dataset": "synthetic:60x3", "image_size": 16, "representation": 16, "partition": "iid"}
+TEXT = Inputs(TOKENS, (12,), 100)
+
+
+def built(name, inputs, classes=3):
+    with torch_seeded(1, "test"):
+        return build_model(name, classes=classes, d=6, inputs=inputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("resnet18 frozen", "freezes random weights: add weights=FILE"),
+        ("resnet18 lora=4", "freezes random weights: add weights=FILE"),
+        ("resnet18 lora=0 weights=a", "lora: '0' is not allowed: 1 to 1024"),
+        ("hf:a frozen lora=4", "cannot be frozen and have adapters"),
+        ("hf:a frozen layers=query", "has layers= without lora=RANK"),
+        ("hf:a pool=max", "has pool=max: cls or mean"),
+        ("hf:a weights=b", "has weights= beside those of its folder"),
+        ("cnn-5 sparse", "is not of the form NAME"),
+    ],
+)
+def test_names_that_mean_nothing(name, says):
+    with pytest.raises(UserError, match=f"model '{name}' ?{says}|{says}") as error:
+        build_config({"models": name})
+    assert "\n" not in str(error.value)
+
+
+def test_a_name_has_a_part_that_is_told_and_one_that_stays(tmp_path):
+    named = parse("hf:/data/my bert lora=8 layers=query grad-checkpointing")
+    assert (named.plain, named.lora, named.layers) == ("hf:/data/my bert", 8, "query")
+    assert named.public == "hf:mybert/lora-8"
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    assert parse(f"hf:{tmp_path} frozen").public == "hf:bert"
+    with pytest.raises(UserError, match="not allowed on a network.*name a model such as"):
+        check_no_weights(build_config({"models": "hf:/data/vit frozen", "dataset": "synthetic"}))
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_a_text_is_read_as_its_network_and_tokenizer_read_it(tmp_path, pool):
+    transformers = library()
+    folder = bert(tmp_path / "my bert")
+    model = built(f"hf:{folder} pool={pool}", TEXT).eval()
+    words = ["oil bank price, 3", "star", ""]
+    ids = torch.from_numpy(model.encode(words)).long()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    plain = transformers.AutoModel.from_pretrained(folder).eval()
+    hashes = torch.randint(0, 100, (3, 12))  # of the run, in front of the model's own
+    with torch.no_grad():
+        answers = model.network(torch.cat([hashes, ids], dim=1))
+        for text, answer in zip(words, answers, strict=True):
+            hidden = plain(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+            expected = hidden[0] if pool == "cls" else hidden.mean(dim=0)
+            assert torch.allclose(answer, expected, atol=1e-5)
+        again = torch.relu(model.projection(answers))
+        assert torch.allclose(model.features(ids), again, atol=1e-5)
+    model.train()(ids).sum().backward()
+    assert all(p.grad is not None for n, p in model.named_parameters() if "embeddings" not in n)
+
+
+def test_images_and_signals_and_what_does_not_fit(tmp_path):
+    folder = vit(tmp_path / "vit")
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps({"image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 0.5, 0.5]})
+    )
+    model = built(f"hf:{folder}", Inputs.image(16)).eval()
+    assert model.mean.flatten().tolist() == pytest.approx([-0.8, -0.6, -0.4])
+    x = torch.rand(2, 3, 16, 16) * 2 - 1
+    seen = ((x + 1) / 2 - torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1)) / 0.5
+    hidden = model.network.model(pixel_values=seen).last_hidden_state
+    assert torch.allclose(model.answers(x), hidden[:, 0], atol=1e-5)
+    signal = Inputs(SIGNAL, (1, 64))
+    assert built(f"hf:{wav(tmp_path / 'wav')}", signal)(torch.rand(2, 1, 64)).shape == (2, 3)
+    two = Inputs(SIGNAL, (2, 64))
+    long = Inputs(TOKENS, (40,), 100)
+    text = bert(tmp_path / "bert")
+    for name, inputs, says in (
+        (f"hf:{folder}", Inputs.image(20), "takes no 20 x 20 images"),
+        (f"hf:{folder}", TEXT, "reads images; this run's examples are tokens"),
+        (f"hf:{tmp_path / 'wav'}", two, "reads signals of one channel"),
+        (f"hf:{text}", long, "length: 40 is not allowed: at most 32"),
+        (f"hf:{text} lora=2 layers=nowhere", TEXT, "layers=nowhere is in no layer's name, such as"),
+        (f"hf:{tmp_path / 'none'}", TEXT, "has no config.json"),
+    ):
+        with pytest.raises(UserError, match=says) as error:
+            built(name, inputs)
+        assert "\n" not in str(error.value)
+
+
+def test_no_pickle_is_opened_and_no_code_of_a_folder_runs(tmp_path):
+    folder = bert(tmp_path / "bert")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"has no \*.safetensors, the one form"):
+        built(f"hf:{folder}", TEXT)
+    (folder / "pytorch_model.bin").rename(folder / "model.safetensors")
+    about = json.loads((folder / "config.json").read_text())
+    about |= {"model_type": "mine", "auto_map": {"AutoConfig": "code.C", "AutoModel": "code.M"}}
+    (folder / "config.json").write_text(json.dumps(about))
+    (folder / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(UserError, match="cannot be opened"):
+        built(f"hf:{folder}", TEXT)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_adapters_start_without_effect_and_alone_are_trained(tmp_path):
+    folder = bert(tmp_path / "bert")
+    model = built(f"hf:{folder} lora=2 layers=query|dense", TEXT)
+    whole = built(f"hf:{folder}", TEXT)
+    ids = torch.from_numpy(model.encode(["oil goal"])).long()
+    assert torch.allclose(model.network.eval()(ids), whole.network.eval()(ids), atol=1e-6)
+    pairs = adapters(model)
+    assert len(pairs) == 2 * 4 and all(a.shape[0] == b.shape[1] == 2 for a, b in pairs.values())
+    trained = {n for n, p in model.named_parameters() if p.requires_grad}
+    assert all(".lora_" in n or n.startswith(("projection", "head")) for n in trained)
+    assert len(trained) == 2 * len(pairs) + 4
+    image = Inputs.image(32)
+    file = resnet(tmp_path)
+    for name in (f"mobilenet_v3_small lora=2 weights={file}",
+                 f"mobilenet_v3_small lora=2 layers=^features weights={file}"):  # fmt: skip
+        model = built(name, image)
+        model(torch.rand(2, 3, 32, 32)).sum().backward()
+        assert adapters(model) and all(
+            p.grad is not None for p in model.parameters() if p.requires_grad
+        )
+        layers = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+        assert layers and not any(layer.training for layer in layers)
+
+
+def test_checkpointing_changes_no_gradient(tmp_path):
+    folder = vit(tmp_path / "vit")
+    x = torch.rand(2, 3, 16, 16)
+    slopes = []
+    for name in (f"hf:{folder}", f"hf:{folder} grad-checkpointing"):
+        model = built(name, Inputs.image(16))
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        model(x).square().sum().backward()
+        slopes.append([p.grad for p in model.parameters()])
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*slopes, strict=True))
+    with pytest.raises(UserError, match="its BatchNorm would count each batch twice"):
+        built("shufflenet_v2_x0_5 grad-checkpointing", Inputs.image(32))
+
+
+# --- whole runs: images and texts x frozen, adapters, whole ---------------------------------------
+
+
+def run_keys(tmp_path, kind, how):
+    if kind == "texts":
+        keys = texts(tmp_path / "data")
+        models = [f"hf:{bert(tmp_path / 'bert')}{how}",
+                  f"hf:{bert(tmp_path / 'other', 'oil goal atom', 4)}{how}"]  # fmt: skip
+    elif kind == "signals":
+        draws = np.random.default_rng(7)
+        y = np.arange(60) % 3
+        x = (draws.integers(-900, 900, size=(60, 1, 64)) + 300 * y[:, None, None]).astype(np.int16)
+        np.savez(tmp_path / "s.npz", x=x, y=y, subject=np.arange(60) // 20)
+        keys = {"dataset": "signals", "data_path": str(tmp_path / "s.npz"), "site": "subject",
+                "partition": "natural", "representation": 16, "clients": 3}  # fmt: skip
+        models = [f"hf:{wav(tmp_path / 'wav')}{how}", "conv1d-5"]
+    else:
+        keys, models = dict(IMAGES), [f"hf:{vit(tmp_path / 'vit')}{how}", "cnn-5"]
+    return {"clients": 2, "rounds": 2, "lr": 0.05, **keys, "models": models}
+
+
+HOW = [" frozen", " lora=2", ""]
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("kind", ["texts", "images", "signals"])
+def test_run_resume_export_and_predict(tmp_path, kind, how):
+    """What is frozen is in no state; an export has everything, its tokenizer too."""
+    keys = run_keys(tmp_path, kind, how)
+    config = small(tmp_path / "whole", method="fedssa", **keys)
+    folder, _ = simulate(config)
+    cut = cut_and_resume(small(tmp_path / "cut", method="fedssa", **keys), 1)
+    assert cut.read_summary()["run_sha256"] == folder.read_summary()["run_sha256"]
+    client = sorted(folder.path.glob("state/*/*/"))[0]
+    kept, _ = read_tensors(next(client.glob("0*.safetensors")), "pt")
+    inner = [key for key in kept if key.startswith("model/network.")]
+    assert bool(inner) == (how != " frozen")
+    assert all(".lora_" in key for key in inner) == (how != "")
+    assert (client / "answers-train.safetensors").exists() == (how == " frozen")
+    row = folder.clients.read_text().splitlines()[1]
+    assert str(tmp_path) not in row and "hf:" in row
+    export(client, tmp_path / "model")
+    for used in {"bert", "vit", "wav"} & {path.name for path in tmp_path.iterdir()}:
+        (tmp_path / used).rename(tmp_path / "gone")
+    loaded, card = load_model(tmp_path / "model")
+    assert str(tmp_path) not in json.dumps(card) and "untrained" in card["architecture"]
+    if kind == "texts":
+        frame = loaded.predict(tmp_path / "data" / "t.csv")
+        assert len(frame) == 120 and (loaded.inputs.encode(["oil"]) > 0).any()
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_the_same_bytes_on_both_engines(tmp_path, how):
+    keys = run_keys(tmp_path, "texts", how)
+    hashes = set()
+    for engine in ("inline", "processes"):
+        config = small(tmp_path / engine, method="fedproto", engine=engine, **keys)
+        hashes.add(simulate(config)[0].read_summary()["run_sha256"])
+    assert len(hashes) == 1
+
+
+def test_a_state_refuses_other_pretrained_weights(tmp_path):
+    keys = run_keys(tmp_path, "images", " lora=2")
+    folder, _ = simulate(small(tmp_path / "a", method="fedssa", **keys))
+    state = sorted(folder.path.glob("state/*/*/"))[0]
+    for file in (tmp_path / "vit").iterdir():
+        file.unlink()
+    vit(tmp_path / "vit", seed=9)
+    with pytest.raises(UserError, match="not those that the state was trained on"):
+        load_model(state)
+
+
+def test_answers_of_a_frozen_network_are_the_ones_that_training_would_compute(tmp_path):
+    keys = run_keys(tmp_path, "images", " frozen")
+    losses = []
+    for cached in (True, False):
+        config = small(tmp_path / str(cached), method="standalone", **keys)
+        client = make_client(config, 0, tmp_path / str(cached) / "s")
+        type(client).caches_frozen = cached
+        try:
+            assert (client.examples("train").examples.dim() == 2) is cached
+            losses.append(client.fit([], {"round": 1, "generation": 0, "evaluate": True})[2])
+        finally:
+            type(client).caches_frozen = True
+    assert losses[0]["train_loss"] == pytest.approx(losses[1]["train_loss"], rel=1e-4)
+    assert losses[0]["train_flops"] < losses[1]["train_flops"] / 10
+
+
+def test_a_cnn_a_vit_and_berts_sibling_share_in_one_run(tmp_path):
+    """The methods that share at the representation take any architectures."""
+    models = ["cnn-5", f"hf:{vit(tmp_path / 'vit')} lora=2", f"hf:{beit(tmp_path / 'beit')} frozen"]
+    keys = {**IMAGES, "models": models, "clients": 3, "rounds": 1}
+    for method in ("fedssa", "fedproto", "fedmrl", "pfedafm", "pfedmoe", "fd", "pfedes", "fedorgp"):
+        more = {"fedmrl": {"d1": 8}, "pfedes": {"extractor_epochs": 1}}.get(method, {})
+        folder, _ = simulate(small(tmp_path / method, method=method, **keys, **more))
+        assert folder.read_rounds()[0]["replied"] == 3, method

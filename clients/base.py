@@ -74,6 +74,7 @@ class Setup:
     store: FileStore
     simulated: bool = True
     limits: Limits = field(default_factory=Limits)
+    protection: UploadProtection = field(default_factory=UploadProtection)  # noise, or masks
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,7 @@ class MethodClient(NumPyClient, Generic[P]):
         self._fixed = Fixed(())
         self.round = 0
         self.uploaded: Payload = Empty()  # what this round sends to the server
-        self.protection = UploadProtection()  # noise on an upload, or masks
-        self.shared_classes: frozenset[int] | None = None  # whose rows are averaged; None: all
+        self.shared_classes = setup.protection.shared  # whose rows are averaged; None: all
         self.sent_all = setup.config.summed  # by secure-sum, everybody the same
         self.evaluating = False  # whether this round's reply carries accuracies
         self.before: dict[str, float] = {}  # accuracies before training
@@ -304,7 +304,10 @@ class MethodClient(NumPyClient, Generic[P]):
         received = self._received(parameters)
         self.receive(received)
         metrics = self._trained()
-        self.uploaded = self.protection.protect(self.upload(), received, self.round, budget)
+        protection = setup.protection
+        self.uploaded = protection.protect(self.upload(), received, self.round, budget)
+        if protection.added is not None:
+            self.added(protection.added)
         if self.config.dp_clip:
             metrics["epsilon_spent"] = budget.epsilon
         if self.evaluating:

@@ -10,8 +10,6 @@ from fedhet.strategies.fedclassavg import FedClassAvgParams
 from fedhet.training.augment import two_views
 from fedhet.training.loop import Phase
 
-LEGACY_TAU, LEGACY_BASE = 100.0, 0.07  # of the authors' code; its loss is scaled by tau / base
-
 
 def contrastive(features: Tensor, labels: Tensor, tau: float) -> Tensor:
     """Return SupCon (Khosla et al. 2020, L_out) of M features (M, d) with labels (M,), a scalar.
@@ -47,15 +45,10 @@ class FedClassAvgClient(AveragingClient[FedClassAvgParams]):
         features = self.model.features(two_views(inputs, self.draws, self.inputs.kind))
         first = self.model.head(features[: len(labels)])
         twice = torch.cat([labels, labels])
-        if self.params.legacy:
-            scale = LEGACY_TAU / LEGACY_BASE
-            contrast = scale * contrastive(features, twice, LEGACY_TAU)
-        else:
-            contrast = contrastive(F.normalize(features.float()), twice, self.params.tau)
+        contrast = contrastive(F.normalize(features.float()), twice, self.params.tau)
         return self.cross_entropy(first, labels) + contrast + self.params.rho / 2 * self.distance()
 
     def distance(self) -> Tensor:
-        """Return ||theta_k - theta||^2 over weight and bias; legacy: a sum of mean squares."""
+        """Return ||theta_k - theta||^2 over weight and bias."""
         pairs = zip(self.shared().parameters(), self.received, strict=True)
-        squares = [(now - before).square() for now, before in pairs]
-        return torch.stack([s.mean() if self.params.legacy else s.sum() for s in squares]).sum()
+        return torch.stack([(now - before).square().sum() for now, before in pairs]).sum()

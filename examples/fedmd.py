@@ -29,7 +29,7 @@ from fedhet.config.schema import Params, RunConfig
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, Payload
 from fedhet.strategies.averaging import average_uploads
-from fedhet.strategies.base import MethodStrategy, Upload
+from fedhet.strategies.base import MethodStrategy, Reference, Upload
 from fedhet.strategies.robust import ROBUST
 from fedhet.training.loop import Phase, outputs_on
 
@@ -70,10 +70,11 @@ class FedMDStrategy(MethodStrategy[FedMDParams]):
         """Return the consensus of the last round that counted."""
         return self.consensus
 
-    def expect(self, info: ClientInfo) -> Payload | None:
+    def reference(self, info: ClientInfo) -> Reference:
         """Logits on as many images as a round takes."""
         images = min(self.params.alignment, len(self.public))
-        return replace(self.consensus, logits=np.zeros((images, self.classes), dtype=np.float32))
+        logits = np.zeros((images, self.classes), dtype=np.float32)
+        return Reference(replace(self.consensus, logits=logits))
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Return the unweighted mean."""

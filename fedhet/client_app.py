@@ -63,6 +63,7 @@ from fedhet.site.local_data import (
     public_digest,
     without_rare,
 )
+from fedhet.site.privacy import UploadProtection
 from fedhet.site.state import DATA, SUM_KEY, FileStore
 from fedhet.sums import client as sums
 from fedhet.sums.client import SumNotes, cannot_prove, own_terms
@@ -221,9 +222,16 @@ class Request:
             raise Refused("this run began with secure-sum=masked, which is now off")
         return found
 
-    def client(self) -> MethodClient[Any]:
+    @property
+    def summing(self) -> sums.Summing:
+        """What the method says of its sums."""
+        return self.method.strategy
+
+    def client(
+        self, protection: UploadProtection | None = None, data: LocalData | None = None
+    ) -> MethodClient[Any]:
         """Return the method's client, for this message."""
-        data, device = self.data(), self.device()
+        data, device = data or self.data(), self.device()
         setup = Setup(
             config=own_copy(self.config, self.node, simulated=self.simulated),
             data=data,
@@ -233,6 +241,7 @@ class Request:
             store=self.store(data.client),
             simulated=self.simulated,
             limits=self.limits,
+            protection=protection or UploadProtection(),
         )
         return self.method.client(setup)
 
@@ -369,7 +378,6 @@ def train(asked: Request) -> Reply:
     return reply
 
 
-@_answers("train", "unit")
 @_answers("train", "owners")
 def count(asked: Request) -> Reply:
     """Answer with this client's part of a sum: its classes, or the size of its train split."""

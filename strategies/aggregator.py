@@ -1,34 +1,35 @@
-"""Aggregate a round from single uploads: which replies count, with which weight.
+"""Check a round's replies where the server sees single uploads: alone, then against each other.
 
-Each reply is looked at alone, then all of a round are held against each other.
+:class:`fedhet.sums.server.SumAggregator` takes this one's place in a run with ``secure-sum``.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedhet.config.schema import RunConfig
 from fedhet.errors import Rejected, one_line
 from fedhet.protocol.checks import (
-    StepLimits,
+    Checked,
+    Valid,
     check_arrays,
     check_origin,
     check_trained,
+    long_steps,
     read_confusion,
+    size,
 )
-from fedhet.protocol.handshake import ClientInfo
-from fedhet.protocol.mail import replies
+from fedhet.protocol.handshake import ClientInfo, Handshake
+from fedhet.protocol.mail import exchange
 from fedhet.protocol.messages import CONFUSION, QUERY_BYTES, Reply
 from fedhet.protocol.payload import Payload
 from fedhet.records.ledger import Ledger
 from fedhet.site.privacy import sigma
 from fedhet.strategies.robust import capped
-
-if TYPE_CHECKING:
-    from fedhet.strategies.base import MethodStrategy
 
 log = logging.getLogger("fedhet")
 
@@ -46,41 +47,64 @@ class Upload:
 
 
 @dataclass(frozen=True)
-class Valid:
-    """A reply that is valid by itself; ``step`` is the length of its step."""
+class Reference:
+    """What an upload of one client is held against.
 
-    info: ClientInfo
-    payload: Payload
-    reply: Reply
-    step: float | None
+    ``payload`` has its shapes and dtypes, and the values that the client started from, or zeros;
+    None if shapes vary. ``max-update-ratio`` bounds the step from there, a root mean square, unless
+    ``step`` measures the upload otherwise. It bounds nothing if not ``bounded``: ``check`` limits
+    the values. ``start`` is the root mean square of the values started from, if ``payload`` has
+    others.
+    """
+
+    payload: Payload | None
+    start: float | None = None
+    step: Callable[[Payload], float] | None = None
+    bounded: bool = True
+
+    @property
+    def size(self) -> float:
+        """Root mean square of the values that the client started from."""
+        if self.start is not None:
+            return self.start
+        return 0.0 if self.payload is None else size(self.payload.flat)
+
+
+class Uploads(Protocol):
+    """What a method says of its uploads."""
+
+    upload_type: type[Payload]
+
+    @property
+    def metric_ranges(self) -> Mapping[str, tuple[float, float]]:
+        """Ranges of its own metrics."""
+
+    def reference(self, info: ClientInfo) -> Reference:
+        """Return what an upload of ``info`` is held against."""
+
+    def check(self, info: ClientInfo, payload: Payload) -> None:
+        """Raise Rejected for an upload that is not acceptable."""
 
 
 class PlainAggregator:
-    """Aggregates the rounds of a run whose server sees every upload.
+    """Checks and books the rounds of a run whose server sees every upload."""
 
-    :class:`fedhet.sums.server.SumAggregator` takes its place in a run with ``secure-sum``.
-    """
-
-    ledger_type = Ledger
     train_share = 1.0  # of a round's time that waiting for training may take
     evaluates = True  # whether a client alone may be asked for its accuracy
     about = None  # what a train message says of a sum
 
-    def __init__(self, strategy: "MethodStrategy[Any]", marks: Mapping[str, Any]) -> None:
-        """Load :meth:`marks` from a checkpoint's ``marks``."""
-        self.strategy, self.config, self.roster = strategy, strategy.config, strategy.roster
-        self.ledger, self.handshake = strategy.ledger, strategy.handshake
-        self.steps = StepLimits(self.config.max_update_ratio, sigma(self.config))
-        self.steps.load(marks.get("steps", {}))
+    def __init__(self, config: RunConfig, ledger: Ledger, handshake: Handshake) -> None:
+        self.config, self.ledger, self.handshake = config, ledger, handshake
+        self.roster = handshake.roster
         self._pace: dict[str, float] = {}  # seconds per training image, by model
 
     def marks(self) -> dict[str, Any]:
         """Return the values for a checkpoint."""
-        return {"steps": self.steps.dump()}
+        return {}
 
-    def members(self, round_: int, clients: list[str]) -> list[str]:
+    def members(self, round_: int, clients: list[str], deadline: float) -> list[str]:
         """Return those of a round's ``clients`` that are asked to train: all."""
-        del round_
+        del round_, deadline
         return clients
 
     def seconds(self, client: str) -> float:
@@ -88,95 +112,86 @@ class PlainAggregator:
         info = self.roster.infos[client]
         return self._pace.get(info.model, 0.0) * info.train_images
 
-    def limit(self, client: str) -> int:
+    def limit(self, expected: Payload | None) -> int:
         """Return the bytes above which a reply is refused unread."""
-        expected = self.strategy.expect(self.roster.infos[client])
         return MANY_BYTES if expected is None else 4 * expected.bytes + QUERY_BYTES
 
-    def combine_replies(
-        self, round_: int, replies: Sequence[tuple[str, Reply]]
-    ) -> Mapping[str, float] | None:
-        """Check and aggregate replies, in client order; None if too few of them are valid."""
-        found: list[Valid] = []
+    def check(
+        self, round_: int, replies: Sequence[tuple[str, Reply]], method: Uploads, deadline: float
+    ) -> Checked | None:
+        """Return the replies that count, in client order; None if they are too few."""
+        del deadline
+        valid: list[Valid] = []
         for client, reply in replies:
-            info = self.roster.infos[client]
             try:
-                found.append(self.valid(info, reply, round_))
+                valid.append(self._valid(self.roster.infos[client], reply, round_, method))
             except Rejected as reason:
                 self.ledger.reject(client, str(reason), reply)
             else:
                 self.ledger.spend(client, reply.metrics)
-        outliers = self.outliers(found)
-        for one in found:
+        steps = {one.info.client: one.step for one in valid if one.step is not None}
+        start = method.reference(valid[0].info).size if valid else 0.0
+        outliers = long_steps(steps, start, self.config.max_update_ratio, sigma(self.config))
+        for one in valid:
             if one.info.client in outliers:
                 self.ledger.reject(one.info.client, outliers[one.info.client], one.reply)
-        accepted = [one for one in found if one.info.client not in outliers]
-        if len(accepted) < self.config.min_replies:
-            count = f"{len(accepted)} of min-replies={self.config.min_replies}"
-            for one in accepted:
-                why = f"valid, but the round is skipped: {count} came"
-                self.ledger.reject(one.info.client, why, one.reply)
-            return None
-        numbers = self.strategy.aggregate(self._uploads(accepted), round_)
-        self._accept(accepted, round_)
-        return numbers
-
-    def confusions(self) -> dict[str, NDArray[np.int64]]:
-        """Ask clients for their confusion matrices (C, C) after the last round; by client."""
-        found: dict[str, NDArray[np.int64]] = {}
-        roster, finished = self.roster, self.strategy.finished
-        asked = [
-            client
-            for client in roster.ids
-            if client in roster.nodes and (self.config.evaluate_all or roster.generations[client])
-        ]
-        messages = {c: self.strategy.message(CONFUSION, c, finished) for c in asked}
-        for client, reply in replies(self.handshake.grid, messages, self.config.round_timeout):
-            try:
-                check_origin(roster.infos[client], reply, finished)
-                found[client] = read_confusion(reply, len(roster.classes))
-            except Rejected as reason:
-                log.warning("client %s is not in confusion.csv: %s", client, one_line(str(reason)))
-        return found
-
-    def outliers(self, found: Sequence[Valid]) -> Mapping[str, str]:
-        """Return reasons by client, for steps that are far longer than everybody's."""
-        if found and self.steps.start is None:
-            self.steps.start = self.strategy.step_start(found[0].info)
-        lengths = {one.info.client: one.step for one in found if one.step is not None}
-        return self.steps.outliers(lengths)
-
-    def _uploads(self, accepted: Sequence[Valid]) -> list[Upload]:
-        uniform = self.config.weighting == "uniform"
-        sizes = np.array([1 if uniform else one.info.train_images for one in accepted])
-        shares = capped(sizes, self.config.max_weight).tolist()
-        return [
-            Upload(one.info, one.payload, share, one.reply.metrics)
-            for share, one in zip(shares, accepted, strict=True)
-        ]
-
-    def _accept(self, accepted: Sequence[Valid], round_: int) -> None:
-        """Record the aggregated replies; their clients continue from this round."""
-        self.steps.accept([one.step for one in accepted if one.step is not None])
+        accepted = [one for one in valid if one.info.client not in outliers]
+        if len(accepted) >= self.config.min_replies:
+            return Checked(round_, accepted)
+        count = f"{len(accepted)} of min-replies={self.config.min_replies}"
         for one in accepted:
-            info, metrics = one.info, one.reply.metrics
-            self._pace[info.model] = metrics.get("seconds", 0.0) / info.train_images
-            self.ledger.accept(info.client, round_, one.payload, one.reply)
+            why = f"valid, but the round is skipped: {count} came"
+            self.ledger.reject(one.info.client, why, one.reply)
+        return None
 
-    def valid(self, info: ClientInfo, reply: Reply, round_: int) -> Valid:
+    def _valid(self, info: ClientInfo, reply: Reply, round_: int, method: Uploads) -> Valid:
         """Return a reply with its payload; raise Rejected if anything about it is wrong."""
-        strategy = self.strategy
-        check_trained(info, reply, round_, self.config, strategy.metric_ranges)
+        check_trained(info, reply, round_, self.config, method.metric_ranges)
         images = reply.metrics.get("num-examples")
         if images != info.train_images:
             raise Rejected(f"num-examples is {images}, but it declared {info.train_images}")
         try:
-            payload = strategy.upload_type.from_ndarrays(reply.arrays)
+            payload = method.upload_type.from_ndarrays(reply.arrays)
         except ValueError as error:
-            name = type(strategy).__name__
+            name = type(method).__name__
             raise Rejected(
                 f"{error}; `upload_type` of {name} must be what the client's `upload` returns"
             ) from error
-        length = check_arrays(payload, strategy.expect(info), self.config.max_update_norm)
-        strategy.check(info, payload)
-        return Valid(info, payload, reply, strategy.step_length(payload, length))
+        reference = method.reference(info)
+        length = check_arrays(payload, reference.payload, self.config.max_update_norm)
+        method.check(info, payload)
+        if reference.step is not None:
+            length = reference.step(payload)
+        return Valid(info, payload, reply, length if reference.bounded else None)
+
+    def uploads(self, checked: Checked) -> list[Upload]:
+        """Return what is aggregated: the accepted replies with their shares of the weights."""
+        uniform = self.config.weighting == "uniform"
+        sizes = np.array([1 if uniform else one.info.train_images for one in checked.accepted])
+        shares = capped(sizes, self.config.max_weight).tolist()
+        return [
+            Upload(one.info, one.payload, share, one.reply.metrics)
+            for share, one in zip(shares, checked.accepted, strict=True)
+        ]
+
+    def book(self, checked: Checked) -> None:
+        """Record the aggregated replies; their clients continue from this round."""
+        for one in checked.accepted:
+            info, metrics = one.info, one.reply.metrics
+            self._pace[info.model] = metrics.get("seconds", 0.0) / info.train_images
+            self.ledger.accept(info.client, checked.round, one.payload, one.reply)
+
+    def confusions(self, round_: int, deadline: float) -> dict[str, NDArray[np.int64]]:
+        """Ask clients for their confusion matrices (C, C) after the last round; by client."""
+        del deadline
+        roster, every = self.roster, self.config.evaluate_all
+        asked = [c for c in roster.ids if c in roster.nodes and (every or roster.generations[c])]
+        messages = {c: self.handshake.message(CONFUSION, c, round_) for c in asked}
+        matrices: dict[str, NDArray[np.int64]] = {}
+        for client, reply in exchange(self.handshake.grid, messages, self.config.round_timeout):
+            try:
+                check_origin(roster.infos[client], reply, round_)
+                matrices[client] = read_confusion(reply, len(roster.classes))
+            except Rejected as reason:
+                log.warning("client %s is not in confusion.csv: %s", client, one_line(str(reason)))
+        return matrices

@@ -23,7 +23,7 @@ from fedhet.models.zoo import small_model
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.rng import torch_seeded
-from fedhet.strategies.base import MethodStrategy, Upload
+from fedhet.strategies.base import MethodStrategy, Reference, Upload
 from fedhet.strategies.robust import MEAN, ROBUST, Rule, capped
 from fedhet.sums.contribution import Own, Summand, Vector, too_few
 
@@ -188,6 +188,7 @@ class AveragingStrategy(MethodStrategy[P]):
 
     upload_type: type[Payload] = ModelArrays
     aggregations = ROBUST
+    not_summed = ""
     broadcasts = True
     noise_on_steps = True
 
@@ -213,9 +214,9 @@ class AveragingStrategy(MethodStrategy[P]):
         """Return the shared module's arrays."""
         return ModelArrays(self.tensors)
 
-    def expect(self, info: ClientInfo) -> Payload | None:
+    def reference(self, info: ClientInfo) -> Reference:
         """Return the same arrays, whose shapes an upload has."""
-        return ModelArrays(self.tensors)
+        return Reference(ModelArrays(self.tensors))
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Replace the shared module by the uploads' mean, trimmed mean or median."""

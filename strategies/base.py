@@ -4,21 +4,25 @@
 starts at round 1, runs two phases, cannot stop early and sleeps 3 s between polls. This one can
 resume, reads the evaluation from the train reply, and limits every wait. One round:
 
-    handshake -> ``configure_train`` -> the clients train -> ``aggregate_train``
-    -> ``configure_evaluate`` -> ``aggregate_evaluate`` -> lines -> checkpoint
+    ask       configure_train: one message for each client of the round
+    wait      exchange: send them, decode each reply when it comes
+    check     check_replies: each reply alone, then all against each other
+    combine   aggregate_train: the uploads become the new global arrays
+    book      evaluate those that did not train, write the lines, then the checkpoint
 
 A method overrides hooks that take and return plain arrays. They are called in this order:
-``download``, then ``expect`` and ``check`` for each upload, then ``aggregate``. ``arrays`` and
+``download``, then ``reference`` and ``check`` for each upload, then ``aggregate``. ``arrays`` and
 ``load`` are the method's state. With ``secure-sum`` no upload reaches the server: each client makes
-its ``contribution``, and ``combine`` takes their sum. :mod:`fedhet.strategies.aggregator`
-aggregates plain uploads, and :mod:`fedhet.sums.server` aggregates sums.
+its ``contribution``, and ``combine`` takes their sum. :mod:`fedhet.strategies.aggregator` checks
+plain uploads, and :mod:`fedhet.sums.server` has sums unmasked.
 """
 
 import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, Literal, cast
 
 import numpy as np
@@ -31,24 +35,24 @@ from fedhet.config.schema import P, RunConfig
 from fedhet.data.inputs import Inputs
 from fedhet.errors import Rejected, RunFailed, UserError
 from fedhet.files import client_order
-from fedhet.protocol.checks import FLOAT32, check_evaluation, form, size
+from fedhet.protocol.checks import FLOAT32, Checked, check_evaluation, form
 from fedhet.protocol.codes import distinct
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import ClientInfo, Handshake, Roster
 from fedhet.protocol.mail import exchange
-from fedhet.protocol.messages import EVALUATE, TRAIN, Reply, read_reply, request
+from fedhet.protocol.messages import EVALUATE, TRAIN, Reply, read_reply
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.protocol.wire import message_bytes, to_record
 from fedhet.records.ledger import Checkpoint, Ledger, save_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import confusion_rows, headline, imbalance, out_of_patience
 from fedhet.site.local_data import PublicSet, open_public
-from fedhet.strategies.aggregator import PlainAggregator, Upload
+from fedhet.strategies.aggregator import PlainAggregator, Reference, Upload
 from fedhet.strategies.robust import Rule
-from fedhet.sums.contribution import Own, Summand, Vector
-from fedhet.sums.server import SumAggregator
+from fedhet.sums.contribution import Own, Summand, Vector, sum_unit
+from fedhet.sums.server import SumAggregator, SumLedger, SumPlan
 
-__all__ = ["MethodStrategy", "Upload"]
+__all__ = ["MethodStrategy", "Reference", "Upload"]
 log = logging.getLogger("fedhet")
 COMES_BACK = 60.0  # seconds within which a node that starts again is online
 
@@ -64,21 +68,9 @@ class MethodStrategy(Strategy, Generic[P]):
     shares_small_model = False  # whether clients share the model that `small-model` names
     broadcasts = False  # whether all clients are sent the same payload
     noise_on_steps = False  # whether noise is for upload - download, and `combine` gets its sum
-    # Why `secure-sum` is refused; empty for a class with `contribution` and `combine`.
+    # Why `secure-sum` is refused: "" in a class with `contribution` and `combine`.
     not_summed: ClassVar[str] = "its strategy has no `contribution` and `combine`"
     refuses: ClassVar[Mapping[str, str]] = {}  # kinds of input that it cannot work with, and why
-
-    def __init_subclass__(cls) -> None:
-        """Ask a class with its own ``aggregate`` for ``combine`` and ``aggregations`` as well.
-
-        Otherwise it has no ``secure-sum`` and means alone, whatever the class it derives from has.
-        """
-        super().__init_subclass__()
-        own = vars(cls)
-        if "aggregate" in own and "aggregations" not in own:
-            cls.aggregations = MethodStrategy.aggregations
-        if "not_summed" not in own and {"aggregate", "combine"} & set(own):
-            cls.not_summed = "" if "combine" in own else MethodStrategy.not_summed
 
     def __init__(self, config: RunConfig, roster: Roster) -> None:
         self.config = config
@@ -89,7 +81,6 @@ class MethodStrategy(Strategy, Generic[P]):
         self.metric_ranges = {**type(self).metric_ranges, **own}  # type: ignore[misc]
         self.finished = 0  # rounds
         self.short_classes: int | None = None  # that stayed as they were for lack of owners
-        self.images_per_weight = 1  # images that a weight of 1 stands for in `combine`
         self.classes = len(roster.classes)
         self.inputs = roster.inputs or Inputs.image(
             config.image_size, grey=config.grey, standardised=config.standardise
@@ -101,6 +92,26 @@ class MethodStrategy(Strategy, Generic[P]):
     @classmethod
     def check_config(cls, config: RunConfig, params: P) -> None:
         """Raise UserError for settings of ``config``, or ``params`` of it, that cannot work."""
+
+    @classmethod
+    def check_aggregate(cls, config: RunConfig) -> None:
+        """Raise UserError for a run that a class with its own ``aggregate`` cannot make.
+
+        The sums and medians of the class that it derives from are not its own.
+        """
+        place = next(i for i, one in enumerate(cls.__mro__) if "aggregate" in vars(one))
+        own = {name for one in cls.__mro__[: place + 1] for name in vars(one)}
+        has = f"{cls.__mro__[place].__name__} has an `aggregate` of its own"
+        if config.summed and not {"combine", "not_summed"} & own:
+            raise UserError(
+                f"secure-sum: '{config.secure_sum}' is not allowed: {has} and no `combine`: add "
+                "it, or say in `not_summed` why not"
+            )
+        if config.aggregation != "mean" and "aggregations" not in own:
+            raise UserError(
+                f"aggregation: '{config.aggregation}' is not allowed: {has}: average with "
+                "`self.rule`, and set `aggregations`"
+            )
 
     @classmethod
     def own_small(cls, params: P) -> str:
@@ -132,28 +143,12 @@ class MethodStrategy(Strategy, Generic[P]):
         """
         return "all" if self.sends_all else info.client
 
-    def expect(self, info: ClientInfo) -> Payload | None:
-        """Return a payload with the shapes and dtypes of ``info``'s upload; None if they vary.
-
-        Its values are those that the client started from, or zeros. See :meth:`step_length`.
-        """
-        return Empty()
+    def reference(self, info: ClientInfo) -> Reference:
+        """Return what an upload of client ``info`` is held against: see :class:`Reference`."""
+        return Reference(Empty())
 
     def check(self, info: ClientInfo, payload: Payload) -> None:
         """Raise Rejected if ``payload``, of the right shapes, is not acceptable from ``info``."""
-
-    def step_length(self, payload: Payload, length: float) -> float | None:
-        """Return the length of the step that ``payload`` makes, which ``max-update-ratio`` bounds.
-
-        The default is ``length``: the root mean square of the difference from what
-        :meth:`expect` returned. Return None if :meth:`check` limits the values itself.
-        """
-        return length
-
-    def step_start(self, info: ClientInfo) -> float:
-        """Return the root mean square of the values that client ``info`` starts from, or 0."""
-        expected = self.expect(info)
-        return 0.0 if expected is None else size(expected.flat)
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Combine ``uploads``, sorted by client, in float64, at the end of round ``round_``.
@@ -226,6 +221,11 @@ class MethodStrategy(Strategy, Generic[P]):
         return self.broadcasts or self.config.summed
 
     @property
+    def images_per_weight(self) -> int:
+        """Images that a weight of 1 stands for in :meth:`combine`."""
+        return sum_unit(self.config) if self.config.summed else 1
+
+    @property
     def min_owners(self) -> int:
         """Minimum number of owners that a class needs for its rows to be averaged."""
         return self.config.sum_owners if self.config.summed else 1
@@ -259,11 +259,10 @@ class MethodStrategy(Strategy, Generic[P]):
         """
         self._check_hooks()
         self.handshake, self.folder = handshake, folder
-        aggregator = SumAggregator if self.config.summed else PlainAggregator
-        self.ledger: Ledger = aggregator.ledger_type(self.roster)
+        self.ledger: Ledger = (SumLedger if self.config.summed else Ledger)(self.roster)
         self.deadline = 0.0  # of the round
         self.simulated = True  # whether the clients' states are where the server is
-        self._clients: dict[str, str] = {}  # who was sent the message of an id
+        self.counted = True  # whether the last round had replies enough
         self.initialise()
         if kept is None:
             folder.check_unbegun()
@@ -272,8 +271,26 @@ class MethodStrategy(Strategy, Generic[P]):
             self.load(kept.arrays)
             self.ledger.load(kept.meta)
             self.finished = int(kept.meta["round"])
-        marks = {} if kept is None else kept.meta
-        self.aggregator = aggregator(self, marks)
+        self.aggregator = self._aggregator({} if kept is None else kept.meta)
+
+    def _aggregator(self, marks: Mapping[str, Any]) -> "PlainAggregator | SumAggregator":
+        """Return what checks the rounds; ``marks`` are those of a checkpoint."""
+        config = self.config
+        if not isinstance(self.ledger, SumLedger):
+            return PlainAggregator(config, self.ledger, self.handshake)
+        every = tuple(range(self.classes))
+        images = (1,) * self.classes
+        some = replace(next(iter(self.roster.infos.values())), seen=every, images=images)
+        own = Own(config, self.classes, every, images)
+        payload = self.reference(some).payload
+        assert payload is not None
+        summed = SumPlan(
+            length=len(self.contribution(payload, own).flat),
+            ranges=self.metric_ranges,
+            by_class=self.sends_class_rows(config, self.params),
+            attempts=self.folder.attempts,
+        )
+        return SumAggregator(config, self.ledger, self.handshake, summed, marks)
 
     def start(
         self,
@@ -297,9 +314,9 @@ class MethodStrategy(Strategy, Generic[P]):
         for round_ in range(self.finished + 1, self.config.rounds + 1):
             if out_of_patience(self.config, lines):
                 break
-            skipped = 0 if self._round(grid, round_) else skipped + 1
-            record = self._close(round_, clock)
+            record = self._round(grid, round_, clock)
             clock = time.perf_counter()
+            skipped = 0 if self.counted else skipped + 1
             log.info(
                 "round %d/%d: test %s, %d of %d replied, %.1f s",
                 round_, self.config.rounds, headline(self.config.metric, record),
@@ -317,7 +334,7 @@ class MethodStrategy(Strategy, Generic[P]):
             if skipped and not self.simulated and round_ < self.config.rounds:
                 self._wait_for_offline()
         self._start_clock()
-        matrices = self.aggregator.confusions()
+        matrices = self.aggregator.confusions(self.finished, self.deadline)
         self.folder.write_confusion(confusion_rows(self.roster.classes, matrices))
         return Result()
 
@@ -346,22 +363,55 @@ class MethodStrategy(Strategy, Generic[P]):
         if line := imbalance(self.config, counts):
             log.warning("%s", line)
 
-    def _round(self, grid: Grid, round_: int) -> bool:
-        """Run one round; return False if it was skipped for lack of valid replies."""
+    def _round(self, grid: Grid, round_: int, clock: float) -> dict[str, Any]:
+        """Run one round, which began at ``clock``; return its record."""
         self.ledger.begin(round_)
         self.handshake.query()
         self.ledger.keep_out(self.roster.refusals())
-        timeout = self.config.round_timeout
         self._start_clock()
         messages = self.configure_train(round_)
-        share = self.aggregator.train_share
-        arrived = self._exchange(grid, messages, share * timeout)
-        _, numbers = self.aggregate_train(round_, arrived)
-        left = self.deadline - time.monotonic()
-        if self._evaluates(round_) and left > 0:
-            messages = self.configure_evaluate(round_)
-            self.aggregate_evaluate(round_, self._exchange(grid, messages, left))
-        return numbers is not None
+        replies = self._wait(grid, messages, self.aggregator.train_share)
+        checked = self.check_replies(round_, replies)
+        self.aggregate_train(round_, checked)
+        return self._book(grid, round_, clock)
+
+    def _wait(
+        self, grid: Grid, messages: Iterable[Message], share: float = 1.0
+    ) -> list[tuple[str, Reply]]:
+        """Send messages and return the replies in client order, each decoded when it came.
+
+        ``share`` is that of a round's time that this may take.
+        """
+        clients = {node: client for client, node in self.roster.nodes.items()}
+        by_client = {clients[message.metadata.dst_node_id]: message for message in messages}
+        timeout = min(share * self.config.round_timeout, self.deadline - time.monotonic())
+        return self._in_order(exchange(grid, by_client, timeout, self._limit))
+
+    def _limit(self, client: str) -> int:
+        return self.aggregator.limit(self.reference(self.roster.infos[client]).payload)
+
+    def _in_order(self, replies: Iterable[tuple[str, Reply]]) -> list[tuple[str, Reply]]:
+        """Return replies in client order; note whose state is lost."""
+        ordered = sorted(replies, key=lambda pair: client_order(pair[0]))
+        for client, reply in ordered:
+            if reply.lost:
+                self.roster.lose(client, self.ledger.round.number, reply.error)
+        return ordered
+
+    def _read(self, messages: Iterable[Message]) -> list[tuple[str, Reply]]:
+        """Return the replies of another loop than this one, in client order."""
+        clients = {node: client for client, node in self.roster.nodes.items()}
+        named = ((clients.get(m.metadata.src_node_id), m) for m in messages)
+        return self._in_order((c, read_reply(m, self._limit(c))) for c, m in named if c is not None)
+
+    def check_replies(
+        self, server_round: int, replies: Sequence[tuple[str, Reply]]
+    ) -> Checked | None:
+        """Return the replies that count; None if fewer than ``min-replies`` do.
+
+        Those that do not are named in the round's failures.
+        """
+        return self.aggregator.check(server_round, replies, self, self.deadline)
 
     def configure_train(self, server_round: int, *_: object, **__: object) -> Iterable[Message]:
         """Return one train message per sampled client that is online, the longest job first.
@@ -370,7 +420,8 @@ class MethodStrategy(Strategy, Generic[P]):
         """
         made: dict[Hashable, tuple[Payload, ArrayRecord]] = {}
         messages = []
-        members = self.aggregator.members(server_round, self._sampled(server_round))
+        sampled = self._sampled(server_round)
+        members = self.aggregator.members(server_round, sampled, self.deadline)
         for client in sorted(members, key=self.aggregator.seconds, reverse=True):
             info = self.roster.infos[client]
             group = self.broadcast_group(info)
@@ -379,7 +430,7 @@ class MethodStrategy(Strategy, Generic[P]):
                 made[group] = payload, to_record(payload.flat)
             payload, record = made[group]
             about = self.aggregator.about
-            message = self.message(TRAIN, client, server_round, record, about=about)
+            message = self.handshake.message(TRAIN, client, server_round, record, about)
             self.ledger.round.carry("downlink", payload, message_bytes(message))
             messages.append(message)
         if self.config.summed and len(made) > 1:
@@ -390,17 +441,29 @@ class MethodStrategy(Strategy, Generic[P]):
         return messages
 
     def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
+        self, server_round: int, replies: Iterable[Message] | Checked | None
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check, sort and combine the replies; (None, None) if fewer than min-replies are valid.
+        """Combine replies that were checked; (None, None) if fewer than min-replies count.
 
-        The global arrays stay in the strategy: of a round that counts, only its numbers return.
+        Messages, of another loop than ours, are read and checked first. The global arrays stay in
+        the strategy: of a round that counts, only its numbers return.
         """
-        numbers = self.aggregator.combine_replies(server_round, self._read(replies))
-        if numbers is None:
+        if replies is not None and not isinstance(replies, Checked):
+            replies = self.check_replies(server_round, self._read(replies))
+        self.counted = replies is not None
+        if replies is None:
             return None, None
+        if replies.total is None:
+            numbers: dict[str, Any] = dict(
+                self.aggregate(self.aggregator.uploads(replies), server_round)
+            )
+        else:
+            numbers = dict(self.combine(replies.total, server_round))
+            if self.short_classes is not None:
+                numbers["short_classes"] = float(self.short_classes)
+        self.aggregator.book(replies)
         self.ledger.round.numbers |= numbers
-        return None, MetricRecord(dict(numbers))
+        return None, MetricRecord(numbers)
 
     def configure_evaluate(self, server_round: int, *_: object, **__: object) -> Iterable[Message]:
         """Return one evaluate message per online client whose state has no accuracy yet.
@@ -410,13 +473,15 @@ class MethodStrategy(Strategy, Generic[P]):
         failed = {failure["client"] for failure in self.ledger.round.failures}
         behind = self.ledger.unevaluated(everybody=self.config.evaluate_all)
         asked = [c for c in behind if c not in failed and self.aggregator.evaluates]
-        return [self.message(EVALUATE, client, server_round) for client in asked]
+        return [self.handshake.message(EVALUATE, client, server_round) for client in asked]
 
     def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
+        self, server_round: int, replies: Iterable[Message] | list[tuple[str, Reply]]
     ) -> MetricRecord | None:
         """Record the accuracies; return their mean over all clients evaluated so far, percent."""
-        for client, reply in self._read(replies):
+        read = [one for one in replies if isinstance(one, tuple)]
+        read += self._read(one for one in replies if isinstance(one, Message))
+        for client, reply in read:
             try:
                 check_evaluation(self.roster.infos[client], reply, server_round)
             except Rejected as reason:
@@ -425,8 +490,11 @@ class MethodStrategy(Strategy, Generic[P]):
                 self.ledger.score(client, reply.metrics)
         return MetricRecord({"test-accuracy-mean": self.ledger.spread("test_accuracy")["mean"]})
 
-    def _close(self, round_: int, clock: float) -> dict[str, Any]:
-        """Write the round's lines, then the checkpoint that makes them final."""
+    def _book(self, grid: Grid, round_: int, clock: float) -> dict[str, Any]:
+        """Evaluate clients that did not train; write the lines, then their checkpoint."""
+        if self.config.evaluates(round_) and self.deadline > time.monotonic():
+            messages = self.configure_evaluate(round_)
+            self.aggregate_evaluate(round_, self._wait(grid, messages))
         arrays = self.arrays()
         for name, array in arrays.items():
             if not np.isfinite(array).all():
@@ -460,76 +528,18 @@ class MethodStrategy(Strategy, Generic[P]):
         cohort = self.config.cohort(len(self.roster.ids))
         chosen = self.roster.sample(self.config.seed, round_, cohort)
         self.ledger.round.counts["sampled"] += len(chosen)
-        return self.online(chosen)
-
-    def online(self, clients: Iterable[str]) -> list[str]:
-        """Return those of ``clients`` that are online; record the others as offline."""
-        here = []
-        for client in clients:
-            if client in self.roster.nodes:
-                here.append(client)
-            else:
-                self.ledger.round.counts["offline"] += 1
-                self.ledger.fail(client, "offline")
-        return here
-
-    def _evaluates(self, round_: int) -> bool:
-        return round_ % self.config.evaluate_every == 0 or round_ == self.config.rounds
-
-    def message(
-        self,
-        kind: str,
-        client: str,
-        round_: int,
-        arrays: ArrayRecord | None = None,
-        *,
-        about: Any = None,
-    ) -> Message:
-        """Return a request of that ``kind`` to a ``client`` in round ``round_``.
-
-        It carries ``arrays``, says what a sum needs (``about``), and names the generation that the
-        client must go on from.
-        """
-        what = self.handshake.instruction(
-            round=round_,
-            generation=self.roster.generations[client],
-            digest=self.roster.digests.get(client, ""),
-            evaluate=self._evaluates(round_),
-            classes=self.roster.classes,
-        )
-        node, timeout = self.roster.nodes[client], self.config.round_timeout
-        return request(kind, node, what, timeout, arrays, about=about)
-
-    def _exchange(
-        self, grid: Grid, messages: Iterable[Message], timeout: float
-    ) -> Iterator[Message]:
-        """Send messages; yield replies as they come, and note the receiver of each message."""
-        clients = {node: client for client, node in self.roster.nodes.items()}
-        for sent, reply in exchange(grid, messages, timeout):
-            self._clients[reply.metadata.reply_to_message_id] = clients[sent.metadata.dst_node_id]
-            yield reply
-
-    def _read(self, replies: Iterable[Message]) -> list[tuple[str, Reply]]:
-        """Return replies with their clients, in client order.
-
-        The answered message identifies the client. Each reply is decoded on arrival.
-        """
-        found: dict[str, Reply] = {}
-        for message in replies:
-            client = self._clients.pop(message.metadata.reply_to_message_id, None)
-            if client is not None:
-                found[client] = reply = read_reply(message, self.aggregator.limit(client))
-                if reply.lost:
-                    self.roster.lose(client, self.ledger.round.number, reply.error)
-        return sorted(found.items(), key=lambda pair: client_order(pair[0]))
+        return self.ledger.online(chosen)
 
     def _check_hooks(self) -> None:
-        """Raise UserError for hooks that need each other and are not both set."""
+        """Raise UserError for hooks that need each other and are not all set."""
         own, base = type(self), MethodStrategy
-        if own.upload_type is not Empty and own.expect is base.expect:
+        for old in ("expect", "step_start", "step_length"):
+            if hasattr(own, old):
+                raise UserError(f"{own.__name__}: `{old}` is never called: set `reference`")
+        if own.upload_type is not Empty and own.reference is base.reference:
             raise UserError(
-                f"{own.__name__}: set `expect`: a payload with an upload's shapes, or None if they "
-                "vary"
+                f"{own.__name__}: set `reference`: a payload with an upload's shapes, or None if "
+                "they vary"
             )
         if (own.arrays is base.arrays) != (own.load is base.load):
             raise UserError(f"{own.__name__}: set both `arrays` and `load`, or neither")

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from fedhet.config.schema import REPRESENTATION, P, Params, RunConfig
 from fedhet.protocol.checks import check_declared
 from fedhet.protocol.handshake import ClientInfo
-from fedhet.protocol.payload import Array, ClassVectors, Payload
+from fedhet.protocol.payload import Array, ClassVectors, Payload, blank
 from fedhet.rng import torch_seeded
 from fedhet.strategies.averaging import ClassSums, sum_by_class
-from fedhet.strategies.base import MethodStrategy, Upload
+from fedhet.strategies.base import MethodStrategy, Reference, Upload
 from fedhet.strategies.robust import MEAN, Rule
 from fedhet.strategies.server_training import (
     MOST_EPOCHS,
@@ -85,10 +85,10 @@ class ClassVectorStrategy(MethodStrategy[P]):
         """w, floats per vector: by default the representation's d."""
         return self.d
 
-    def expect(self, info: ClientInfo) -> Payload | None:
+    def reference(self, info: ClientInfo) -> Reference:
         """Return |S_k| vectors."""
         own, images = declared(info)
-        return ClassVectors(own, images, np.zeros((len(own), self.width), dtype=np.float32))
+        return Reference(ClassVectors(own, images, blank((len(own), self.width))))
 
     def check(self, info: ClientInfo, payload: Payload) -> None:
         """Check the declared classes and counts."""

@@ -23,6 +23,7 @@ images after training, in evaluation mode.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from pydantic import Field
@@ -32,7 +33,7 @@ from fedhet.errors import Rejected, UserError
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassTotals, ClassVectors, Payload
 from fedhet.strategies.averaging import class_totals, sum_by_class
-from fedhet.strategies.base import Upload
+from fedhet.strategies.base import Reference, Upload
 from fedhet.strategies.class_vectors import ClassVectorStrategy, declared
 from fedhet.sums.contribution import Vector
 
@@ -53,6 +54,8 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
 
     Of sums it keeps the last of every class, and sends them.
     """
+
+    not_summed = ""
 
     @property
     def width(self) -> int:
@@ -94,9 +97,9 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         if (payload.vectors < 0).any() or (np.abs(sums - 1) > _TOLERANCE).any():
             raise Rejected("a vector is not a probability distribution")
 
-    def step_length(self, payload: Payload, length: float) -> float | None:
-        """Return None: probabilities need no bound."""
-        return None
+    def reference(self, info: ClientInfo) -> Reference:
+        """Return |S_k| vectors; probabilities need no bound."""
+        return replace(super().reference(info), bounded=False)
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Replace what the same clients sent before; keep the others' vectors."""

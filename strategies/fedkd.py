@@ -44,7 +44,7 @@ from fedhet.protocol.handshake import ClientInfo, Roster
 from fedhet.protocol.payload import Array, LowRank, Payload, blank
 from fedhet.rng import one_thread
 from fedhet.strategies.averaging import AveragingStrategy
-from fedhet.strategies.base import Upload
+from fedhet.strategies.base import Reference, Upload
 from fedhet.strategies.robust import ROBUST
 
 # --- truncated singular value decompositions --------------------------------------------------
@@ -255,26 +255,22 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         """Return whether the client is sent the update, or else the student."""
         return self._is_current(info)
 
-    def expect(self, info: ClientInfo) -> Payload | None:
-        """Return None: shapes follow from the ranks, see :meth:`check`."""
-        return None
+    def reference(self, info: ClientInfo) -> Reference:
+        """Return no shapes, which follow from the ranks: see :meth:`check`."""
+        return Reference(None, start=size(self.tensors), step=self._length)
 
     def check(self, info: ClientInfo, payload: Payload) -> None:
         """Check that every tensor fits its rank and parameter."""
         assert isinstance(payload, LowRank)
         check_updates(payload, self._shapes())
 
-    def step_length(self, payload: Payload, length: float) -> float | None:
+    def _length(self, payload: Payload) -> float:
         """Return the update's own size, which its factors' norms do not give."""
         assert isinstance(payload, LowRank)
         norm, most = update_norm(payload), self.config.max_update_norm
         if not norm <= most:
             raise Rejected(f"norm {norm:.4g} of the update is above max-update-norm={most:g}")
         return norm / math.sqrt(sum(tensor.size for tensor in self.tensors))
-
-    def step_start(self, info: ClientInfo) -> float:
-        """Return the student's size."""
-        return size(self.tensors)
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Move the student by the weighted mean of the updates."""

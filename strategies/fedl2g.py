@@ -27,16 +27,11 @@ of a class to 100; here each client clips its rows, so that the mean is no longe
 up for 50 rounds; the default is none, since what G moves by in five rounds is little beside its
 vectors.
 
-With few classes vectors of logits may do harm (docs/reference/methods.md). The loss CE + MSE of an
-example of class y is least at o = G_y + (C/2) (e_y - softmax(o)), whose largest entry is y's only
-if no other entry of G_y is more than C/2 above it. Other classes are ``misguided_classes``.
-
 With ``secure-sum`` the classes are counted whose gradients are sent, and ``sum-owners`` guards
 those that few clients *have*: of a class that one of its owners alone studied in a round, the sum
 is that one's gradient.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -52,7 +47,7 @@ from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.rng import torch_seeded
 from fedhet.strategies.averaging import ClassSums, class_totals
-from fedhet.strategies.base import Upload
+from fedhet.strategies.base import Reference, Upload
 from fedhet.strategies.class_vectors import (
     ClassVectorStrategy,
     declared,
@@ -61,8 +56,6 @@ from fedhet.strategies.class_vectors import (
     sums_of,
 )
 from fedhet.sums.contribution import Own, Summand, Vector
-
-log = logging.getLogger("fedhet")
 
 LARGEST = 100.0  # norm of a class's gradient, as in the authors' code
 ROUNDING = 1.0001
@@ -102,18 +95,11 @@ def width_of(params: FedL2GParams, classes: int, d: int) -> int:
     return classes if params.guide == "logits" else d
 
 
-def misguided(logits: Array) -> list[int]:
-    """Return classes whose guiding logits (C, C) outweigh the labels: see the module's text."""
-    others = logits.copy()
-    np.fill_diagonal(others, -np.inf)
-    above = others.max(axis=1) - logits.diagonal()
-    return [int(label) for label in np.flatnonzero(above > len(logits) / 2)]
-
-
 class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
     """Moves the guiding vectors by the clients' gradients."""
 
     broadcasts = True
+    not_summed = ""
 
     @property
     def width(self) -> int:
@@ -124,20 +110,6 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
         """Draw G from the run's "global" generator, standard normal."""
         with torch_seeded(self.config.seed, "global"):
             self.guides: Array = torch.randn(self.classes, self.width).numpy()
-
-    def summary(self) -> None:
-        """Log also whether a client that follows G would be wrong about a class."""
-        super().summary()
-        if wrong := self._misguided():
-            names = ", ".join(self.roster.classes[label] for label in wrong)
-            log.warning(
-                "FedL2G: the guiding vectors of %d of %d classes (%s) outweigh their labels: who "
-                "follows them is wrong about these; try a larger server-lr, guide=features, or "
-                "another seed", len(wrong), self.classes, names,
-            )  # fmt: skip
-
-    def _misguided(self) -> list[int]:
-        return misguided(self.guides) if self.params.guide == "logits" else []
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """Return all of G."""
@@ -154,9 +126,9 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
         if longest > LARGEST * ROUNDING and not self.config.dp_clip:  # noise has no such bound
             raise Rejected(f"a gradient of norm {longest:.4g} is above {LARGEST:g}")
 
-    def step_length(self, payload: Payload, length: float) -> float | None:
-        """Return None: :meth:`check` bounds gradients, which have no common size."""
-        return None
+    def reference(self, info: ClientInfo) -> Reference:
+        """Return |S_k| vectors; :meth:`check` bounds gradients, which have no common size."""
+        return replace(super().reference(info), bounded=False)
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Make one SGD step by the mean gradient per class over its owners."""
@@ -176,10 +148,7 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
         step = rate * means.astype(np.float64)
         self.guides = (self.guides.astype(np.float64) - step).astype(np.float32)
         longest = float(np.linalg.norm(step, axis=1).max())
-        numbers = {"guided_classes": float(totals.present.sum()), "guide_step": longest}
-        if self.params.guide == "logits":
-            numbers["misguided_classes"] = float(len(self._misguided()))
-        return numbers
+        return {"guided_classes": float(totals.present.sum()), "guide_step": longest}
 
     def arrays(self) -> dict[str, Array]:
         """Return G (C, w)."""

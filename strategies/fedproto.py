@@ -61,6 +61,7 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
     """Per-class mean of prototypes."""
 
     aggregations = ROBUST
+    not_summed = ""
 
     @classmethod
     def ignores(cls, config: RunConfig, params: FedProtoParams) -> Mapping[str, str]:

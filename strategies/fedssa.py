@@ -24,7 +24,7 @@ from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, HeaderRows, Payload
 from fedhet.rng import torch_seeded
 from fedhet.strategies.averaging import class_totals, sum_by_class
-from fedhet.strategies.base import MethodStrategy, Upload
+from fedhet.strategies.base import MethodStrategy, Reference, Upload
 from fedhet.strategies.robust import ROBUST
 from fedhet.sums.contribution import Own, Summand, Vector
 
@@ -59,6 +59,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
     """Per-class mean of header rows."""
 
     aggregations = ROBUST
+    not_summed = ""
     noise_on_steps = True
     upload_type = HeaderRows
 
@@ -90,14 +91,14 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         whole = self.sends_all or self.params.download_rows == "whole"
         return "all" if whole else info.seen
 
-    def expect(self, info: ClientInfo) -> Payload | None:
+    def reference(self, info: ClientInfo) -> Reference:
         """Return the rows of the same classes, which come back."""
-        return self._rows(info, self.params.upload_rows)
+        return Reference(self._rows(info, self.params.upload_rows))
 
     def check(self, info: ClientInfo, payload: Payload) -> None:
         """Check for exactly the declared classes, each once."""
-        expected = self.expect(info)
-        assert isinstance(payload, HeaderRows) and isinstance(expected, HeaderRows)
+        expected = self._rows(info, self.params.upload_rows)
+        assert isinstance(payload, HeaderRows)
         check_declared("rows of classes", payload.classes, expected.classes)
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:

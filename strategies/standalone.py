@@ -16,6 +16,8 @@ from fedhet.sums.contribution import Own, Summand, Vector
 class StandaloneStrategy(MethodStrategy):
     """Sends nothing, combines nothing."""
 
+    not_summed = ""
+
     @classmethod
     def ignores(cls, config: RunConfig, params: Params) -> Mapping[str, str]:
         """Return the keys of weights, which have no effect without a mean."""

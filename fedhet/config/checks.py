@@ -187,6 +187,7 @@ def check_combinations(config: RunConfig) -> None:
         )
     if config.summed and strategy.not_summed:
         raise UserError(f"secure-sum: '{config.secure_sum}' {named}: {strategy.not_summed}")
+    strategy.check_aggregate(config)
     strategy.check_config(config, config.params)
     if strategy.public_set != "nobody":
         _check_public(config, named)

@@ -521,6 +521,10 @@ class RunConfig(Schema):
         """Whether the server gets sums alone (``secure-sum``), masked or not."""
         return self.secure_sum != "off"
 
+    def evaluates(self, round_: int) -> bool:
+        """Return whether all clients are evaluated in this round."""
+        return round_ % self.evaluate_every == 0 or round_ == self.rounds
+
     def cohort(self, clients: int) -> int:
         """K = max(1, round(C x N)): clients sampled per round."""
         return max(1, round(self.fraction * clients))

@@ -8,8 +8,8 @@ held against what the method says must come.
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median_low
-from typing import Any
 
 import numpy as np
 from flwr.app import Message
@@ -26,7 +26,6 @@ from fedhet.protocol.messages import (
     OWNERS,
     SUM,
     TRAIN,
-    UNIT,
     UNMASK,
     Instruction,
     Reply,
@@ -35,6 +34,7 @@ from fedhet.protocol.messages import (
 from fedhet.protocol.payload import Array, Payload
 from fedhet.protocol.wire import MAX_TEXT, arrays_of
 
+Floats = NDArray[np.float64]
 MAX_METRICS = 100
 BLOCK = 1 << 16  # floats that are float64 at a time: they stay in the cache
 DIGEST = r"[0-9a-f]{64}"
@@ -51,6 +51,28 @@ RANGES = {
     f"(test|val)_accuracy{_MORE}": (0.0, 100.0),
     **{name: (metric.low, min(metric.high, FLOAT32)) for name, metric in BESIDE_ACCURACY.items()},
 }
+
+
+@dataclass(frozen=True)
+class Valid:
+    """A reply that is valid by itself; ``step`` is the length of its step, None if unbounded."""
+
+    info: ClientInfo
+    payload: Payload
+    reply: Reply
+    step: float | None = None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The replies of a round that count, in client order; with sums, ``total`` of what they added.
+
+    The flat ``total`` (L,) is what the method's ``combine`` takes.
+    """
+
+    round: int
+    accepted: Sequence[Valid]
+    total: Floats | None = None
 
 
 def check_trained(
@@ -216,7 +238,7 @@ def read_instruction(message: Message, config: RunConfig) -> Instruction:
         if kind != TRAIN and message.content.array_records:
             raise ValueError(f"arrays came with a message of kind '{kind}'")
         masked = config.secure_sum == "masked"
-        sums = dict.fromkeys((TRAIN, UNIT, OWNERS, CONFUSION), config.summed)
+        sums = dict.fromkeys((TRAIN, OWNERS, CONFUSION), config.summed)
         sums |= dict.fromkeys((INTRODUCE, AGREE, UNMASK), masked)
         summed = sums.get(kind, False)
         if (SUM in message.content) != summed:
@@ -297,54 +319,28 @@ def check_ids(ids: Array, allowed: Array) -> None:
 
 
 SPREAD = 10.0  # honest representations were seen at 12 times the median: FedGH, synthetic:800x20
-REMEMBERED = 1000  # rounds; the first ones, so that no slow drift carries the median along
 
 
-class StepLimits:
-    """What the steps of a run usually are, and how long one may be."""
+def long_steps(
+    lengths: Mapping[str, float], start: float, ratio: float, noise: float
+) -> dict[str, str]:
+    """Return reasons by client, for steps of a round that are too long; a ``ratio`` of 0: none is.
 
-    def __init__(self, ratio: float, noise: float = 0.0) -> None:
-        self.ratio = ratio  # 0: no step is too long
-        self.noise = noise  # standard deviation of what clients add to every float (dp-clip)
-        self.start: float | None = None  # size of what the first round's steps started from
-        self.medians: list[float] = []  # of the accepted steps of earlier rounds
-
-    def usual(self, lengths: Sequence[float] = ()) -> float:
-        """Return the lower median of these lengths, earlier rounds' medians and the start; or 0."""
-        known = [x for x in (*lengths, *self.medians, self.start or 0.0) if x > 0]
-        return median_low(known) if known else 0.0
-
-    def limit(self, lengths: Sequence[float]) -> float:
-        """Return the longest step that counts in a round of these; 0 where nothing is known."""
-        times = self.ratio if self.start else self.ratio * SPREAD
-        return max(times * self.usual(lengths), self.start or 0.0, self.ratio * self.noise)
-
-    def outliers(self, lengths: Mapping[str, float]) -> dict[str, str]:
-        """Return reasons by client, for steps that are too long."""
-        usual, limit = self.usual(list(lengths.values())), self.limit(list(lengths.values()))
-        if not limit or not self.ratio:
-            return {}
-        free = "" if self.start else f" x {SPREAD:g} for representations"
-        return {
-            client: f"its update is {length / usual:.4g} times the median of this round's and "
-            f"earlier ones, above max-update-ratio={self.ratio:g}{free}: use a smaller lr, or a "
-            "larger ratio if such steps are meant"
-            for client, length in lengths.items()
-            if length > limit
-        }
-
-    def accept(self, lengths: Sequence[float]) -> None:
-        """Remember a round by the lower median of its accepted steps."""
-        moved = [x for x in lengths if x > 0]
-        if moved and len(self.medians) < REMEMBERED:
-            self.medians.append(median_low(moved))
-
-    def dump(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
-        return {"start": self.start, "medians": self.medians}
-
-    def load(self, kept: Mapping[str, Any]) -> None:
-        """Take up what :meth:`dump` gave; older checkpoints have nothing."""
-        start = kept.get("start")
-        self.start = None if start is None else float(start)
-        self.medians = [float(length) for length in kept.get("medians", ())]
+    The usual length is the lower median of those above 0 and of ``start``, the size of the values
+    that the clients started from. ``noise`` is the standard deviation of what each client adds to
+    every float (``dp-clip``).
+    """
+    known = [length for length in (*lengths.values(), start) if length > 0]
+    usual = median_low(known) if known else 0.0
+    times = ratio if start else ratio * SPREAD
+    limit = max(times * usual, start, ratio * noise)
+    if not limit or not ratio:
+        return {}
+    free = "" if start else f" x {SPREAD:g} for representations"
+    return {
+        client: f"its update is {length / usual:.4g} times the median of this round's, above "
+        f"max-update-ratio={ratio:g}{free}: use a smaller lr, or a larger ratio if such steps are "
+        "meant"
+        for client, length in lengths.items()
+        if length > limit
+    }

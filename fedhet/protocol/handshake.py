@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any
 
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 from pydantic import Field, StrictBytes, StrictInt, StrictStr
 from pydantic.dataclasses import dataclass as wired
@@ -32,7 +32,7 @@ from fedhet.files import client_order
 from fedhet.protocol.codes import distinct
 from fedhet.protocol.flower import NodeInfo
 from fedhet.protocol.mail import REMIND_AFTER, Mail
-from fedhet.protocol.messages import QUERY, Instruction, Reply, read_reply, request
+from fedhet.protocol.messages import QUERY, Instruction, Reply, SumRecord, read_reply, request
 from fedhet.protocol.wire import LONGEST_TEXT, WIRE, Id, Name, from_wire, shown
 from fedhet.rng import generator
 from fedhet.sums.masks import SumKey
@@ -392,6 +392,30 @@ class Handshake:
     def instruction(self, **values: Any) -> Instruction:
         """Return an instruction of this run with these values."""
         return Instruction(self.experiment, state_dir=self.state_dir, **values)
+
+    def message(
+        self,
+        kind: str,
+        client: str,
+        round_: int,
+        arrays: ArrayRecord | None = None,
+        about: SumRecord | None = None,
+    ) -> Message:
+        """Return a request of that ``kind`` to a ``client`` in round ``round_``.
+
+        It carries ``arrays``, says what a sum needs (``about``), and names the generation that the
+        client must go on from.
+        """
+        config, roster = self.config, self.roster
+        what = self.instruction(
+            round=round_,
+            generation=roster.generations[client],
+            digest=roster.digests.get(client, ""),
+            evaluate=config.evaluates(round_),
+            classes=roster.classes,
+        )
+        ttl = config.round_timeout
+        return request(kind, roster.nodes[client], what, ttl, arrays, about=about)
 
     def wait(
         self, clients: int, timeout: float, tell: Callable[[str], None] = lambda _: None

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -215,18 +215,36 @@ class Mail:
 
 
 def exchange(
-    grid: Grid, messages: Iterable[Message], timeout: float
-) -> Iterator[tuple[Message, Message]]:
-    """Yield every message with its reply, as they arrive; missing ones become error replies.
+    grid: Grid,
+    messages: Mapping[str, Message],
+    timeout: float,
+    limit: Callable[[str], int] = lambda _: QUERY_BYTES,
+    enough: Callable[[str, Reply], bool] = lambda *_: False,
+) -> list[tuple[str, Reply]]:
+    """Send clients a message each; return their replies as they came, each decoded on arrival.
+
+    ``limit`` is the bytes above which a client's reply is refused unread. Those that are missing
+    are replies with an error, unless ``enough`` returned True for one that came.
 
     On a network this takes ``timeout`` seconds at most. A simulation is waited for however long it
     takes: its result depends neither on the machine's speed nor on the engine.
     """
-    mail = Mail(grid)
-    deadline = time.monotonic() + timeout
-    mail.add(messages)
+    mail, deadline = Mail(grid), time.monotonic() + timeout
+    clients = {id(message): client for client, message in messages.items()}
+    replies: list[tuple[str, Reply]] = []
+
+    def came(pairs: Iterable[tuple[Message, Message]]) -> bool:
+        for sent, message in pairs:
+            client = clients[id(sent)]
+            replies.append((client, read_reply(message, limit(client))))
+            if enough(*replies[-1]):
+                return True
+        return False
+
+    mail.add(messages.values())
     while mail:
-        yield from mail.poll()
+        if came(mail.poll()):
+            return replies
         if time.monotonic() > deadline:
             if not mail.simulated:
                 break
@@ -237,16 +255,8 @@ def exchange(
             log.warning("node %d is asked again: no reply yet", message.metadata.dst_node_id)
         if mail.pending:
             mail.pause()
-    yield from mail.close(timeout)
-
-
-def replies(
-    grid: Grid, messages: Mapping[str, Message], timeout: float, limit: int = QUERY_BYTES
-) -> Iterator[tuple[str, Reply]]:
-    """Send clients a message each; yield the replies as they come, each read within ``limit``."""
-    whose = {id(message): client for client, message in messages.items()}
-    for sent, message in exchange(grid, messages.values(), timeout):
-        yield whose[id(sent)], read_reply(message, limit)
+    came(mail.close(timeout))
+    return replies
 
 
 def _error(message: Message, code: int, reason: str) -> Message:

@@ -32,10 +32,14 @@ from fedhet.protocol.wire import (
 SUM = "sum"  # the record of what a sum needs: see fedhet.sums.messages
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
 CONFUSION = "evaluate.confusion"  # after the last round
-# Of a sum: keys, the unit of weights, owners of classes, who is left, and the masks.
-INTRODUCE, UNIT, OWNERS = "query.introduce", "train.unit", "train.owners"
+# Of a sum: keys, owners of classes, who is left, and the masks.
+INTRODUCE, OWNERS = "query.introduce", "train.owners"
 AGREE, UNMASK = "train.agree", "train.unmask"
 QUERY_BYTES = 1 << 20  # largest reply that carries no arrays
+
+
+class SumRecord:
+    """Base of what a request says of a sum: dataclasses of :mod:`fedhet.sums.messages`."""
 
 
 @wired(frozen=True, config=WIRE)
@@ -105,7 +109,7 @@ def request(  # noqa: PLR0913
     ttl: float,
     arrays: ArrayRecord | None = None,
     *,
-    about: Any = None,
+    about: SumRecord | None = None,
 ) -> Message:
     """Return a message to ``node``: query, train or evaluate; ``about`` is what a sum needs.
 

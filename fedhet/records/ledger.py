@@ -107,6 +107,17 @@ class Ledger:
         log.warning("round %d is skipped: %s", self.round.number, one_line(reason))
         self.round.failures.append({"client": NOBODY, "reason": one_line(reason)})
 
+    def online(self, clients: Iterable[str]) -> list[str]:
+        """Return those of ``clients`` that are online; record the others as offline."""
+        here = []
+        for client in clients:
+            if client in self.roster.nodes:
+                here.append(client)
+            else:
+                self.round.counts["offline"] += 1
+                self.fail(client, "offline")
+        return here
+
     def reject(self, client: str, reason: str, reply: Reply) -> None:
         """Leave out a reply. Its bytes count as traffic, its floats do not."""
         self.fail(client, reason)

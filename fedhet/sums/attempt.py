@@ -18,7 +18,7 @@ from fedhet.errors import Rejected
 from fedhet.protocol.checks import check_origin, check_shapes
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake
-from fedhet.protocol.mail import replies
+from fedhet.protocol.mail import exchange
 from fedhet.protocol.messages import AGREE, INTRODUCE, QUERY_BYTES, UNMASK, Reply, request
 from fedhet.protocol.payload import Array, Payload, blank
 from fedhet.protocol.wire import from_wire, message_bytes
@@ -268,7 +268,21 @@ class Attempt:
         """Send messages of a kind to those that are missing, until nobody is or the time is up."""
         grid, roster = self.handshake.grid, self.handshake.roster
         simulated, tries = is_simulated(grid), 0
+        counts = self.ledger.round.counts
         limit = QUERY_BYTES + (SHARE_BYTES + SECRET_BYTES) * len(self.members)
+
+        def taken(client: str, reply: Reply) -> bool:
+            counts["uplink_message_bytes"] += reply.message_bytes
+            if reply.undelivered:
+                log.info("client %s does not answer: %s", client, reply.error)
+                return False
+            try:
+                check_origin(roster.infos[client], reply, self.round)
+                take(client, reply)
+            except ValueError as error:
+                self._refused[client] = str(error)
+            return not missing()
+
         while (left := deadline - time.monotonic()) > 0:
             silent = [client for client in missing() if client not in self._refused]
             if not silent or (simulated and tries == TRIES):
@@ -278,20 +292,9 @@ class Attempt:
                 self.handshake.query(patience=0.0)
             tries += 1
             messages = {c: self._message(kind, c, left) for c in silent if c in roster.nodes}
-            counts = self.ledger.round.counts
             counts["downlink_message_bytes"] += sum(map(message_bytes, messages.values()))
-            for client, reply in replies(grid, messages, left, limit):
-                counts["uplink_message_bytes"] += reply.message_bytes
-                if reply.undelivered:
-                    log.info("client %s does not answer: %s", client, reply.error)
-                    continue
-                try:
-                    check_origin(roster.infos[client], reply, self.round)
-                    take(client, reply)
-                except ValueError as error:
-                    self._refused[client] = str(error)
-                if not missing():
-                    break
+
+            exchange(grid, messages, left, lambda _: limit, taken)
 
     def _message(self, kind: str, client: str, left: float) -> Message:
         shake, alive = self.handshake, tuple(self.collector.survivors)
@@ -337,7 +340,7 @@ class Introductions:
             about = Introduction.of(dict(sorted(due[client], key=lambda pair: pair[0])))
             node, what = roster.nodes[client], shake.instruction()
             messages[client] = request(INTRODUCE, node, what, PATIENCE, about=about)
-        for client, reply in replies(shake.grid, messages, patience):
+        for client, reply in exchange(shake.grid, messages, patience):
             strangers = reply.info.get("strangers")
             if reply.error or not isinstance(strangers, list | tuple):
                 failed[client] = reply.error or "its answer is invalid"

@@ -8,8 +8,7 @@ used for two vectors, so a repeated message gets the same bytes or an error. Not
 lock, and are written before a reply is sent.
 
 :class:`SumProtection` turns an upload into a masked vector of words, with noise if the run has
-``dp-clip``. Here ``asked`` is a :class:`fedhet.client_app.Request`, and ``client`` a
-:class:`fedhet.clients.base.MethodClient`.
+``dp-clip``. Here ``asked`` is a :class:`fedhet.client_app.Request`.
 """
 
 import base64
@@ -17,10 +16,10 @@ import contextlib
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from cryptography import x509
@@ -36,17 +35,21 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import (
 )
 from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import Encoding, load_ssh_private_key
+from flwr.app import Message
 from numpy.typing import NDArray
 from pydantic.dataclasses import dataclass as wired
+from torch import Tensor
 
 from fedhet.config.schema import RunConfig
 from fedhet.errors import Refused, UserError
 from fedhet.protocol.checks import read_arrays
 from fedhet.protocol.codes import Code, coded, refusal, refusing
-from fedhet.protocol.messages import CONFUSION, OWNERS, UNIT, Instruction, Reply
+from fedhet.protocol.flower import Scalar
+from fedhet.protocol.messages import CONFUSION, OWNERS, TRAIN, Instruction, Reply
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.protocol.wire import from_wire, pack, to_wire, unpack
 from fedhet.site.limits import Limits
+from fedhet.site.local_data import LocalData
 from fedhet.site.privacy import Budget, UploadProtection, clipped, share_steps
 from fedhet.site.state import SUM_KEY, FileStore
 from fedhet.sums.contribution import (
@@ -57,9 +60,8 @@ from fedhet.sums.contribution import (
     SumMetrics,
     Vector,
     cells_of,
-    default_unit,
-    exceeded,
     ownership,
+    sum_unit,
 )
 from fedhet.sums.masks import (
     BOX_BYTES,
@@ -462,98 +464,142 @@ def _reply(note: Mapping[str, Any]) -> Reply:
 Answer = tuple[Reply, dict[str, float]]  # and this client's own numbers, for its own eyes
 
 
+class Summing(Protocol):
+    """What a method says of its sums, as the class of its strategy."""
+
+    noise_on_steps: bool
+
+    @property
+    def metric_ranges(self) -> Mapping[str, tuple[float, float]]:
+        """Ranges of its own metrics."""
+
+    def contribution(self, upload: Payload, own: Own) -> Summand:
+        """Return what a client adds to a sum."""
+
+    def sends_class_rows(self, config: RunConfig, params: Any) -> bool:
+        """Return whether uploads are rows per class."""
+
+    def weighs_images(self, config: RunConfig, params: Any) -> bool:
+        """Return whether a contribution is weighed by images."""
+
+
+class Trainer(Protocol):
+    """A method's client, for one message."""
+
+    saved_digest: str
+
+    def fit(
+        self, parameters: list[Array], config: dict[str, Scalar]
+    ) -> tuple[list[Array], int, dict[str, Scalar]]:
+        """Run one round."""
+
+    def confusion_matrix(self, generation: int, digest: str) -> Tensor:
+        """Return the confusion matrix of the test split."""
+
+
+class Asked(Protocol):
+    """A message that was read and allowed, with everything that its answer needs."""
+
+    message: Message
+    kind: str
+    node: Mapping[str, Any]
+    config: RunConfig
+    text: str
+    simulated: bool
+    what: Instruction
+
+    @property
+    def summing(self) -> Summing:
+        """The method's sums."""
+
+    def data(self) -> LocalData:
+        """Return this client's id and examples."""
+
+    def client(self, protection: UploadProtection, data: LocalData) -> Trainer:
+        """Return the method's client, whose uploads are protected so."""
+
+    def store(self, client: str) -> FileStore:
+        """Return where its private state is."""
+
+    def sum_notes(self, client: str = "") -> SumNotes:
+        """Return what it keeps for sums."""
+
+
 @dataclass
 class SumProtection(UploadProtection):
     """One client's upload to one attempt at a sum; ``notes`` is None where nothing is masked."""
 
-    client: Any
-    method: Any  # the class of its strategy, of a level above: its `contribution`
-    metrics: SumMetrics | None  # None: they are told beside the sum
+    data: LocalData
+    classes: Sequence[str]
+    config: RunConfig
+    method: Summing
     cohort: Cohort
     sent: bytes  # digest of what came down
     notes: SumNotes | None = None
+    simulated: bool = True
     _steps: list[NDArray[np.int64]] = field(default_factory=list)  # of the vector's parts
 
     def __post_init__(self) -> None:
         shared = self.cohort.shared  # classes whose rows may be summed
         self.shared = None if shared is None else frozenset(shared)
 
-    def train(self, what: Instruction, received: Sequence[Array]) -> Answer:
+    def train(self, what: Instruction, client: Trainer, received: Sequence[Array]) -> Answer:
         """Train and answer with the masked vector."""
+        _, _, metrics = client.fit(list(received), what.fit_config())
+        numbers = shown = {name: float(value) for name, value in metrics.items()}
+        if self.config.sum_metrics:
+            entries = SumMetrics(self.config.sum_range, self.method.metric_ranges)
+            images = float(sum(self.own.images))
+            self._put(entries.vector(numbers | {IMAGES: images}))
+            shown = {name: value for name, value in numbers.items() if name == SPENT}
+        words = to_words(np.concatenate(self._steps))
+        reply = what.reply(self.data.client, shown, [words], digest=client.saved_digest)
+        return self._masked(what, reply), numbers
 
-        def trained() -> Answer:
-            client = self.client
-            client.protection, client.shared_classes = self, self.shared
-            _, _, found = client.fit(list(received), what.fit_config())
-            numbers = {name: float(value) for name, value in found.items()}
-            shown = numbers
-            if self.metrics is not None:
-                images = float(sum(self._own().images))
-                self._put(self.metrics.vector(numbers | {IMAGES: images}))
-                shown = {name: value for name, value in numbers.items() if name == SPENT}
-            words = to_words(np.concatenate(self._steps))
-            return what.reply(
-                client.setup.data.client, shown, [words], digest=client.saved_digest
-            ), numbers
+    def count(self, what: Instruction, vector: Vector) -> Answer:
+        """Answer with a ``vector`` of this client that is summed by itself."""
+        self._put(vector)
+        reply = what.reply(self.data.client, arrays=[to_words(self._steps[-1])])
+        return self._masked(what, reply), {}
 
-        return self._once(what, trained)
-
-    def count(self, what: Instruction, kind: str) -> Answer:
-        """Answer with a vector of this client that is summed by itself.
-
-        ``kind`` chooses the vector: the client's classes, the powers of two below its number of
-        images, or its confusion matrix. There, rows of classes with too few owners are zero.
-        """
-
-        def counted() -> Answer:
-            own = self._own()
-            if kind == UNIT:
-                words: Words = exceeded(sum(own.images))
-            else:
-                largest = self.client.config.sum_range
-                found = ownership(own) if kind == OWNERS else self._confusion(what, own, largest)
-                self._put(found)
-                words = to_words(self._steps[-1])
-            return what.reply(self.client.setup.data.client, arrays=[words]), {}
-
-        return self._once(what, counted)
-
-    def _confusion(self, what: Instruction, own: Own, largest: float) -> Vector:
-        matrix = self.client.confusion_matrix(what.generation, what.digest).numpy()
+    def confusion(self, matrix: NDArray[np.int64]) -> Vector:
+        """Return the entries of a confusion matrix; classes with too few owners have none."""
+        own = self.own
         told = (ownership(own) > 0) & own.shares(np.arange(own.classes))
         matrix[~told] = 0
-        return cells_of(matrix, largest)
+        return cells_of(matrix, self.config.sum_range)
 
-    def _once(self, what: Instruction, make: Callable[[], Answer]) -> Answer:
-        """Make and mask a reply; repeat the one that was given to this very request before.
+    def repeated(self, what: Instruction) -> Reply | None:
+        """Return the reply that was given to this very request before, if it was.
 
-        Raises Refused for a cohort that the client's rules forbid, before anything is made.
+        Raises Refused for a cohort that the client's rules forbid.
         """
         if self.notes is None:
-            return make()
-        if (before := self.notes.repeated(what.round, self.cohort, self.sent)) is not None:
-            return before, {}
-        reply, numbers = make()
-        words = reply.arrays[0]
-        return self.notes.mask(what.round, self.cohort, self.sent, words, reply), numbers
+            return None
+        return self.notes.repeated(what.round, self.cohort, self.sent)
+
+    def _masked(self, what: Instruction, reply: Reply) -> Reply:
+        if self.notes is None:
+            return reply
+        return self.notes.mask(what.round, self.cohort, self.sent, reply.arrays[0], reply)
 
     def protect(self, upload: Payload, received: Payload, round_: int, budget: Budget) -> Payload:
         """Add the upload to this client's vector, and return an empty payload instead.
 
-        The client sees its vector without noise. Called before its state is saved.
+        Its vector without noise is then ``added``. Called before its state is saved.
         """
-        self.client.added(self.add(upload, received, round_, budget))
+        self.added = self.add(upload, received, round_, budget)
         return Empty()
 
     def add(self, upload: Payload, received: Payload, round_: int, budget: Budget) -> Vector:
         """Return what an upload adds (L,), clipped; its words get a share of the noise."""
-        config, own = self.client.config, self._own()
+        config, own = self.config, self.own
         self._steps.clear()
         if not config.dp_clip:
             vector: Vector = self.method.contribution(upload, own).flat
             self._put(vector)
             return vector
-        if self.notes is None and not self.client.setup.simulated:
+        if self.notes is None and not self.simulated:
             raise UserError(
                 "secure-sum: 'unmasked' is not allowed with dp-clip on a network: each client adds "
                 "only a share of the noise, which does not protect a visible vector"
@@ -567,7 +613,7 @@ class SumProtection(UploadProtection):
 
     def _put(self, vector: Vector, round_: int = 0, budget: Budget | None = None) -> None:
         """Append a part of the vector in steps of the words' grid, noised if there is a budget."""
-        config = self.client.config
+        config = self.config
         bits = fraction_bits(self.cohort.size, config.sum_range)
         steps = grid(vector, bits, config.sum_range)
         if budget is not None and not len(vector):
@@ -583,17 +629,17 @@ class SumProtection(UploadProtection):
             steps = steps + budget.share(vector, sigma, round_, attempt=self.cohort.attempt)
         self._steps.append(steps)
 
-    def _own(self) -> Own:
-        """Return what this client knows of itself."""
-        setup, config = self.client.setup, self.client.config
-        counts, positions = setup.data.class_counts(), list(setup.classes)
+    @property
+    def own(self) -> Own:
+        """What this client knows of itself."""
+        counts, positions = self.data.class_counts(), list(self.classes)
         by_id = {positions.index(name): count for name, count in counts.items()}
         seen = tuple(sorted(by_id))
         images = tuple(by_id[label] for label in seen)
-        return Own(config, self.client.classes, seen, images, self.shared, self.cohort.unit)
+        return Own(self.config, len(positions), seen, images, self.shared)
 
 
-def own_key(asked: Any, client: str) -> dict[str, Any]:
+def own_key(asked: Asked, client: str) -> dict[str, Any]:
     """Return what the handshake tells instead of classes and counts: the key for sums."""
     if asked.config.secure_sum != "masked":
         asked.store(client)  # refused where the run began with masked sums
@@ -603,7 +649,7 @@ def own_key(asked: Any, client: str) -> dict[str, Any]:
     return {"sum-key": list(astuple(key))}
 
 
-def introduce(asked: Any) -> Reply:
+def introduce(asked: Asked) -> Reply:
     """Keep the keys of the other members of the run's sums; say whose are not accepted."""
     with refusing(Code.INSTRUCTION):
         keys = read_sum(Introduction, asked.message).by_client()
@@ -612,48 +658,52 @@ def introduce(asked: Any) -> Reply:
     return Reply({"client": notes.client, "strangers": strangers})
 
 
-def answer(asked: Any) -> Answer:
-    """Answer a message that asks for words: train, or count owners or images."""
-    kind, config, strategy = asked.kind, asked.config, asked.method.strategy
+def answer(asked: Asked) -> Answer:
+    """Answer a message that asks for words: train, or count owners or answers."""
+    kind, config, what, method = asked.kind, asked.config, asked.what, asked.summing
     cohort = read_sum(Cohort, asked.message)
     with refusing(Code.INSTRUCTION):
         fraction_bits(cohort.size, config.sum_range)  # raises for a size that fits no word
-    client = asked.client()
-    summed = SumMetrics(config.sum_range, strategy.metric_ranges) if config.sum_metrics else None
+    data = asked.data()
     part = SumProtection(
-        client=client,
-        method=strategy,
-        metrics=summed,
+        data=data,
+        classes=what.classes,
+        config=config,
+        method=method,
         cohort=cohort,
-        sent=digest_of_sent(asked.message, asked.what, cohort, asked.text),
-        notes=asked.sum_notes(client.setup.data.client) if config.secure_sum == "masked" else None,
+        sent=digest_of_sent(asked.message, what, cohort, asked.text),
+        notes=asked.sum_notes(data.client) if config.secure_sum == "masked" else None,
+        simulated=asked.simulated,
     )
-    if kind in {UNIT, OWNERS}:
-        return part.count(asked.what, kind)
-    rows = kind == CONFUSION or strategy.sends_class_rows(config, config.params)
-    if (rows and config.sum_owners > 1) != (part.shared is not None):
+    rows = kind == CONFUSION or method.sends_class_rows(config, config.params)
+    if kind != OWNERS and (rows and config.sum_owners > 1) != (part.shared is not None):
         raise Refused("owners of classes must be counted before their rows are summed")
-    if kind == CONFUSION:
-        return part.count(asked.what, kind)
-    weighs = strategy.weighs_images(config, config.params)
-    _check_unit(cohort.unit, config, sum(client.setup.data.class_counts().values()), weighs=weighs)
-    return part.train(asked.what, read_arrays(asked.message))
+    if kind == TRAIN:
+        _check_unit(cohort.unit, config, part.own, method)
+    if (before := part.repeated(what)) is not None:
+        return before, {}
+    if kind == OWNERS:
+        return part.count(what, ownership(part.own))
+    client = asked.client(part, data)
+    if kind == TRAIN:
+        return part.train(what, client, read_arrays(asked.message))
+    matrix = client.confusion_matrix(what.generation, what.digest).numpy()
+    return part.count(what, part.confusion(matrix))
 
 
-def _check_unit(unit: int, config: RunConfig, images: int, *, weighs: bool) -> None:
-    """Raise Refused for a unit of weights that this run cannot have; say whether it clips."""
-    agreed = default_unit(config, weighs_images=weighs)
-    if (agreed and unit != agreed) or (not agreed and unit & (unit - 1)):
-        wanted = agreed or "a power of two"
-        raise Refused(f"unit of weights is {unit}, must be {wanted}", Code.INSTRUCTION)
-    if weighs and images > unit:
+def _check_unit(unit: int, config: RunConfig, own: Own, method: Summing) -> None:
+    """Raise Refused for a unit of weights that this run has not; say whether it clips."""
+    if unit != sum_unit(config):
+        raise Refused(f"unit of weights is {unit}, must be {sum_unit(config)}", Code.INSTRUCTION)
+    images = sum(own.images)
+    if images > unit and method.weighs_images(config, config.params):
         print(
-            f"fedhet: {images} training examples count as {unit}, the most that a client had when "
-            "the unit of weights was found", file=sys.stderr,
-        )  # fmt: skip
+            f"fedhet: {images} training examples count as {unit}: a larger max-images counts more",
+            file=sys.stderr,
+        )
 
 
-def sign(asked: Any) -> Reply:
+def sign(asked: Asked) -> Reply:
     """Sign the list of survivors. Needs no examples."""
     survivors = read_sum(Survivors, asked.message)
     notes, what, node = asked.sum_notes(), asked.what, NodeCertificate.of(asked.node)
@@ -665,7 +715,7 @@ def sign(asked: Any) -> Reply:
     return reply
 
 
-def open_shares(asked: Any) -> Reply:
+def open_shares(asked: Asked) -> Reply:
     """Open the boxes for this client, which unmask the round's sum. Needs no examples."""
     survivors = read_sum(Survivors, asked.message)
     with asked.sum_notes().changing() as member:

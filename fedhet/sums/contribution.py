@@ -10,7 +10,6 @@ and of images would be two equations in its clients' numbers of images. ``train_
 """
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from fedhet.config.schema import BESIDE_ACCURACY, RunConfig
 from fedhet.protocol.payload import Array
 
-POWERS = 32  # of two, among which the unit of weights is found
+UNIT = 4096  # images that a weight of 1 stands for, unless `max-images` says it
 Vector = NDArray[np.float64]  # (L,), the same L for every client of a run
 
 
@@ -46,8 +45,7 @@ class Own:
 
     ``seen`` are the ids of its classes, ascending, and ``images`` its training images of each.
     ``shared`` are the classes that have owners enough (``sum-owners``) for their rows to be summed;
-    None where nobody has counted them, or the method sends no rows of classes. ``unit`` is the
-    unit of weights, in images; a client that has more of them weighs 1.
+    None where nobody has counted them, or the method sends no rows of classes.
     """
 
     config: RunConfig
@@ -55,17 +53,16 @@ class Own:
     seen: tuple[int, ...]
     images: tuple[int, ...]
     shared: frozenset[int] | None = None
-    unit: int = 1
 
     @property
     def weight(self) -> float:
-        """w_k: training images in units of ``unit``, at most 1; 1 with ``weighting: uniform``."""
+        """w_k: training images in :func:`sum_unit`, at most 1; 1 with ``weighting: uniform``."""
         images = np.array(sum(self.images))
         return 1.0 if self.config.weighting == "uniform" else float(self.weigh(images))
 
     def weigh(self, images: Array) -> Array:
         """Return numbers of own images (...) in units, as many times less as it has too many."""
-        return np.asarray(images / max(self.unit, sum(self.images)))
+        return np.asarray(images / max(sum_unit(self.config), sum(self.images)))
 
     def shares(self, classes: Array) -> Array:
         """Return of which of these class ids (M,) rows may be summed: (M,) bool."""
@@ -74,18 +71,10 @@ class Own:
         return np.isin(classes, sorted(self.shared))
 
 
-def default_unit(config: RunConfig, *, weighs_images: bool) -> int:
-    """Return the unit of weights that a configuration says; 0: it is found in a sum."""
+def sum_unit(config: RunConfig) -> int:
+    """Return the unit of weights, in images: ``max-images``, or :data:`UNIT` if it is not set."""
     most = config.max_images
-    if weighs_images and most == RunConfig.model_fields["max_images"].default:
-        return 0
-    return most
-
-
-def exceeded(images: int) -> NDArray[np.uint32]:
-    """Return words (POWERS,): random where ``images`` exceed 2^j, 0 where they do not."""
-    random = np.frombuffer(os.urandom(4 * POWERS), np.uint32)
-    return np.where(images > 2.0 ** np.arange(POWERS), random, np.uint32(0)).astype(np.uint32)
+    return UNIT if most == RunConfig.model_fields["max_images"].default else most
 
 
 def ownership(own: Own) -> Vector:

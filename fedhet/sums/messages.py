@@ -14,7 +14,7 @@ from pydantic import Field, StrictBytes, StrictInt
 from pydantic.dataclasses import dataclass
 
 from fedhet.protocol.codes import Code, refusing
-from fedhet.protocol.messages import SUM, UNMASK, Instruction
+from fedhet.protocol.messages import SUM, UNMASK, Instruction, SumRecord
 from fedhet.protocol.wire import PACKED, WIRE, Id, Wired, from_wire
 from fedhet.sums.masks import Blob, Part, SumKey, encode
 
@@ -23,7 +23,7 @@ Number = Annotated[StrictInt, Field(ge=1, lt=2**32)]  # what is encoded in 4 byt
 
 
 @dataclass(frozen=True, config=WIRE)
-class Introduction:
+class Introduction(SumRecord):
     """Clients, and key, certificate and signature of each, for one that is to know them."""
 
     members: Ids
@@ -43,7 +43,7 @@ class Introduction:
 
 
 @dataclass(frozen=True, config=WIRE)
-class Cohort:
+class Cohort(SumRecord):
     """What a train message says of its sum: who is in it, which attempt it is.
 
     ``size`` is the number of clients in a whole round of the run; it decides the words' unit.
@@ -63,7 +63,7 @@ class Cohort:
 
 
 @dataclass(frozen=True, config=WIRE)
-class Survivors:
+class Survivors(SumRecord):
     """Who is summed; where masks are taken off, what each sealed for the reader.
 
     ``boxes`` are |V| x 82 bytes, in the order of ``members``. ``signatures`` are the members' of

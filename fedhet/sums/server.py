@@ -1,13 +1,14 @@
-"""How a run with ``secure-sum`` aggregates its rounds: replies become a sum, and the sum a model.
+"""How a run with ``secure-sum`` checks its rounds: replies become a sum.
 
-Two small sums may come before a round's: the unit of weights, once in a run, and how many own each
-class, where a method sums rows of classes. A round whose sum cannot be had is skipped, named, and
-changes nothing; the next attempt has a higher number, also after a crash.
+A small sum may come before a round's: how many own each class, where a method sums rows of
+classes. A round whose sum cannot be had is skipped, named, and changes nothing; the next attempt
+has a higher number, also after a crash.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,25 +17,23 @@ from numpy.typing import NDArray
 from fedhet.config.schema import BESIDE_ACCURACY, METRICS, RunConfig
 from fedhet.errors import Rejected
 from fedhet.files import client_order
-from fedhet.protocol.checks import check_trained
+from fedhet.protocol.checks import Checked, Valid, check_trained
 from fedhet.protocol.handshake import Handshake, Roster
-from fedhet.protocol.mail import replies
-from fedhet.protocol.messages import CONFUSION, OWNERS, QUERY_BYTES, UNIT, Reply
+from fedhet.protocol.mail import exchange
+from fedhet.protocol.messages import CONFUSION, OWNERS, QUERY_BYTES, Reply
 from fedhet.protocol.payload import Array, Payload
 from fedhet.protocol.wire import message_bytes
 from fedhet.records.ledger import Ledger, next_attempt
 from fedhet.records.summary import EVERYBODY, UNSUMMED
 from fedhet.sums.attempt import PATIENCE, Attempt, Introductions
 from fedhet.sums.contribution import (
-    POWERS,
     SPENT,
-    Own,
     Summed,
     SumMetrics,
     Vector,
     about_few,
-    default_unit,
     matrix_of,
+    sum_unit,
     too_few,
 )
 from fedhet.sums.messages import Cohort
@@ -42,7 +41,6 @@ from fedhet.sums.messages import Cohort
 log = logging.getLogger("fedhet")
 
 SHORT = 0.25  # of a round's time that each of the small exchanges may take
-MOST_ASKED = 256  # members of the sum that finds the unit; in larger runs the first round's
 
 
 CLIENTS = "_clients"  # a mean of that ending is a count
@@ -106,92 +104,94 @@ class SumLedger(Ledger):
         self.means = dict(kept.get("means", {}))
 
 
+@dataclass(frozen=True)
+class SumPlan:
+    """What a method's sums are: ``length`` floats of each client, ``ranges`` of its own metrics.
+
+    ``by_class``: they are rows of classes. ``attempts`` is the file that counts attempts.
+    """
+
+    length: int
+    ranges: Mapping[str, tuple[float, float]]
+    by_class: bool
+    attempts: Path
+
+
+@dataclass(frozen=True)
+class CheckedSum(Checked):
+    """With what the hash chain covers of the total, and the means that were found in it."""
+
+    chained: Vector = field(default_factory=lambda: np.zeros(0))
+    means: Mapping[str, Summed] = field(default_factory=dict)
+
+
 class SumAggregator:
-    """Aggregates the rounds of a run with ``secure-sum``, whose server sees sums alone.
+    """Checks and books the rounds of a run with ``secure-sum``, whose server sees sums alone.
 
     The loop over rounds uses it as it does :class:`fedhet.strategies.aggregator.PlainAggregator`.
     """
 
-    ledger_type = SumLedger
     train_share = 0.75  # of a round's time that waiting for training may take
 
-    def __init__(self, strategy: Any, marks: Mapping[str, Any]) -> None:
-        """Load :meth:`marks` from a checkpoint's ``marks``; ``strategy`` is a MethodStrategy."""
-        self.strategy, self.roster = strategy, strategy.roster
-        self.ledger: SumLedger = strategy.ledger
-        self.handshake: Handshake = strategy.handshake
-        self.config: RunConfig = strategy.config
-        config = self.config
+    def __init__(
+        self,
+        config: RunConfig,
+        ledger: SumLedger,
+        handshake: Handshake,
+        plan: SumPlan,
+        marks: Mapping[str, Any],
+    ) -> None:
+        """Load :meth:`marks` from a checkpoint's ``marks``."""
+        self.config, self.ledger, self.handshake, self.plan = config, ledger, handshake, plan
+        self.roster = handshake.roster
         self.about: Cohort | None = None  # what a train message says of the sum
         self.evaluates = not config.sum_metrics  # an accuracy of one client alone is not told
-        self.metrics = SumMetrics(config.sum_range, strategy.metric_ranges)
-        self.introductions = Introductions(self.handshake, self.ledger.fail)
-        self.counts_owners = config.sum_owners > 1 and strategy.sends_class_rows(
-            config, config.params
-        )
-        self.unit = int(marks.get("unit", 0)) or default_unit(
-            config, weighs_images=strategy.weighs_images(config, config.params)
-        )
+        self.metrics = SumMetrics(config.sum_range, plan.ranges)
+        self.introductions = Introductions(handshake, ledger.fail)
+        self.counts_owners = config.sum_owners > 1 and plan.by_class
         self.shared: tuple[int, ...] | None = None  # classes whose rows may be summed
         self._counted: list[str] | None = None  # of whom: a resumed run counts again
         self.few = int(marks.get("few", 0))  # classes whose rows may not
-        self._attempts = strategy.folder.attempts
         self._attempt: Attempt | None = None
-        self._length = 0  # of the method's part of the vector
 
     def marks(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: the unit, and what the user has been told of."""
-        return {"unit": self.unit} | ({"few": self.few} if self.counts_owners else {})
+        """Return what a checkpoint keeps: what the user has been told of."""
+        return {"few": self.few} if self.counts_owners else {}
 
     def seconds(self, client: str) -> float:
         """Return 0: how long a client trains is not told."""
         del client
         return 0.0
 
-    def limit(self, client: str) -> int:
+    def limit(self, expected: Payload | None) -> int:
         """Return the bytes above which a reply is refused unread."""
-        del client
+        del expected
         return self._attempt.limit if self._attempt is not None else QUERY_BYTES
 
     # --- the first message -------------------------------------------------------------------
 
-    def members(self, round_: int, clients: list[str]) -> list[str]:
+    def members(self, round_: int, clients: list[str], deadline: float) -> list[str]:
         """Return who is asked to train: the cohort of the round's attempt, or nobody."""
         self._attempt, self.about = None, None
         clients = self._introduced(clients)
         try:
-            what = "the unit of weights cannot be found"
-            if not self.unit:
-                clients = self.strategy.online(self._find_unit(round_, clients))
-            what = "owners cannot be counted"
             if self.counts_owners:
-                clients = self._count_owners(round_, clients)
+                clients = self._count_owners(round_, clients, deadline)
                 self.ledger.round.numbers[UNSUMMED] = float(self.few)
         except Rejected as error:
-            self.ledger.skip(f"{what}: {error}")
+            self.ledger.skip(f"owners cannot be counted: {error}")
             return []
-        self.strategy.images_per_weight = self.unit
-        self._length = self._length or len(self._blank())
-        length = self._length + len(self.metrics) * self.config.sum_metrics
+        length = self.plan.length + len(self.metrics) * self.config.sum_metrics
         self._attempt = attempt = self._new(round_, clients, length)
         if len(clients) < attempt.collector.min_survivors:
             return []
         self.about = attempt.cohort
         return clients
 
-    def _blank(self) -> Vector:
-        """Return the contribution of some client of all classes: its length is everybody's."""
-        every = tuple(range(len(self.roster.classes)))
-        images = (1,) * len(every)
-        info = replace(next(iter(self.roster.infos.values())), seen=every, images=images)
-        own = Own(self.config, len(every), every, images, unit=max(1, self.unit))
-        return np.asarray(self.strategy.contribution(self.strategy.expect(info), own).flat)
-
     def _new(self, round_: int, members: list[str], length: int) -> Attempt:
         size = max(self.config.cohort(len(self.roster.ids)), len(members))
-        number = next_attempt(self._attempts)
-        about = (tuple(sorted(members)), number, size, self.shared, max(1, self.unit))
-        cohort = Cohort(*about)
+        number, unit = next_attempt(self.plan.attempts), sum_unit(self.config)
+        cohort = Cohort(tuple(sorted(members)), number, size, self.shared, unit)
         return Attempt(self.handshake, self.ledger, self.config, round_, cohort, length)
 
     def _introduced(self, clients: list[str]) -> list[str]:
@@ -204,63 +204,24 @@ class SumAggregator:
     def _short(self) -> float:
         return min(PATIENCE, SHORT * self.config.round_timeout)
 
-    # --- small sums before it ----------------------------------------------------------------
+    # --- a small sum before it ---------------------------------------------------------------
 
-    def _find_unit(self, round_: int, clients: list[str]) -> list[str]:
-        """Set the unit of weights: the smallest power of two that no client's images exceed.
-
-        If one client sends nonsense it is left out: return the others of ``clients``. It is found
-        by sums without half of those that it may be. A sum that it is in tells nothing. Raises
-        Rejected if there is no unit without it either.
-        """
-        everybody = sorted(self.roster.nodes)
-        if len(everybody) <= MOST_ASKED:
-            everybody = self._introduced(everybody)
-        if len(everybody) > MOST_ASKED or len(everybody) < len(clients):
-            everybody = clients
-        suspects, self.unit = everybody, self._unit_of(round_, everybody)
-        if self.unit:
-            return clients
-        while len(suspects) > 1:
-            out = suspects[: len(suspects) // 2]
-            found = self._unit_of(round_, [c for c in everybody if c not in out])
-            suspects = out if found else suspects[len(out) :]
-        self.unit = self._unit_of(round_, [c for c in everybody if c not in suspects])
-        if not self.unit:
-            raise Rejected("no unit of weights was found: every power of two is exceeded")
-        self.ledger.fail(suspects[0], "with its reply the unit of weights cannot be found")
-        return [client for client in clients if client not in suspects]
-
-    def _unit_of(self, round_: int, members: list[str]) -> int:
-        """Return the smallest power of two that no images of ``members`` exceed; 0: there is none.
-
-        A client adds a random word for each power that it exceeds, and zero for the others: a sum
-        that is zero tells that nobody exceeds it, and any other tells nothing more.
-        """
-        attempt = self._new(round_, members, POWERS)
-        fits = self._ask(attempt, UNIT, attempt.words, self._short) == 0
-        if not fits.any():
-            return 0
-        unit = 1 << int(np.argmax(fits))
-        log.info("unit of weights: %d images, found in a sum of %d clients", unit, len(members))
-        return unit
-
-    def _count_owners(self, round_: int, members: list[str]) -> list[str]:
+    def _count_owners(self, round_: int, members: list[str], deadline: float) -> list[str]:
         """Count owners, unless ``members`` are those of the last count; return who is online.
 
         A count holds for exactly those who were in it: where the other owners of a class have
         gone, also while they were being counted, the sum would be a lone owner's row.
         """
         while members != self._counted:
-            members = self.strategy.online(self._count(round_, members))
+            members = self.ledger.online(self._count(round_, members, deadline))
         return members
 
-    def _count(self, round_: int, members: list[str]) -> list[str]:
+    def _count(self, round_: int, members: list[str], deadline: float) -> list[str]:
         """Count the owners of each class among ``members``; return who is in the count."""
         self.shared, self._counted = None, None
         attempt = self._new(round_, members, len(self.roster.classes))
         min_owners = self.config.sum_owners
-        owners = np.rint(self._ask(attempt, OWNERS, attempt.total, self._short))
+        owners = np.rint(self._ask(attempt, OWNERS, self._short, deadline))
         self.shared, before = tuple(np.flatnonzero(owners >= min_owners).tolist()), self.few
         self.few = too_few(owners, min_owners)
         if self.few != before and self.few and self.counts_owners:
@@ -268,78 +229,84 @@ class SumAggregator:
         self._counted = sorted(attempt.collector.survivors, key=client_order)
         return self._counted
 
-    def confusions(self) -> dict[str, NDArray[np.int64]]:
+    def confusions(self, round_: int, deadline: float) -> dict[str, NDArray[np.int64]]:
         """Return the sum of all clients' confusion matrices, of classes with owners enough."""
-        classes, round_ = len(self.roster.classes), self.strategy.finished
+        classes, timeout = len(self.roster.classes), self.config.round_timeout
         try:
-            members = self.strategy.online(list(self.roster.ids))
-            members = self._introduced(members)
+            members = self._introduced(self.ledger.online(self.roster.ids))
             if self.config.sum_owners > 1:
-                members = self._count_owners(round_, members)
+                members = self._count_owners(round_, members, deadline)
             attempt = self._new(round_, members, classes**2)
-            total = self._ask(attempt, CONFUSION, attempt.total, self.config.round_timeout)
+            total = self._ask(attempt, CONFUSION, timeout, deadline)
         except Rejected as error:
             log.warning("confusion.csv is empty, the sum failed: %s", error)
             return {}
         return {EVERYBODY: matrix_of(total, classes, self.config.sum_range)}
 
-    def _ask(
-        self, attempt: Attempt, kind: str, learn: Callable[[float], Any], timeout: float
-    ) -> Any:
-        """Send a message of a kind to the members of an attempt; return what ``learn`` makes."""
+    def _ask(self, attempt: Attempt, kind: str, timeout: float, deadline: float) -> Vector:
+        """Send a message of a kind to the members of an attempt; return the sum of their words."""
         counts = self.ledger.round.counts
         members = attempt.members if len(attempt.members) >= attempt.collector.min_survivors else []
-        about, round_ = attempt.cohort, attempt.round
-        messages = {c: self.strategy.message(kind, c, round_, about=about) for c in members}
+        about, message = attempt.cohort, self.handshake.message
+        messages = {c: message(kind, c, attempt.round, about=about) for c in members}
         counts["downlink_message_bytes"] += sum(map(message_bytes, messages.values()))
-        for client, reply in replies(self.handshake.grid, messages, timeout, attempt.limit):
+        grid = self.handshake.grid
+        for client, reply in exchange(grid, messages, timeout, lambda _: attempt.limit):
             counts["uplink_message_bytes"] += reply.message_bytes
             try:
                 attempt.take(client, reply)
             except Rejected as reason:
                 self.ledger.fail(client, f"{kind.rpartition('.')[2]}: {reason}")
-        return learn(self.strategy.deadline)
+        return attempt.total(deadline)
 
     # --- the replies -------------------------------------------------------------------------
 
-    def combine_replies(
-        self, round_: int, replies: Sequence[tuple[str, Reply]]
-    ) -> Mapping[str, float] | None:
-        """Add up the replies, have the masks taken off, combine; None if there is no sum."""
+    def check(
+        self, round_: int, replies: Sequence[tuple[str, Reply]], method: object, deadline: float
+    ) -> CheckedSum | None:
+        """Add up the replies and have the masks taken off; None if there is no sum."""
+        del method
         attempt, taken = self._attempt, {}
         if attempt is None:
             return None
         for client, reply in replies:
             try:
-                taken[client] = reply, self._checked(attempt, client, reply)
+                taken[client] = self._valid(attempt, client, reply)
             except Rejected as reason:
                 self.ledger.reject(client, str(reason), reply)
             else:
                 self.ledger.spend(client, reply.metrics)
         try:
-            total = attempt.total(self.strategy.deadline)
+            total = attempt.total(deadline)
         except Rejected as error:
             self.ledger.skip(f"the sum failed: {error}")
             return None
         finally:
             self._attempt = None
-        numbers = dict(self.strategy.combine(total[: self._length], round_))
-        if self.strategy.short_classes is not None:
-            numbers["short_classes"] = float(self.strategy.short_classes)
-        survivors, means = attempt.collector.survivors, {}
+        length, survivors, means = self.plan.length, attempt.collector.survivors, {}
         if self.config.sum_metrics:
             few = attempt.collector.terms.min_members
-            means = self.metrics.means(total[self._length :], len(survivors), few)
-        self.ledger.add_total(total[: self._length + self.metrics.chained], means)
-        for client in sorted(survivors, key=client_order):
-            reply, payload = taken[client]
-            self.ledger.accept(client, round_, payload, reply)
-        return numbers
+            means = self.metrics.means(total[length:], len(survivors), few)
+        accepted = [taken[client] for client in sorted(survivors, key=client_order)]
+        chained = total[: length + self.metrics.chained]
+        return CheckedSum(round_, accepted, total[:length], chained, means)
 
-    def _checked(self, attempt: Attempt, client: str, reply: Reply) -> Payload:
+    def _valid(self, attempt: Attempt, client: str, reply: Reply) -> Valid:
         """Add one upload; raise Rejected with the reason if it is not as agreed."""
-        ranges = self.strategy.metric_ranges
-        check_trained(self.roster.infos[client], reply, attempt.round, self.config, ranges)
+        info = self.roster.infos[client]
+        check_trained(info, reply, attempt.round, self.config, self.plan.ranges)
         if self.config.sum_metrics and reply.metrics.keys() - {SPENT}:
             raise Rejected("reply with single metrics, which this run sums (sum-metrics)")
-        return attempt.take(client, reply)
+        return Valid(info, attempt.take(client, reply), reply)
+
+    def uploads(self, checked: Checked) -> list[Any]:
+        """Return nothing: no single upload is seen."""
+        del checked
+        return []
+
+    def book(self, checked: Checked) -> None:
+        """Record the sum and who is in it; those clients continue from this round."""
+        assert isinstance(checked, CheckedSum)
+        self.ledger.add_total(checked.chained, checked.means)
+        for one in checked.accepted:
+            self.ledger.accept(one.info.client, checked.round, one.payload, one.reply)

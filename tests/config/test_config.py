@@ -147,8 +147,6 @@ MISTAKES = {
     "method=fedkd compress-down=true compress=off": "compress=off",
     "method=fedkd t-end=0.9": "t-end: 0.9 is not allowed",
     "method=fedkd student=cnn5": "did you mean 'cnn-5'",
-    "method=fedclassavg tau=0.07 legacy=true": "tau: 0.07 is not allowed",
-    "method=fedclassavg legacy=true": "legacy: true ",
     "method=fedmrl matryoshka=false inference=mix-small": "inference: ",
     "method=fd dp-clip=1 dp-epsilon=8 dp-delta=1e-5": "dp-clip: 1 is not allowed with method=fd",
     "method=standalone mu0=0.5": "mu0: only method fedssa has this key",

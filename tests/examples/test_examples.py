@@ -81,7 +81,7 @@ def test_fedmd_averages_logits_without_weights_or_takes_their_median(tmp_path):
         config = small(tmp_path, aggregation=rule, **FEDMD)
         strategy = make_strategy(config, [[0], [1], [2]], [10, 20, 70], 4)
         assert strategy.download(strategy.roster.infos["0"], 1).logits.shape == (0, 4)
-        like = strategy.expect(strategy.roster.infos["0"])
+        like = strategy.reference(strategy.roster.infos["0"]).payload
         sent = {
             str(k): replace(like, logits=like.logits + np.float32(value))
             for k, value in enumerate(values)

@@ -230,7 +230,7 @@ def test_a_resumed_run_leaves_the_same_replies_out(tmp_path):
 
 def test_no_cost_is_too_unlike_the_others(tmp_path):
     """FLOPs are counted as each client tells them, and decide nothing."""
-    liar = liars({LIAR: scaled("train_flops", 1e6)})
+    liar = liars({1: scaled("train_flops", 1e6)})
     runs = [simulate(small(tmp_path, rounds=1, **TINY), tamper=t)[0] for t in (None, liar)]
     honest, told = (folder.read_rounds()[0] for folder in runs)
     assert not told["failures"] and told["train_flops"] > 1e5 * honest["train_flops"]

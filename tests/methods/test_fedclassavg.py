@@ -2,14 +2,11 @@
 
 from copy import deepcopy
 
-import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
 from methods.byhand import by_hand, check_round, overwritten
 
 from fedhet.data.inputs import SIGNAL, TABLE, TOKENS
-from fedhet.protocol.payload import ModelArrays
 from fedhet.rng import torch_seed
 from fedhet.testing import make_client, small
 from fedhet.training.augment import DROPPED, crop, jitter, two_views
@@ -26,27 +23,6 @@ def contrast(features, labels, tau):
     shares = likeness / likeness.sum(dim=1, keepdim=True)
     pairs = (labels[:, None] == labels) & ~torch.eye(len(labels), dtype=torch.bool)
     return torch.stack([-shares[a][pairs[a]].log().mean() for a in range(len(labels))]).mean()
-
-
-def test_the_legacy_loss_in_plain_torch(tmp_path):
-    """As in the authors' code; the paper's is in the round by hand below."""
-    keys = {"legacy": True, "rho": 0.3, "optimizer": "adam", "lr": 1e-4}
-    client = make_client(small(tmp_path, method="fedclassavg", **keys), 0, tmp_path)
-    client.receive(ModelArrays((np.full((4, 500), 0.25, np.float32), np.full(4, 0.25, np.float32))))
-    client.phases()
-    with torch.no_grad():
-        client.model.head.weight.add_(torch.linspace(-0.02, 0.02, 2000).view(4, 500))
-        client.model.conv1.weight.mul_(3.0)
-    inputs, labels = client.examples("train").batch(torch.arange(8))
-    views = two_views(inputs, client.torch_generator("views"))
-    loss = client.loss(inputs, labels).item()
-    with torch.no_grad():
-        features = client.model.features(views)
-        ce = F.cross_entropy(client.model.head(features[:8]), labels).item()
-        drift = client.model.head.weight - 0.25, client.model.head.bias - 0.25
-    contrasted = contrast(features.double(), labels, 100.0).item() * 100.0 / 0.07
-    proximal = sum(d.square().mean().item() for d in drift)
-    assert loss == pytest.approx(ce + contrasted + 0.15 * proximal, rel=1e-4)
 
 
 def test_a_crop_of_everything_is_the_image_and_of_a_quarter_its_corner():

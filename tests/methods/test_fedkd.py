@@ -171,7 +171,7 @@ def test_hostile_shapes_are_rejected(tmp_path, reason, change):
     payload = LowRank(*change(packed.ranks, packed.tensors))
     with pytest.raises(Rejected, match=reason):
         strategy.check(info, payload)
-        strategy.step_length(payload, 0.0)
+        strategy.reference(info).step(payload)
 
 
 # --- rounds ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from fedhet.errors import Rejected
 from fedhet.protocol.payload import ClassVectors
 from fedhet.rng import generator
-from fedhet.strategies.fedl2g import LARGEST, misguided
+from fedhet.strategies.fedl2g import LARGEST
 from fedhet.testing import make_client, make_strategy, small, uploads_of
 
 
@@ -131,22 +131,3 @@ def test_nothing_trains_while_warming_up_but_the_guides_move(tmp_path):
     sent = ClassVectors(np.arange(c), np.ones(c, np.int64), np.ones((c, c), np.float32))
     (_, marks, rows), _, _ = client.fit(sent.to_ndarrays(), ROUND)
     assert same(own, client.model, 0) and marks.any() and np.abs(rows).max() > 0
-
-
-@pytest.mark.parametrize("classes", [2, 3, 6])
-def test_misguided_are_the_classes_that_the_loss_itself_gets_wrong(classes):
-    """The least CE + MSE by descent on free logits, for vectors on both sides of C / 2."""
-    drawn = torch.Generator().manual_seed(classes)
-    guides = 2.0 * torch.randn(40, classes, classes, generator=drawn, dtype=torch.float64)
-    labels = torch.arange(classes)
-    o = guides.clone().requires_grad_()
-    for _ in range(600):
-        losses = F.cross_entropy(o.flatten(0, 1), labels.repeat(40), reduction="sum")
-        losses = losses + ((o - guides) ** 2).sum() / classes
-        (slope,) = torch.autograd.grad(losses, o)
-        with torch.no_grad():
-            o -= 0.5 * slope
-    assert slope.abs().max() < 1e-9
-    wrong = [(row.argmax(dim=1) != labels).nonzero().flatten().tolist() for row in o]
-    assert wrong == [misguided(g.numpy()) for g in guides]
-    assert any(wrong) and not all(wrong)

@@ -11,8 +11,6 @@ from fedhet.engines.grid import SimulationGrid
 from fedhet.protocol import mail as delivery
 from fedhet.protocol.flower import (
     DAMAGED,
-    NO_REPLY,
-    NOT_SENT,
     be_one_process,
     posted,
     take_damaged_replies,
@@ -45,26 +43,26 @@ class Network:
 
 
 def messages(*nodes):
-    return [Message(RecordDict(), node, "train", ttl=60) for node in nodes]
+    return {str(node): Message(RecordDict(), node, "train", ttl=60) for node in nodes}
 
 
 def test_a_reply_that_hangs_in_flower_holds_up_nobody():
-    grid, replies = Network(), []
-    for _, reply in exchange(grid, messages(1, 2, 4), timeout=5.0):
-        replies.append((reply.metadata.src_node_id, reply.has_error()))
+    grid = Network()
+    came = exchange(grid, messages(1, 2, 4), timeout=5.0)
     assert not grid.release.is_set()  # Flower's call still hangs
     grid.release.set()
-    assert replies[:2] == [(1, False), (4, False)] and replies[2][1]
+    assert [client for client, _ in came] == ["1", "4", "2"]
+    assert [reply.undelivered for _, reply in came] == [False, False, True]
 
 
 def test_an_error_of_the_connection_is_not_swallowed():
     with pytest.raises(ConnectionError, match="is gone"):
-        list(exchange(Network(), messages(1, 3), timeout=5.0))
+        exchange(Network(), messages(1, 3), timeout=5.0)
 
 
 def test_what_cannot_be_sent_is_answered_with_an_error():
-    replies = [reply for _, reply in exchange(Network(refuse=True), messages(1, 4), timeout=5.0)]
-    assert [reply.error.code for reply in replies] == [NOT_SENT, NOT_SENT] != [NO_REPLY] * 2
+    came = exchange(Network(refuse=True), messages(1, 4), timeout=5.0)
+    assert [reply.error for _, reply in came] == ["the message could not be sent"] * 2
 
 
 def test_only_a_window_is_under_way_in_flowers_simulation_and_all_elsewhere():
@@ -75,11 +73,19 @@ def test_only_a_window_is_under_way_in_flowers_simulation_and_all_elsewhere():
     for simulator, sent in ((flowers, delivery.WINDOW), (ours, 200)):
         simulator.pull_messages = lambda ids: []
         mail = delivery.Mail(simulator)
-        mail.add(messages(*many))
+        mail.add(messages(*many).values())
         assert mail.poll() == [] and len(simulator.sent) == sent
-    replies = [reply for _, reply in exchange(network, messages(*many), timeout=5.0)]
-    assert sorted(reply.metadata.src_node_id for reply in replies) == many
-    assert not any(reply.has_error() for reply in replies)
+    came = exchange(network, messages(*many), timeout=5.0)
+    assert sorted(int(client) for client, _ in came) == many
+    assert not any(reply.undelivered for _, reply in came)
+
+
+def test_an_exchange_ends_when_enough_has_come_and_reads_within_each_clients_limit():
+    grid = Network()
+    came = exchange(grid, messages(1, 2, 4), 60.0, {"1": -1, "4": 99}.get, lambda c, _: c == "4")
+    grid.release.set()
+    assert [client for client, _ in came] == ["1", "4"]
+    assert "more than the -1 allowed" in came[0][1].error
 
 
 class Forgetful(Network):
@@ -113,13 +119,9 @@ def clock(monkeypatch):
 def test_a_lost_reply_is_asked_for_again_and_counted_once(monkeypatch, drops, asked):
     monkeypatch.setattr(delivery, "REMIND_AFTER", 0.3)
     grid = Forgetful(drops)
-    given = messages(1, 4, 5)
-    pairs = list(exchange(grid, given, timeout=5.0))
-    assert sorted(sent.metadata.dst_node_id for sent, _ in pairs) == [1, 4, 5]
-    assert all(any(sent is one for one in given) for sent, _ in pairs)
-    assert [sent.metadata.dst_node_id for sent, reply in pairs if reply.has_error()] == (
-        [4] if drops > 2 else []
-    )
+    came = exchange(grid, messages(1, 4, 5), timeout=5.0)
+    assert sorted(client for client, _ in came) == ["1", "4", "5"]
+    assert [client for client, reply in came if reply.undelivered] == ["4"] * (drops > 2)
     assert grid.asked.count(4) == asked and grid.asked.count(1) == 1
 
 
@@ -127,7 +129,7 @@ def test_a_lost_reply_is_asked_for_again_and_counted_once(monkeypatch, drops, as
 def test_nobody_is_asked_again_while_most_are_still_at_work(monkeypatch):
     monkeypatch.setattr(delivery, "REMIND_AFTER", 0.1)
     grid = Forgetful(9)
-    list(exchange(grid, messages(4, 4, 5), timeout=1.0))
+    exchange(grid, {**messages(4, 5), "again": messages(4)["4"]}, timeout=1.0)
     # one of three has answered: half of the time counts, once
     assert grid.asked.count(4) == 4
 
@@ -145,7 +147,7 @@ def packed(message):
 @pytest.mark.parametrize("kind", ["ConfigRecord", "ArrayRecord", "RecordDict", "Array", "Message"])
 def test_a_reply_that_flower_cannot_unpack_is_its_nodes_error(kind):
     be_one_process()
-    (asked,) = messages(5)
+    asked = messages(5)["5"]
     identity = posted(asked)
     info = {"info": ConfigRecord({"client": "5"}), "arrays": ArrayRecord([np.ones(2)])}
     reply = Message(RecordDict(info), reply_to=asked)

@@ -3,42 +3,34 @@
 import numpy as np
 import pytest
 
-from fedhet.protocol.checks import StepLimits, check_arrays, size
+from fedhet.protocol.checks import check_arrays, long_steps, size
 from fedhet.protocol.payload import Empty, HeaderRows
 
 
-def run_with(start: float, ratio: float = 10.0) -> StepLimits:
-    steps = StepLimits(ratio)
-    steps.start = start
-    return steps
-
-
-def left_out(steps: StepLimits, *lengths: float) -> list[int]:
-    """Who is left out of a round of these steps; the others are remembered."""
+def left_out(start: float, *lengths: float, noise: float = 0.0) -> list[int]:
+    """Who is left out of a round of these steps, at ten times the usual."""
     named = {str(k): length for k, length in enumerate(lengths)}
-    odd = steps.outliers(named)
-    steps.accept([length for k, length in named.items() if k not in odd])
-    return [int(k) for k in odd]
+    return [int(k) for k in long_steps(named, start, 10.0, noise)]
 
 
-def test_the_usual_step_is_the_lower_median_and_nothing_does_not_vote():
-    steps = run_with(0.0)
-    assert steps.usual() == 0.0
-    assert steps.usual([3.0, 1.0, 2.0]) == 2.0
-    assert steps.usual([4.0, 3.0, 2.0, 1.0]) == 2.0
-    assert steps.usual([0.0, 0.0, 0.0, 5.0]) == 5.0
-    steps.accept([0.0, 1.0, 9.0, 2.0])
-    steps.accept([])
-    assert steps.medians == [2.0]
-    assert steps.usual([9.0]) == 2.0  # of an even number the lower one
-    assert run_with(1.0).usual([3.0, 4.0]) == 3.0  # the start votes
+@pytest.mark.parametrize(("start", "lengths", "out"), [
+    (1.0, [3.0, 29.0, 31.0], [2]),  # the lower median, in which the start votes
+    (1.0, [3.0, 1.0, 9.0, 11.0, 31.0], [4]),
+    (0.0, [0.0, 0.0, 0.0, 5.0], []),  # who does not move does not vote
+    (0.0, [0.01, 0.02, 1.9, 2.1], [3]),  # nothing to start from: ten times as free
+    (50.0, [0.1, 0.1, 0.1, 49.0, 51.0], [4]),  # nobody is left out for less than the start
+    (0.0, [], []),
+])  # fmt: skip
+def test_a_step_far_beyond_the_usual_is_left_out(start, lengths, out):
+    assert left_out(start, *lengths) == out
+    assert left_out(start, *lengths, noise=100.0) == []
+    assert not long_steps({"0": 1.0, "1": 1e9}, start, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("honest", range(6))
 def test_one_huge_step_is_left_out_of_a_first_round_with_any_number_of_others(honest):
-    assert left_out(run_with(1.0), *[0.5] * honest, 500.0) == [honest]
-    nothing_to_start_from = left_out(run_with(0.0), *[0.5] * honest, 500.0)
-    assert nothing_to_start_from == ([honest] if honest else [])
+    assert left_out(1.0, *[0.5] * honest, 500.0) == [honest]
+    assert left_out(0.0, *[0.5] * honest, 500.0) == ([honest] if honest else [])
 
 
 def test_the_length_is_the_root_mean_square_of_the_difference():

@@ -140,7 +140,7 @@ class HalfState(StandaloneStrategy):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "text"), [(NoShapes, "set `expect`"), (HalfState, "both `arrays` and `load`")]
+    ("strategy", "text"), [(NoShapes, "set `reference`"), (HalfState, "both `arrays` and `load`")]
 )
 def test_a_strategys_mistake_names_the_hook(tmp_path, own, strategy, text):
     with pytest.raises(UserError, match=text):
@@ -203,7 +203,4 @@ class Fine(MethodClient):
 def test_what_is_nearly_a_hook_is_refused():
     with pytest.raises(UserError, match=r"Misspelt: 'phase' is not a hook: did you mean 'phases'"):
         _ = Method(MethodStrategy, Misspelt, "misspelt").client
-    old = type("Old", (MethodClient,), {"metrics": lambda self: {}})
-    with pytest.raises(UserError, match=r"Old: 'metrics' is not a hook: .* 'extra_metrics'"):
-        _ = Method(MethodStrategy, old, "renamed").client
     assert Method(MethodStrategy, Fine, "fine").client is Fine

@@ -1,7 +1,6 @@
 """Noise for the sum: what each client adds, what a sum has of it, what it costs."""
 
 import math
-from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 
@@ -24,6 +23,7 @@ from fedhet.site.privacy import (
 )
 from fedhet.site.state import FileStore
 from fedhet.sums.client import SumProtection
+from fedhet.sums.contribution import sum_unit
 from fedhet.sums.masks import SumTerms, grid
 from fedhet.sums.messages import Cohort
 from fedhet.sums.noise import RandomBits, discrete_gaussian
@@ -40,9 +40,12 @@ def summed(tmp_path, **changes):
 
 
 def part_of(tmp_path, config, **changes):
+    """A client and its part of a sum."""
     client = make_client(config, 0, tmp_path / "s")
-    strategy = find_method(config.method).strategy
-    return SumProtection(client, strategy, None, Cohort(EVERYBODY, 1, 3), b"", **changes)
+    strategy, data = find_method(config.method).strategy, client.setup.data
+    cohort = Cohort(EVERYBODY, 1, 3, unit=sum_unit(config))
+    classes = client.setup.classes
+    return client, SumProtection(data, classes, config, strategy, cohort, b"", **changes)
 
 
 def account(client):
@@ -89,13 +92,13 @@ def test_rounding_moves_a_vector_no_further_than_the_sensitivity_says(seed, leng
 
 def test_a_vector_is_clipped_and_its_counts_are_not(tmp_path):
     config = summed(tmp_path, representation=8)
-    part = part_of(tmp_path, config)
-    part.client.round = 1
-    ids = part.client.seen().numpy()
+    client, part = part_of(tmp_path, config)
+    client.round = 1
+    ids = client.seen().numpy()
     sent = HeaderRows(np.arange(4), np.full((4, 8), 5, np.float32), np.full(4, 2, np.float32))
     rows = sent.weight[ids] + np.float32(3)
     upload = HeaderRows(ids, rows, sent.bias[ids])  # a step of 3 in 16 entries: a norm of 12
-    vector = part.add(upload, sent, 1, account(part.client))
+    vector = part.add(upload, sent, 1, account(client))
     header, owners = vector[:36].reshape(4, 9), vector[36:]
     assert np.allclose(header[ids, :8], 3 / 12, rtol=1e-6) and not header[ids, 8].any()
     assert np.linalg.norm(header) == pytest.approx(1.0) and owners.sum() == len(ids)
@@ -129,11 +132,11 @@ def test_the_same_update_again_is_free_and_another_share_is_not(tmp_path):
 
 
 def test_a_share_protects_nothing_that_is_seen(tmp_path):
-    part = part_of(tmp_path, summed(tmp_path, secure_sum="unmasked", representation=8))
-    part.client.setup = replace(part.client.setup, simulated=False)
-    upload = part.client.upload()
+    client, part = part_of(tmp_path, summed(tmp_path, secure_sum="unmasked", representation=8))
+    part.simulated = False
+    upload = client.upload()
     with pytest.raises(UserError, match="'unmasked' is not allowed with dp-clip on a network"):
-        part.add(upload, upload, 1, account(part.client))
+        part.add(upload, upload, 1, account(client))
 
 
 def test_noise_that_does_not_fit_into_words_is_refused_with_what_would_do(tmp_path):

@@ -1,6 +1,5 @@
 """What clients add up to is what the plain path makes of the same uploads."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +8,9 @@ import pytest
 from fedhet.config.load import build_config
 from fedhet.config.registry import METHODS
 from fedhet.errors import UserError
-from fedhet.strategies.averaging import AveragingStrategy, ClassSums
-from fedhet.strategies.base import MethodStrategy
-from fedhet.sums.contribution import Own, exceeded
+from fedhet.strategies.averaging import AveragingStrategy, ClassSums, sum_uploads
+from fedhet.strategies.robust import ROBUST
+from fedhet.sums.contribution import UNIT, Own, sum_unit
 from fedhet.testing import make_client, make_strategy, small, uploads_of
 
 SEEN, IMAGES, CLASSES = [[0, 1], [1, 2], [1, 2]], [100, 300, 50], 4  # nobody has class 3
@@ -44,7 +43,6 @@ def pair(tmp_path, method, owners=1, **changes):
         small(tmp_path, **values, secure_sum="unmasked", sum_owners=owners),
     )
     made = [make_strategy(config, SEEN, IMAGES, CLASSES) for config in configs]
-    made[1].images_per_weight = 300
     return made
 
 
@@ -53,7 +51,7 @@ def drawn(strategy, seed=0):
     random = np.random.default_rng(seed)
     found = {}
     for client, info in strategy.roster.infos.items():
-        expected = strategy.expect(info)
+        expected = strategy.reference(info).payload
         arrays = [
             random.random(a.shape).astype(a.dtype) if a.dtype.kind == "f" else a
             for a in expected.to_ndarrays()
@@ -67,7 +65,7 @@ def drawn(strategy, seed=0):
 
 def own(strategy, client, told=None):
     info = strategy.roster.infos[client]
-    return Own(strategy.config, CLASSES, info.seen, info.images, told, unit=300)
+    return Own(strategy.config, CLASSES, info.seen, info.images, told)
 
 
 def vectors(strategy, payloads, told=None):
@@ -210,27 +208,31 @@ def test_every_method_is_summed_or_says_why_not():
             assert build_config(values).summed
 
 
-@pytest.mark.parametrize("images", [1, 2, 3, 300, 1024, 1025, 10**6])
-def test_the_power_of_two_that_nobody_exceeds(images):
-    total = exceeded(images) + exceeded(1)
-    assert total[0] == 0 or images > 1
-    assert 1 << int(np.argmax(total == 0)) == 2 ** math.ceil(math.log2(images))
-
-
 def test_who_has_more_than_the_unit_weighs_one_and_keeps_the_shares_of_its_classes():
-    one = Own(build_config({}), CLASSES, (0, 1), (300, 100), unit=256)
+    one = Own(build_config({"max-images": 256}), CLASSES, (0, 1), (300, 100))
+    assert sum_unit(one.config) == 256 and sum_unit(build_config({})) == UNIT
     assert one.weight == 1.0 and one.weigh(np.array([300, 100])).tolist() == [0.75, 0.25]
 
 
-def test_who_aggregates_in_another_way_is_not_summed_by_inheritance():
-    class Own(AveragingStrategy):
+@pytest.mark.parametrize(("key", "value", "lacks"), [
+    ("secure-sum", "masked", "no `combine`"), ("aggregation", "median", "set `aggregations`"),
+])  # fmt: skip
+def test_an_aggregate_of_its_own_inherits_neither_sums_nor_medians(key, value, lacks):
+    class Alone(AveragingStrategy):
         def aggregate(self, uploads, round_):
             return {}
 
-    class Both(Own):
-        def combine(self, total, round_):
-            return {}
+    class Whole(Alone):
+        aggregations = ROBUST
 
-    assert Own.not_summed == MethodStrategy.not_summed != ""
-    assert Own.aggregations == ("mean",) != AveragingStrategy.aggregations
-    assert Both.not_summed == ""
+        def aggregate(self, uploads, round_):
+            return self.combine(sum_uploads(uploads, self.rule), round_)
+
+        def combine(self, total, round_):
+            return super().combine(total, round_)
+
+    config = build_config({"method": "lg_fedavg", "clients": 3, key: value})
+    for strategy in (AveragingStrategy, Whole):
+        strategy.check_aggregate(config)
+    with pytest.raises(UserError, match=f"^{key}: '{value}' .*Alone has .*{lacks}"):
+        Alone.check_aggregate(config)

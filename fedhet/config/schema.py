@@ -172,7 +172,7 @@ Window = Annotated[tuple[float, float] | tuple[()], BeforeValidator(_window)]
 
 
 class Schema(BaseModel):
-    """Frozen, unknown keys forbidden, kebab-case aliases."""
+    """Frozen, unknown keys forbidden, kebab-case aliases; a text below a key is its meaning."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -181,7 +181,14 @@ class Schema(BaseModel):
         validate_by_name=True,
         allow_inf_nan=False,
         serialize_by_alias=True,
+        use_attribute_docstrings=True,
     )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Join the lines of each key's meaning."""
+        for field in cls.model_fields.values():
+            field.description = " ".join((field.description or "").split()) or None
 
 
 class Params(Schema):
@@ -194,308 +201,247 @@ P = TypeVar("P", bound=Params, default=Params)  # of the method that a strategy 
 class RunConfig(Schema):
     """Everything that decides a run, resolved; the method's own keys are in ``params``."""
 
-    method: str = Field("fedssa", description="one of `fedhet methods`, or module:METHOD")
+    method: str = "fedssa"
+    """one of `fedhet methods`, or module:METHOD"""
 
-    dataset: str = Field(
-        "digits",
-        description="digits, cifar10, cifar100, fashion-mnist, image-folder, table (a CSV), "
-        "signals (an NPZ), texts (a CSV), synthetic[:IMAGES] or module:load",
-    )
-    data_path: str = Field(
-        "",
-        description="file of `table`, `signals` or `texts`, or a folder with one for each site, "
-        "or folder or zip of `image-folder`; local copy of `hf:NAME`; download folder of "
-        "torchvision's data sets",
-    )
-    target: str = Field(
-        "", description="column of the class; empty: guessed by name and values, and printed"
-    )
-    labels: Lists = Field(
-        (),
-        description="classes by values of the target, such as {ill: [1, 2], healthy: [0]}, or by "
-        "ranges of a measurement: {low: ..140, high: 140..} (140 is high)",
-    )
-    site: Words = Field(
-        (), description="columns that together name the client, for partition=natural"
-    )
-    group: Words = Field(
-        (),
-        description="columns that name the patient, recording or family of a row, whose rows all "
-        "lie in one split of one client; of image-folder a pattern such as {group}_*.png",
-    )
-    split_by: str = Field(
-        "", description="column of a date or a number; the latest rows of a client are its test"
-    )
-    categories: Lists = Field(
-        (),
-        description="columns of `table` that are not numbers, with their values {sex: [f, m]}; on "
-        "a network the values are required, in a simulation those of the file are used",
-    )
-    numbers: Words = Field(
-        (), description="columns of `table` that are numbers; with categories all that models see"
-    )
-    ignore: Words = Field((), description="columns that no model sees")
-    image: str = Field(
-        "", description="column of the images (file names or bytes) of a table of `image-folder`"
-    )
-    text: str = Field("", description="column of the text, of `texts`")
-    length: int = Field(
-        64, ge=1, le=4096, description="words kept of a text; time steps of a window with `time`"
-    )
-    vocabulary: int = Field(
-        5000, ge=2, le=1 << 20, description="number of token ids to hash words to; 0 is padding"
-    )
-    scale: float = Field(1.0, gt=0, description="divisor of the numbers of `signals`")
-    axes: Literal["", "channels-time", "time-channels"] = Field(
-        "", description="order of a window's axes in an NPZ; empty: guessed by their lengths"
-    )
-    channels: Words = Field(
-        (),
-        description="columns of the channels in a CSV of `signals`; with one row per window, the "
-        "beginnings of their columns' names",
-    )
-    time: str = Field("", description="column of the time, in a CSV with one row per time step")
-    columns: Words = Field((), description="names of the columns of a CSV without header")
-    separator: str = Field(
-        "", description="comma, semicolon, tab, pipe, space or a character; empty: guessed"
-    )
-    decimal: Literal["", ".", ","] = Field("", description="decimal sign; empty: guessed")
-    thousands: str = Field("", max_length=1, description="sign between thousands in numbers")
-    quote: Literal["", '"', "'", "none"] = Field(
-        "", description="quote around texts of a CSV, or none; empty: guessed"
-    )
-    encoding: str = Field("", description="such as latin-1; empty: by byte order mark, or UTF-8")
-    sheet: str = Field("", description="sheet of an Excel workbook")
-    gaps: Words = Field(
-        (), description="spellings of a missing value; empty: ?, NA, null, none, -, ... and no text"
-    )
-    window: Window = Field(
-        (), description="LOW,HIGH of images of more than 8 bits; empty: each client's own range"
-    )
-    standardise: bool = Field(
-        False,
-        description="images of 8 bits by mean and deviation of each channel of the client's own "
-        "training images, instead of to [-1, 1]",
-    )
-    public_dataset: str = Field(
-        "", description="public data set, for methods that use one; values as of dataset"
-    )
-    public_path: str = Field(
-        "", description="its folder or zip on the server; each node names its own copy"
-    )
-    image_size: Annotated[Side | tuple[Side, Side], BeforeValidator(_size)] = Field(
-        32, description="side of the square input, pixels, or HEIGHTxWIDTH such as 48x64"
-    )
-    grey: bool = Field(False, description="images in one channel instead of three")
-    classes: Words = Field((), description="class names in label order; empty: all of the data's")
+    dataset: str = "digits"
+    """digits, cifar10, cifar100, fashion-mnist, image-folder, table (a CSV), signals (an NPZ),
+    texts (a CSV), synthetic[:IMAGES] or module:load"""
+    data_path: str = ""
+    """file of `table`, `signals` or `texts`, or a folder with one for each site, or folder or
+    zip of `image-folder`; local copy of `hf:NAME`; download folder of torchvision's data
+    sets"""
+    target: str = ""
+    """column of the class; empty: guessed by name and values, and printed"""
+    labels: Lists = ()
+    """classes by values of the target, such as {ill: [1, 2], healthy: [0]}, or by ranges of a
+    measurement: {low: ..140, high: 140..} (140 is high)"""
+    site: Words = ()
+    """columns that together name the client, for partition=natural"""
+    group: Words = ()
+    """columns that name the patient, recording or family of a row, whose rows all lie in one
+    split of one client; of image-folder a pattern such as {group}_*.png"""
+    split_by: str = ""
+    """column of a date or a number; the latest rows of a client are its test"""
+    categories: Lists = ()
+    """columns of `table` that are not numbers, with their values {sex: [f, m]}; on a network
+    the values are required, in a simulation those of the file are used"""
+    numbers: Words = ()
+    """columns of `table` that are numbers; with categories all that models see"""
+    ignore: Words = ()
+    """columns that no model sees"""
+    image: str = ""
+    """column of the images (file names or bytes) of a table of `image-folder`"""
+    text: str = ""
+    """column of the text, of `texts`"""
+    length: int = Field(64, ge=1, le=4096)
+    """words kept of a text; time steps of a window with `time`"""
+    vocabulary: int = Field(5000, ge=2, le=1 << 20)
+    """number of token ids to hash words to; 0 is padding"""
+    scale: float = Field(1.0, gt=0)
+    """divisor of the numbers of `signals`"""
+    axes: Literal["", "channels-time", "time-channels"] = ""
+    """order of a window's axes in an NPZ; empty: guessed by their lengths"""
+    channels: Words = ()
+    """columns of the channels in a CSV of `signals`; with one row per window, the beginnings of
+    their columns' names"""
+    time: str = ""
+    """column of the time, in a CSV with one row per time step"""
+    columns: Words = ()
+    """names of the columns of a CSV without header"""
+    separator: str = ""
+    """comma, semicolon, tab, pipe, space or a character; empty: guessed"""
+    decimal: Literal["", ".", ","] = ""
+    """decimal sign; empty: guessed"""
+    thousands: str = Field("", max_length=1)
+    """sign between thousands in numbers"""
+    quote: Literal["", '"', "'", "none"] = ""
+    """quote around texts of a CSV, or none; empty: guessed"""
+    encoding: str = ""
+    """such as latin-1; empty: by byte order mark, or UTF-8"""
+    sheet: str = ""
+    """sheet of an Excel workbook"""
+    gaps: Words = ()
+    """spellings of a missing value; empty: ?, NA, null, none, -, ... and no text"""
+    window: Window = ()
+    """LOW,HIGH of images of more than 8 bits; empty: each client's own range"""
+    standardise: bool = False
+    """images of 8 bits by mean and deviation of each channel of the client's own training
+    images, instead of to [-1, 1]"""
+    public_dataset: str = ""
+    """public data set, for methods that use one; values as of dataset"""
+    public_path: str = ""
+    """its folder or zip on the server; each node names its own copy"""
+    image_size: Annotated[Side | tuple[Side, Side], BeforeValidator(_size)] = 32
+    """side of the square input, pixels, or HEIGHTxWIDTH such as 48x64"""
+    grey: bool = False
+    """images in one channel instead of three"""
+    classes: Words = ()
+    """class names in label order; empty: all of the data's"""
 
-    clients: int = Field(
-        0,
-        ge=0,
-        le=1_000_000,
-        description="N, number of clients; 0: as many as the network, the file or the data has",
-    )
-    fraction: float = Field(1.0, gt=0, le=1, description="C, share of clients per round")
-    partition: Literal[
-        "classes-per-client", "dirichlet", "iid", "quantity", "natural", "file",
-    ] | Annotated[str, Field(pattern="^flwr:[A-Z]")] = Field(
-        "classes-per-client",
-        description="how examples are assigned to clients; natural: by the data's own `site`; "
-        "`flwr:DirichletPartitioner alpha=0.3`: by a partitioner of flwr-datasets",
-    )  # fmt: skip
-    partition_file: str = Field(
-        "", description="CSV `path,client,split` of partition=file, and perhaps `group`"
-    )
-    classes_per_client: int = Field(2, ge=1, description="classes that each client owns")
-    alpha: float = Field(
-        0.3, gt=0, description="concentration of the Dirichlet partitions, and of quantity"
-    )
-    split: Ratio = Field((8, 1, 1), description="train:val:test, integers, per client and class")
+    clients: int = Field(0, ge=0, le=1_000_000)
+    """N, number of clients; 0: as many as the network, the file or the data has"""
+    fraction: float = Field(1.0, gt=0, le=1)
+    """C, share of clients per round"""
+    partition: (
+        Literal[
+            "classes-per-client",
+            "dirichlet",
+            "iid",
+            "quantity",
+            "natural",
+            "file",
+        ]
+        | Annotated[str, Field(pattern="^flwr:[A-Z]")]
+    ) = "classes-per-client"
+    """how examples are assigned to clients; natural: by the data's own `site`;
+    `flwr:DirichletPartitioner alpha=0.3`: by a partitioner of flwr-datasets"""
+    partition_file: str = ""
+    """CSV `path,client,split` of partition=file, and perhaps `group`"""
+    classes_per_client: int = Field(2, ge=1)
+    """classes that each client owns"""
+    alpha: float = Field(0.3, gt=0)
+    """concentration of the Dirichlet partitions, and of quantity"""
+    split: Ratio = (8, 1, 1)
+    """train:val:test, integers, per client and class"""
 
-    models: Words = Field(
-        ("cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5"),
-        min_length=1,
-        description="architectures of `fedhet models`, a group such as @signal-5, or "
-        "module:factory; ` [frozen] weights=FILE` may follow; default: the kind's group",
-    )
-    model_assignment: Literal["modulo", "random"] = Field(
-        "modulo", description="client k gets model k mod len(models), or a seeded draw"
-    )
+    models: Words = Field(("cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5"), min_length=1)
+    """architectures of `fedhet models`, a group such as @signal-5, or module:factory; `
+    [frozen] weights=FILE` may follow; default: the kind's group"""
+    model_assignment: Literal["modulo", "random"] = "modulo"
+    """client k gets model k mod len(models), or a seeded draw"""
 
-    small_model: str = Field(
-        "",
-        description="model that all clients share, in methods that share one; empty: the smallest "
-        "of the kind's group; if all clients have the same model: that CNN, or CNN-1 for "
-        "torchvision's",
-    )
-    representation: int = Field(
-        REPRESENTATION, ge=1, le=8192, description="d, width of the representation of all models"
-    )
+    small_model: str = ""
+    """model that all clients share, in methods that share one; empty: the smallest of the
+    kind's group; if all clients have the same model: that CNN, or CNN-1 for torchvision's"""
+    representation: int = Field(REPRESENTATION, ge=1, le=8192)
+    """d, width of the representation of all models"""
 
-    rounds: int = Field(100, ge=1, le=1_000_000, description="T, communication rounds")
-    patience: int = Field(
-        0, ge=0, description="end the run after so many evaluated rounds without a better "
-        "validation metric; 0: run all rounds",
-    )  # fmt: skip
-    local_epochs: int = Field(10, ge=1, description="E, epochs of local training per round")
-    local_steps: int = Field(
-        0, ge=0, le=1_000_000, description="steps of local training per round, instead of epochs; "
-        "0: local-epochs",
-    )  # fmt: skip
-    batch_size: int = Field(64, ge=2, description="B, examples per step")
-    optimizer: Literal["sgd", "adam"] = Field(
-        "sgd", description="sgd, or adam with torch's betas; fresh every round"
-    )
-    lr: float = Field(0.01, gt=0, description="learning rate of the optimizer")
-    lr_schedule: Literal["constant", "cosine"] = Field(
-        "constant", description="cosine: from lr to 0 over the run's rounds, fixed within a round"
-    )
-    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD, fresh every round")
-    weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the optimizer")
-    grad_clip: float = Field(0.0, ge=0, description="largest gradient norm of one network; 0: off")
-    class_weights: Literal["none", "balanced"] = Field(
-        "none",
-        description="balanced: in every cross-entropy a class counts by n / (classes x examples), "
-        "over the client's train split",
-    )
-    augment: Literal["none", "crop-flip", "flip-erase-crop", "jitter-scale"] = Field(
-        "none",
-        description="crop-flip (images): random crop with a margin of s/8 and horizontal flip; "
-        "flip-erase-crop (images): the same after preparation, a rectangle erased in between; "
-        "jitter-scale (signals): noise, and a factor for each channel",
-    )
-    precision: Precision = Field("fp32", description="arithmetic of training: fp32, tf32, bf16")
-    threads: int = Field(1, ge=1, le=256, description="torch threads per training process")
-    device: str = Field(
-        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N"
-    )
-    actors: int = Field(
-        0,
-        ge=0,
-        description="training processes of a simulation; 0: as many as the CPUs that the command "
-        "may use have room for, by `threads`, and on GPUs one for each 2 GiB",
-    )
-    seed: int = Field(0, ge=0, lt=2**31, description="seed of every random number")
-    partition_seed: int = Field(
-        -1, ge=-1, lt=2**31, description="seed of who owns which images and splits; -1: the seed"
-    )
+    rounds: int = Field(100, ge=1, le=1_000_000)
+    """T, communication rounds"""
+    patience: int = Field(0, ge=0)
+    """end the run after so many evaluated rounds without a better validation metric; 0: run all
+    rounds"""
+    local_epochs: int = Field(10, ge=1)
+    """E, epochs of local training per round"""
+    local_steps: int = Field(0, ge=0, le=1_000_000)
+    """steps of local training per round, instead of epochs; 0: local-epochs"""
+    batch_size: int = Field(64, ge=2)
+    """B, examples per step"""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """sgd, or adam with torch's betas; fresh every round"""
+    lr: float = Field(0.01, gt=0)
+    """learning rate of the optimizer"""
+    lr_schedule: Literal["constant", "cosine"] = "constant"
+    """cosine: from lr to 0 over the run's rounds, fixed within a round"""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """momentum of SGD, fresh every round"""
+    weight_decay: float = Field(0.0, ge=0)
+    """L2 penalty of the optimizer"""
+    grad_clip: float = Field(0.0, ge=0)
+    """largest gradient norm of one network; 0: off"""
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced: in every cross-entropy a class counts by n / (classes x examples), over the
+    client's train split"""
+    augment: Literal["none", "crop-flip", "flip-erase-crop", "jitter-scale"] = "none"
+    """crop-flip (images): random crop with a margin of s/8 and horizontal flip; flip-erase-crop
+    (images): the same after preparation, a rectangle erased in between; jitter-scale (signals):
+    noise, and a factor for each channel"""
+    precision: Precision = "fp32"
+    """arithmetic of training: fp32, tf32, bf16"""
+    threads: int = Field(1, ge=1, le=256)
+    """torch threads per training process"""
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    """auto, cpu, cuda or cuda:N"""
+    actors: int = Field(0, ge=0)
+    """training processes of a simulation; 0: as many as the CPUs that the command may use have
+    room for, by `threads`, and on GPUs one for each 2 GiB"""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """seed of every random number"""
+    partition_seed: int = Field(-1, ge=-1, lt=2**31)
+    """seed of who owns which images and splits; -1: the seed"""
 
-    engine: Literal["processes", "ray", "inline"] = Field(
-        "processes",
-        description="where a simulation's clients train: worker processes of this machine, Ray "
-        "tasks (of the cluster at RAY_ADDRESS, if that is set), or inline, in the command's own "
-        "process",
-    )
+    engine: Literal["processes", "ray", "inline"] = "processes"
+    """where a simulation's clients train: worker processes of this machine, Ray tasks (of the
+    cluster at RAY_ADDRESS, if that is set), or inline, in the command's own process"""
 
-    metric: MetricName = Field(
-        "accuracy", description="main metric of a run; it decides the best round"
-    )
-    evaluate_every: int = Field(1, ge=1, description="rounds between evaluations")
-    evaluate_before: bool = Field(
-        False, description="record accuracies after receiving and before training as well"
-    )
-    evaluate_all: bool = Field(
-        True, description="evaluate also clients that were never sampled, as initialised"
-    )
-    weighting: Literal["samples", "uniform"] = Field(
-        "samples", description="weights in means over clients: training examples, or equal"
-    )
+    metric: MetricName = "accuracy"
+    """main metric of a run; it decides the best round"""
+    evaluate_every: int = Field(1, ge=1)
+    """rounds between evaluations"""
+    evaluate_before: bool = False
+    """record accuracies after receiving and before training as well"""
+    evaluate_all: bool = True
+    """evaluate also clients that were never sampled, as initialised"""
+    weighting: Literal["samples", "uniform"] = "samples"
+    """weights in means over clients: training examples, or equal"""
 
-    min_replies: int = Field(1, ge=1, description="accepted replies that a round needs")
-    max_skipped_rounds: int = Field(
-        3, ge=0, description="rounds in a row with too few replies before the run fails"
-    )
-    round_timeout: float = Field(
-        3600.0, gt=0, description="longest wait for a round on a network, seconds"
-    )
-    start_timeout: float = Field(
-        900.0, gt=0, description="longest wait for clients on a network, seconds"
-    )
-    max_update_norm: float = Field(
-        1e4, gt=0, description="largest L2 norm of one upload; above it the reply is refused"
-    )
-    max_update_ratio: float = Field(
-        10.0, ge=0, description="largest step of an upload, in multiples of the median; 0: no limit"
-    )
-    max_images: int = Field(
-        1_000_000, ge=1, lt=2**53, description="most training examples that a client may declare"
-    )
-    max_classes: int = Field(
-        1_000, ge=1, description="most classes of a client, and of a run that does not name them"
-    )
-    max_weight: float = Field(
-        1.0, gt=0, le=1, description="largest share of one client in a weighted mean; 1: no limit"
-    )
-    aggregation: Literal["mean", "trimmed-mean", "median"] = Field(
-        "mean", description="weighted mean, or unweighted ones that a few false uploads cannot move"
-    )
-    trim: float = Field(
-        0.2, ge=0, lt=0.5, description="share of the values left out at each end by trimmed-mean"
-    )
-    client_keys: Literal["auto", "registered", "off"] = Field(
-        "auto",
-        description="which node keys may use which client ids: auto (a registered name belongs to "
-        "its key), registered (only registered names), or off",
-    )
+    min_replies: int = Field(1, ge=1)
+    """accepted replies that a round needs"""
+    max_skipped_rounds: int = Field(3, ge=0)
+    """rounds in a row with too few replies before the run fails"""
+    round_timeout: float = Field(3600.0, gt=0)
+    """longest wait for a round on a network, seconds"""
+    start_timeout: float = Field(900.0, gt=0)
+    """longest wait for clients on a network, seconds"""
+    max_update_norm: float = Field(1e4, gt=0)
+    """largest L2 norm of one upload; above it the reply is refused"""
+    max_update_ratio: float = Field(10.0, ge=0)
+    """largest step of an upload, in multiples of the median; 0: no limit"""
+    max_images: int = Field(1_000_000, ge=1, lt=2**53)
+    """most training examples that a client may declare"""
+    max_classes: int = Field(1_000, ge=1)
+    """most classes of a client, and of a run that does not name them"""
+    max_weight: float = Field(1.0, gt=0, le=1)
+    """largest share of one client in a weighted mean; 1: no limit"""
+    aggregation: Literal["mean", "trimmed-mean", "median"] = "mean"
+    """weighted mean, or unweighted ones that a few false uploads cannot move"""
+    trim: float = Field(0.2, ge=0, lt=0.5)
+    """share of the values left out at each end by trimmed-mean"""
+    client_keys: Literal["auto", "registered", "off"] = "auto"
+    """which node keys may use which client ids: auto (a registered name belongs to its key),
+    registered (only registered names), or off"""
 
-    dp_clip: float = Field(
-        0.0, ge=0, description="largest L2 norm of a client's update before noise; 0: no noise"
-    )
-    dp_epsilon: float = Field(
-        0.0,
-        ge=0,
-        description="privacy budget: epsilon of one client's uploads in the run, with noise",
-    )
-    dp_delta: float = Field(
-        0.0, ge=0, lt=1, description="delta of one client's uploads in the run, with noise"
-    )
+    dp_clip: float = Field(0.0, ge=0)
+    """largest L2 norm of a client's update before noise; 0: no noise"""
+    dp_epsilon: float = Field(0.0, ge=0)
+    """privacy budget: epsilon of one client's uploads in the run, with noise"""
+    dp_delta: float = Field(0.0, ge=0, lt=1)
+    """delta of one client's uploads in the run, with noise"""
 
-    secure_sum: Literal["off", "masked", "unmasked"] = Field(
-        "off",
-        description="masked: the server learns uploads only as sums; unmasked: the same result "
-        "without masks, for measuring their cost",
-    )
-    sum_range: float = Field(
-        64.0, gt=0, description="largest absolute value of an entry of a summed vector"
-    )
-    sum_min: int = Field(3, ge=2, description="fewest clients of a sum")
-    sum_threshold: int = Field(
-        0, ge=0, description="members that must help to unmask a sum; 0: more than half of them"
-    )
-    sum_owners: int = Field(
-        3, ge=1, description="fewest clients with a class for which its rows are summed"
-    )
-    sum_metrics: bool = Field(
-        True, description="also sum accuracies and losses; false: each client sends its own"
-    )
+    secure_sum: Literal["off", "masked", "unmasked"] = "off"
+    """masked: the server learns uploads only as sums; unmasked: the same result without masks,
+    for measuring their cost"""
+    sum_range: float = Field(64.0, gt=0)
+    """largest absolute value of an entry of a summed vector"""
+    sum_min: int = Field(3, ge=2)
+    """fewest clients of a sum"""
+    sum_threshold: int = Field(0, ge=0)
+    """members that must help to unmask a sum; 0: more than half of them"""
+    sum_owners: int = Field(3, ge=1)
+    """fewest clients with a class for which its rows are summed"""
+    sum_metrics: bool = True
+    """also sum accuracies and losses; false: each client sends its own"""
 
-    state_dir: str = Field(
-        "", description="folder of simulated clients' states; empty: in the run folder"
-    )
-    keep_state: bool = Field(True, description="keep the clients' last states after the run")
-    keep_best: bool = Field(
-        False, description="also keep each client's state of its best validation round"
-    )
-    keep_predictions: bool = Field(
-        False,
-        description="keep each client's predictions on its validation and test examples",
-    )
-    metrics: Functions = Field(
-        (), description="own metrics of a client's test split, {name: module:function}; the "
-        "function takes labels (n,) and probabilities (n, C)",
-    )  # fmt: skip
-    tuned: Words = Field(
-        (), description="keys that were tuned for each method; reports compare them as one setting"
-    )
-    tracker: Literal["none", "tensorboard", "wandb", "trackio", "mlflow"] = Field(
-        "none", description="service that also gets the numbers of every round"
-    )
-    out: str = Field("runs", description="folder for run folders")
-    name: str = Field(
-        "",
-        pattern=rf"^({CLIENT_ID})?$",
-        description="name of the run folder; empty: made from the preset and the time",
-    )
+    state_dir: str = ""
+    """folder of simulated clients' states; empty: in the run folder"""
+    keep_state: bool = True
+    """keep the clients' last states after the run"""
+    keep_best: bool = False
+    """also keep each client's state of its best validation round"""
+    keep_predictions: bool = False
+    """keep each client's predictions on its validation and test examples"""
+    metrics: Functions = ()
+    """own metrics of a client's test split, {name: module:function}; the function takes labels
+    (n,) and probabilities (n, C)"""
+    tuned: Words = ()
+    """keys that were tuned for each method; reports compare them as one setting"""
+    tracker: Literal["none", "tensorboard", "wandb", "trackio", "mlflow"] = "none"
+    """service that also gets the numbers of every round"""
+    out: str = "runs"
+    """folder for run folders"""
+    name: str = Field("", pattern=rf"^({CLIENT_ID})?$")
+    """name of the run folder; empty: made from the preset and the time"""
 
     params: Params = Field(Params(), exclude=True)
 

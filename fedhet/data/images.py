@@ -268,7 +268,7 @@ def image_folder(data_path: str, group: Sequence[str] = ()) -> Source:
     stats = file_stats([path / name for name in tree.images] if path.is_dir() else [path])
     key: list[object] = ["image-folder", str(path), tree.classes, tree.ignored, stats, *group]
     stream = partial(_folder_stream, path, tree, ",".join(group))
-    return Source(key, stream, (len(tree.images), len(tree.classes)))
+    return Source(key, stream)
 
 
 def groups_of(paths: Sequence[str], pattern: str) -> npt.NDArray[np.int32]:

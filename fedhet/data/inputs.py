@@ -354,14 +354,10 @@ class Source:
     ``key`` is JSON-able and changes whenever the examples would; to make it, none is read.
     ``stream`` reads the examples, images as the inputs say; ``classes`` empty means the source's
     own. It raises UserError if the source cannot be read, or does not fit the classes.
-    ``extent`` are the numbers of examples and classes, and ``inputs`` those of examples that are no
-    images, where a source knows them without reading any.
     """
 
     key: list[object]
     stream: Callable[[Inputs, tuple[str, ...]], Stream]
-    extent: tuple[int, int] | None = None
-    inputs: Inputs | None = None
 
 
 def existing(dataset: str, data_path: str) -> Path:

@@ -78,9 +78,8 @@ def find_source(  # noqa: PLR0911  (one for each form of a name)
     if plugins.is_given(name):  # by a Python program; what is in the cache is not asked for
         return Source(["given", name, repr(reading)], partial(_given, name, reading))
     if name.partition(":")[0] in ("synthetic", *SYNTHETIC):
-        made = Synthetic.named(name, seed)
-        inputs = None if made.kind == IMAGE else made.inputs()
-        return Source([repr(made)], made.stream, (made.examples, made.num_classes), inputs)
+        synthetic = Synthetic.named(name, seed)
+        return Source([repr(synthetic)], synthetic.stream)
     if plugins.is_own("dataset", name):
         return _own(name, data_path)
     known = [*NAMES, *plugins.installed("dataset")]

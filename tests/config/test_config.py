@@ -64,14 +64,14 @@ def test_plain_flower_scalars_are_enough():
 
 PROJECT = Path(__file__).resolve().parents[2]
 SHORTER = {"rounds": 3, "local-epochs": 1, "out": ""}  # a first look; results go to ~/.fedhet/runs
-FLOWERS_OWN = {"engine", "actors", "metrics"}  # Flower's own engine, and scalars alone
+FLOWERS_OWN = {"engine", "actors"}  # of `flwr run`, sized by --federation-config
 
 
 def test_flowers_config_has_every_key_of_the_schema_and_of_every_method():
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
     shipped = project["tool"]["flwr"]["app"]["config"]
     common = {k: v for k, v in RunConfig().flat().items() if k not in FLOWERS_OWN} | SHORTER
-    common = {k: ",".join(v) if isinstance(v, list) else v for k, v in common.items()}
+    common = {k: ",".join(v) if isinstance(v, list | dict) else v for k, v in common.items()}
     own = {key: "" for method in METHODS for key in method_keys(method)}
     assert shipped == {"config": "", **common, **own}, "[tool.flwr.app.config] of pyproject.toml"
     assert all(type(value) is type((common | own).get(key, "")) for key, value in shipped.items())

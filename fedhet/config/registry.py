@@ -126,6 +126,7 @@ _OURS = {  # as its authors write it; what is done. In the order of the papers' 
         "pFedMoE",
         "a shared extractor, mixed with the local one sample by sample by a private gate",
     ),
+    "hetlora": ("HetLoRA", "LoRA adapters of unequal ranks over one pretrained network"),
 }
 SPELT = {name: spelling for name, (spelling, _) in _OURS.items()}
 

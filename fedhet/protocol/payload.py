@@ -115,6 +115,14 @@ class ModelArrays(Payload):
 
 
 @dataclass(frozen=True)
+class Adapters(Payload):
+    """LoRA's A (r, n) and B (m, r) of each layer, or A alone; the digest of their network."""
+
+    digest: Int64
+    tensors: tuple[Float32, ...] = rest()
+
+
+@dataclass(frozen=True)
 class ClassVectors(Payload):
     """One vector per class: ids (S,) int64, images behind each (S,) int64, vectors (S, w) f32."""
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 from helpers.built import forgotten
-from helpers.products import PRODUCT, product, short
+from helpers.products import ANY, PRODUCT, product, short
 from methods.byhand import ROUND, filled, same, some_arrays
 
 from fedhet.clients import base
@@ -59,7 +59,7 @@ FLOATS = {
 
 
 def test_every_method_is_in_the_tables():
-    assert FLOATS.keys() == set(METHODS)
+    assert FLOATS.keys() == set(ANY)
 
 
 def keys_of(method):

@@ -1,0 +1,227 @@
+"""HetLoRA and its kin: LoRA adapters of unequal ranks over one pretrained network.
+
+The clients have the same network W, frozen, and adapters of a rank of their own on the same layers
+(``models='hf:FOLDER lora=4,hf:FOLDER lora=16'``): y = W x + B_k A_k x, A_k (r_k, n), B_k (m, r_k).
+Only adapters are sent; projection and header stay private. The mean map of a layer is
+M = sum_k w_k B_k A_k with w_k = n_k / n. A mean of the factors is another map: it lacks
+sum_k w_k (B_k - mean B)(A_k - mean A), a covariance, whose share ||M - mean(B) mean(A)|| / ||M|| is
+recorded in each round as ``lost_by_averaging``. By ``aggregate``:
+
+- ``svd`` (FlexLoRA, 2402.11505): the best factors of M of each client's rank, sqrt(S) on both
+  sides, by QR of the stacked factors and an SVD of their core in float64; M is never formed.
+  ``lost_by_ranks`` is the mean share sum_{i > r_k} s_i^2 / sum s_i^2 that ranks cut off.
+- ``pad`` (HetLoRA, 2401.06432): factors padded with zeros and averaged; client k is sent its first
+  r_k rows and columns. Here with weights n_k, and without its penalty that shrinks ranks.
+- ``share-a`` (FedSA-LoRA, 2410.01463): A alone is sent, each row averaged over those who have it.
+
+Up: r_k (m + n) floats a layer, ``share-a`` r_k n, and a digest of 16 numbers; down as much, nothing
+in round 1. All start from one A by the run's seed, nested by rows, and B = 0. These formulas were
+written from memory of the papers, not read; what is here is tested for consistency.
+
+A client whose network or adapted layers differ from the most clients' of its first round is left
+out of every mean.
+"""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedhet.config.schema import Params
+from fedhet.errors import Rejected, UserError
+from fedhet.protocol.handshake import ClientInfo
+from fedhet.protocol.payload import Adapters, Array, Payload
+from fedhet.strategies.base import MethodStrategy, Upload
+
+log = logging.getLogger("fedhet")
+DIGITS = 16  # of a digest, each 0 to 15
+Factors = tuple[Array, Array]  # B (m, r) and A (r, n) of a layer
+
+
+class HetLoRAParams(Params):
+    """Hyper-parameters of HetLoRA and its kin."""
+
+    aggregate: Literal["svd", "pad", "share-a"] = Field(
+        "svd", description="the mean map's best factors, means of padded factors, or A alone"
+    )
+
+
+def rank_of(info: ClientInfo) -> int:
+    """Return the rank of a client's adapters, which its model's name tells; 0: it has none."""
+    match = re.search(r"/lora-(\d{1,4})$", info.model)
+    return int(match[1]) if match else 0
+
+
+def decompose(stack: Sequence[Factors], weights: Sequence[float]) -> tuple[Array, Array, Array]:
+    """Return U (m, R), S (R,) and V (n, R) of sum_k w_k B_k A_k, float64.
+
+    Of each left vector the largest entry is positive, so that the bytes are the same everywhere.
+    """
+    left = np.concatenate([w * b for w, (b, _) in zip(weights, stack, strict=True)], axis=1)
+    right = np.concatenate([a for _, a in stack], axis=0).T
+    (q1, r1), (q2, r2) = np.linalg.qr(left.astype(np.float64)), np.linalg.qr(right.astype(float))
+    u, s, vt = np.linalg.svd(r1 @ r2.T, full_matrices=False)
+    u, v = q1 @ u, q2 @ vt.T
+    signs = np.sign(u[np.abs(u).argmax(axis=0), np.arange(len(s))])
+    signs[signs == 0] = 1
+    return u * signs, s, v * signs
+
+
+def padded_means(stack: Sequence[Factors], weights: Sequence[float], rank: int) -> Factors:
+    """Return the means of B and of A, padded with zeros to ``rank``, float64."""
+    (m, _), (_, n) = stack[0][0].shape, stack[0][1].shape
+    b, a = np.zeros((m, rank)), np.zeros((rank, n))
+    for weight, (own_b, own_a) in zip(weights, stack, strict=True):
+        b[:, : own_b.shape[1]] += weight * own_b
+        a[: len(own_a)] += weight * own_a
+    return b, a
+
+
+def means_of_owners(stack: Sequence[Factors], weights: Sequence[float], rank: int) -> Array:
+    """Return the rows (rank, n) of A, each the mean over the clients that have it, float64."""
+    rows, behind = np.zeros((rank, stack[0][1].shape[1])), np.zeros(rank)
+    for weight, (_, a) in zip(weights, stack, strict=True):
+        rows[: len(a)] += weight * a
+        behind[: len(a)] += weight
+    return rows / np.maximum(behind, np.finfo(float).tiny)[:, None]
+
+
+class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
+    """Averages the maps, or the factors, of adapters of unequal ranks."""
+
+    upload_type = Adapters
+    not_summed = "its clients' adapters differ in shape; use method=lg_fedavg"
+
+    def initialise(self) -> None:
+        """Start without factors; raise UserError for a client without adapters."""
+        self.digest: Array = np.zeros(DIGITS, dtype=np.int64)
+        self.layers: list[Factors] = []
+        for client, info in self.roster.infos.items():
+            if not rank_of(info):
+                raise UserError(
+                    f"models: client {client} has '{info.model}' without adapters: method=hetlora "
+                    "needs lora=RANK, such as models='hf:FOLDER lora=8'"
+                )
+
+    @property
+    def most(self) -> int:
+        """Return the largest rank of a client."""
+        return max(rank_of(info) for info in self.roster.infos.values())
+
+    def download(self, info: ClientInfo, round_: int) -> Payload:
+        """Return the first r_k columns of B and rows of A of each layer."""
+        rank = rank_of(info)
+        pairs = [(a[:rank].copy(), b[:, :rank].copy()) for b, a in self.layers]
+        return Adapters(self.digest, tuple(one for pair in pairs for one in self._sent(*pair)))
+
+    def _sent(self, a: Array, b: Array) -> tuple[Array, ...]:
+        return (a,) if self.params.aggregate == "share-a" else (a, b)
+
+    def expect(self, info: ClientInfo) -> Payload | None:
+        """Return what the client was sent; None before any factors are known."""
+        return self.download(info, 0) if self.layers else None
+
+    def check(self, info: ClientInfo, payload: Payload) -> None:
+        """Check the digest, and that factors fit each other and the client's rank."""
+        assert isinstance(payload, Adapters)
+        rank, each = rank_of(info), len(self._sent(payload.digest, payload.digest))
+        tensors = payload.tensors
+        if payload.digest.shape != (DIGITS,) or not tensors or len(tensors) % each:
+            raise Rejected("its adapters are not complete")
+        if self.layers and not np.array_equal(payload.digest, self.digest):
+            raise Rejected("its network or its adapted layers are other than the other clients'")
+        for place, tensor in enumerate(tensors):
+            if tensor.ndim != 2 or tensor.shape[place % each] != rank:  # noqa: PLR2004
+                raise Rejected(f"an adapter is {tensor.shape}, and its rank is {rank}")
+
+    def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
+        """Combine the adapters layer by layer."""
+        payloads = {u.info.client: u.payload for u in uploads if isinstance(u.payload, Adapters)}
+        if not self.layers:
+            counts = Counter(tuple(p.digest.tolist()) for p in payloads.values())
+            self.digest = np.array(counts.most_common(1)[0][0], dtype=np.int64)
+        kept = [u for u in uploads if np.array_equal(payloads[u.info.client].digest, self.digest)]
+        for upload in uploads:
+            if upload not in kept:
+                log.warning("client %s: its network differs: not averaged", upload.info.client)
+        total = sum(upload.weight for upload in kept)
+        weights = [upload.weight / total for upload in kept]
+        each = 1 if self.params.aggregate == "share-a" else 2
+        stacks = [payloads[upload.info.client].tensors for upload in kept]
+        self.layers, squares = [], np.zeros(4)
+        for place in range(0, len(stacks[0]), each):
+            pairs = [
+                (t[place + 1] if each > 1 else np.zeros((0, len(t[place])), np.float32), t[place])
+                for t in stacks
+            ]
+            layer, numbers = self._layer(pairs, weights)
+            self.layers.append((layer[0].astype(np.float32), layer[1].astype(np.float32)))
+            squares += numbers
+        lost, whole, cut, energy = squares
+        numbers = {"left_out_networks": float(len(uploads) - len(kept))}
+        if whole > 0:
+            numbers["lost_by_averaging"] = float(np.sqrt(lost / whole))
+        if energy > 0 and self.params.aggregate == "svd":
+            numbers["lost_by_ranks"] = float(cut / energy)
+        return numbers
+
+    def _layer(self, stack: Sequence[Factors], weights: Sequence[float]) -> tuple[Factors, Array]:
+        """Return B (m, R), A (R, n) of a layer, and squares of what is lost, and of what of."""
+        rows = means_of_owners(stack, weights, self.most)
+        if self.params.aggregate == "share-a":
+            return (np.zeros((0, self.most)), rows), np.zeros(4)
+        u, s, v = decompose(stack, weights)
+        means = padded_means(stack, weights, self.most)
+        difference = decompose([*stack, means], [*weights, -1.0])[1]
+        tails = [float((s[b.shape[1] :] ** 2).sum()) for b, _ in stack]
+        whole = float((s**2).sum())
+        numbers = np.array([(difference**2).sum(), whole, np.mean(tails), whole])
+        if self.params.aggregate == "pad":
+            return means, numbers
+        root = np.sqrt(s[: self.most])
+        b, a = np.zeros((len(u), self.most)), rows
+        alive = np.flatnonzero(s[: self.most] > 1e-12 * max(s.max(initial=0.0), 1e-30))
+        # A direction that nobody has moved keeps its row of A, and zeros in B: it can still learn.
+        b[:, alive] = (u[:, : self.most] * root)[:, alive]
+        a[alive] = (v[:, : self.most] * root).T[alive]
+        return (b, a), numbers
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the digest, each layer's m, n and rank, and all factors one after the other."""
+        shapes = [(len(b), a.shape[1], len(a)) for b, a in self.layers]
+        flat = [one.ravel() for pair in self.layers for one in pair]
+        return {
+            "digest": self.digest,
+            "shapes": np.array(shapes, dtype=np.int64).reshape(-1, 3),
+            "factors": np.concatenate([np.zeros(0, np.float32), *flat]),
+        }
+
+    @property
+    def growing(self) -> Collection[str]:
+        """Both lists are empty before the first round."""
+        return ("shapes", "factors")
+
+    def check_arrays(self, arrays: Mapping[str, Array]) -> None:
+        """Check that the factors are as many as their shapes say."""
+        forms = {"digest": (np.int64, 1), "shapes": (np.int64, 2), "factors": (np.float32, 1)}
+        if {n: (a.dtype.type, a.ndim) for n, a in arrays.items()} != forms:
+            raise Rejected("the arrays are not those of adapters")
+        shapes = arrays["shapes"]
+        sizes = (shapes[:, 0] + shapes[:, 1]) * shapes[:, 2] if shapes.shape[1] == 3 else [-1]  # noqa: PLR2004
+        sound = (shapes >= 0).all() and np.isfinite(arrays["factors"]).all()
+        if not sound or int(np.sum(sizes)) != arrays["factors"].size:
+            raise Rejected("the factors are not as many as their shapes say")
+
+    def load(self, arrays: Mapping[str, Array]) -> None:
+        """Inverse of :meth:`arrays`."""
+        self.digest, self.layers, start = arrays["digest"], [], 0
+        for m, n, rank in arrays["shapes"].tolist():
+            b = arrays["factors"][start : start + m * rank].reshape(m, rank)
+            start += m * rank
+            a = arrays["factors"][start : start + rank * n].reshape(rank, n)
+            start += rank * n
+            self.layers.append((b, a))

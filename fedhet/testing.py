@@ -16,11 +16,12 @@ from flwr.app import Error, Message
 
 from fedhet.clients.base import MethodClient, Setup
 from fedhet.config.load import build_config, envelope
-from fedhet.config.registry import find_method
+from fedhet.config.registry import Method, find_method
 from fedhet.config.schema import RunConfig
 from fedhet.engines.grid import Inline, SimulationGrid
 from fedhet.engines.launch import Launch
 from fedhet.engines.worker import FIRST_NODE, answered, contexts_of
+from fedhet.plugins import giving, name_of
 from fedhet.protocol.flower import NO_REPLY, NodeInfo, is_simulated
 from fedhet.protocol.handshake import ClientInfo, Roster
 from fedhet.protocol.messages import QUERY
@@ -196,7 +197,7 @@ FEDERATION: dict[str, Any] = {  # client 0 is never sampled, 1 and 3 twice
 }
 
 
-def check_method(method: str, tmp_path: Path, **changes: Any) -> RunFolder:
+def check_method(method: str | Method, tmp_path: Path, **changes: Any) -> RunFolder:
     """Check what holds for every method; AssertionError names what does not.
 
     A federation of four clients with two architectures runs three rounds of two clients each.
@@ -205,6 +206,9 @@ def check_method(method: str, tmp_path: Path, **changes: Any) -> RunFolder:
     to round is in the clients' states and the strategy's ``arrays``. ``changes`` are keys in
     snake_case. Returns the folder of the undisturbed run.
     """
+    if isinstance(method, Method):
+        with giving({name_of(method): method}):
+            return check_method(name_of(method), tmp_path, **changes)
     values = FEDERATION | {"method": method} | changes
     whole, _ = simulate(small(tmp_path, **values, name="whole"))
     records = whole.read_rounds()

@@ -148,12 +148,17 @@ def _called(load: Callable[[str, list[str]], Any], client: str, clients: Sequenc
         raise UserError(f"data: load('{client}', clients) fails: {brief(error)}") from error
 
 
-def _plain(data: Any) -> Any:
+def _plain(data: Any) -> Any:  # noqa: PLR0911  (one for each library)
     """Return a frame or a tuple of arrays for one client's data of a library."""
+    if isinstance(data, tuple | list) and all(_is_loader(one) for one in data):
+        return tuple(values for one in data for values in _plain(one))
+    if _is_loader(data):  # its data set: batches come in another order every time
+        return _plain(data.dataset)
     if _is_hugging(data):
         if isinstance(data, Mapping):
             frames = [_plain(one) for one in data.values()]
             return pd.concat(frames, ignore_index=True)
+        data = data.with_format(None)  # as stored, before a transform
         names = {key: one.names for key, one in data.features.items() if hasattr(one, "int2str")}
         pictures = [k for k, one in data.features.items() if type(one).__name__ == "Image"]
         if pictures:
@@ -167,12 +172,27 @@ def _plain(data: Any) -> Any:
         return frame.assign(**{key: frame[key].map(code) for key, code in codes.items()})
     if isinstance(data, tuple | list | pd.DataFrame) or not _is_dataset(data):
         return data
-    pairs = [data[index] for index in range(len(data))]  # a torch Dataset, read once
+    pairs = [_pair(data[index]) for index in range(len(data))]  # a torch Dataset, read once
     examples = np.stack([_array(pair[0]) for pair in pairs])
     classes, labels = getattr(data, "classes", None), [pair[1] for pair in pairs]
     if classes and all(isinstance(y, int) and y < len(classes) for y in labels):
         labels = [str(classes[y]) for y in labels]
     return examples, labels
+
+
+def _is_loader(data: Any) -> bool:
+    return hasattr(data, "dataset") and hasattr(data, "batch_size")
+
+
+def _pair(item: Any) -> Sequence[Any]:
+    """Return example and label of an item, which may be a dict with a label of a usual name."""
+    if not isinstance(item, Mapping):
+        return cast("Sequence[Any]", item)
+    label = next((name for name in ("label", "labels", "y", "target") if name in item), "")
+    rest = [name for name in item if name != label]
+    if not label or len(rest) != 1:
+        raise UserError(f"data: an item has {', '.join(item)}: give one example and its 'label'")
+    return item[rest[0]], item[label]
 
 
 def _array(values: Any) -> Array:

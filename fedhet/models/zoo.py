@@ -260,6 +260,7 @@ class Adopted(SplitModel):
     """A user's classifier, cut before its last Linear: what that reads is the representation.
 
     Where it has another width than d, ReLU(Linear(width, d)) follows, and ``head`` is a new layer.
+    Its tensors stay as its author lays them out: a ``view`` takes no channels-last ones.
     """
 
     def __init__(self, network: nn.Module, last: nn.Linear, classes: int, d: int) -> None:
@@ -271,8 +272,13 @@ class Adopted(SplitModel):
 
     def features(self, x: Tensor) -> Tensor:
         """Return the representations ``(B, d)``."""
-        h: Tensor = self.network(x)
+        h: Tensor = self.network(x.contiguous())
         return h if self.projection is None else relu(self.projection(h))
+
+    def to(self, *where: Any, **how: Any) -> "Adopted":
+        """Move it; keep the order of channels."""
+        how.pop("memory_format", None)
+        return super().to(*where, **how) if where or how else self
 
 
 def _last_linear(model: nn.Module, name: str, inputs: Inputs) -> tuple[nn.Module, nn.Linear]:

@@ -34,6 +34,10 @@ from fedhet.files import cpus
 Pixels = npt.NDArray[Any]  # uint8 (h, w, c), or float32 (h, w, 1) of scans
 Shape = tuple[int, int, int]  # of an image: height, width, channels (3, or 1 for grey)
 SQUASHED, SHORTENED, SCAN, TURNED, CLEAR = 1, 2, 4, 8, 16  # what is said of an image
+_NOTES = {
+    CLEAR: "transparent images were laid on white",
+    TURNED: "photographs were turned upright, as their EXIF says",
+}
 SUFFIXES = frozenset({
     ".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm",
 })  # fmt: skip
@@ -124,10 +128,8 @@ def image_stream(
         top = 2.0 ** np.ceil(np.log2(high + 1)) - 1 if high > 1 else high
         factors = np.where(scan, 1.0, top / 255.0)
         notes.append(f"{(~scan).sum()} images of 8 bits are stretched to 0 to {top:g}")
-    if clear := sum(bool(one & CLEAR) for one in flags):
-        notes.append(f"{clear} transparent images were laid on white")
-    if turned := sum(bool(one & TURNED) for one in flags):
-        notes.append(f"{turned} photographs were turned upright, as their EXIF says")
+    counts = {text: sum(bool(one & flag) for one in flags) for flag, text in _NOTES.items()}
+    notes += [f"{count} {text}" for text, count in counts.items() if count]
     labels, classes = about.labels[kept], about.classes
     there = np.unique(labels)
     if not keep_empty and len(there) < len(classes):

@@ -11,11 +11,9 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from PIL import Image
 
 from fedhet import plugins
 from fedhet.data import rows, table
-from fedhet.data.images import Decoded, decoded, image_stream, to_pixels
 from fedhet.data.inputs import (
     IMAGE,
     PLURAL,
@@ -30,7 +28,7 @@ from fedhet.data.inputs import (
     canonical,
     safe_ids,
 )
-from fedhet.data.sources import Data, described, kind_of_array, loaded, select
+from fedhet.data.sources import Data, described, kind_of_array, loaded, of_arrays, select
 from fedhet.errors import UserError, brief
 
 # First part of a name, by kind: that of data sets with the same keys.
@@ -349,25 +347,7 @@ def _of_parts(given: Given, image: Inputs, classes: tuple[str, ...]) -> Stream:
         about = replace(about, sites=np.concatenate(sites), site_names=names)
     if any(part.tests for part in given.parts):
         about = replace(about, tests=np.concatenate(tests))
-    if inputs.kind != IMAGE:
-        return (yield from _chunks(kept, about))
-    paths = tuple(map(str, range(len(about.labels))))
-    return (yield from image_stream(replace(about, paths=paths), _pictures(kept, image)))
-
-
-def _chunks(kept: Sequence[tuple[Array, Indices]], about: Content) -> Stream:
-    for stored, places in kept:
-        for start in range(0, len(places), _CHUNK):
-            yield stored[places[start : start + _CHUNK]]
-    return about
-
-
-def _pictures(kept: Sequence[tuple[Array, Indices]], image: Inputs) -> Iterator[Decoded]:
-    shape = image.image_shape
-    for stored, places in kept:
-        flags = decoded(Image.fromarray(stored[0]), shape).flags
-        for place in places:
-            yield Decoded(to_pixels(Image.fromarray(stored[place]), shape), flags)
+    return of_arrays(kept, about)
 
 
 def _notes(

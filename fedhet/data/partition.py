@@ -393,6 +393,7 @@ _DRAWS = {
 }  # fmt: skip
 PREFIX = "flwr:"  # and the class of a partitioner of flwr-datasets, with its keywords
 _NAMED = 5
+_GROUPS = 20  # groups in test below which a figure is chance
 _TESTED = 5  # test examples of a class from which on a metric of rare classes says something
 CODED = 8  # classes up to which it is said that sites may code them in other ways
 
@@ -467,6 +468,9 @@ def _about_groups(
     train = np.unique(np.concatenate([data.groups[one.train] for one in clients]))
     tests = [np.isin(data.groups[one.test], train) for one in clients]
     seen, total = sum(int(one.sum()) for one in tests), sum(map(len, tests))
+    number = len(np.unique(np.concatenate([data.groups[one.test] for one in clients])))
+    if data.grouped and 0 < number < _GROUPS:
+        yield f"the test figures rest on {number} groups by {by}: several seeds say more"
     if not seen:
         return
     figure = f"{seen:,} of {total:,} test {what} have their {by} in train"

@@ -475,12 +475,26 @@ def loaded(
     if len(groups):
         of_rows = groups[kept].astype(np.int32)
         about = replace(about, groups=of_rows, group_by="groups", grouped=True)
-    if inputs.kind != IMAGE:
-        return _all_of((stored[kept[k : k + _CHUNK]] for k in range(0, len(kept), _CHUNK)), about)
+    return of_arrays([(stored, kept)], about)
+
+
+def of_arrays(parts: Sequence[tuple[npt.NDArray[Any], Indices]], about: Content) -> Stream:
+    """Return the examples at those places (m,) of arrays (n, ...), part after part."""
+    if about.inputs.kind == IMAGE:
+        paths = tuple(map(str, range(len(about.labels)) if len(parts) > 1 else parts[0][1]))
+        return image_stream(replace(about, paths=paths), _pictures(parts, about.inputs))
+    chunks = (s[p[k : k + _CHUNK]] for s, p in parts for k in range(0, len(p), _CHUNK))
+    return _all_of(chunks, about)
+
+
+def _pictures(
+    parts: Sequence[tuple[npt.NDArray[Any], Indices]], image: Inputs
+) -> Iterator[Decoded]:
     shape = image.image_shape
-    flags = decoded(Image.fromarray(stored[0]), shape).flags  # all are of one size
-    each = (Decoded(to_pixels(Image.fromarray(stored[k]), shape), flags) for k in kept)
-    return image_stream(replace(about, paths=tuple(map(str, kept))), each)
+    for stored, places in parts:
+        flags = decoded(Image.fromarray(stored[0]), shape).flags  # all are of one size
+        for place in places:
+            yield Decoded(to_pixels(Image.fromarray(stored[place]), shape), flags)
 
 
 def check_labels(

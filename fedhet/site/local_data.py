@@ -6,7 +6,6 @@ of it is a client's: it is in no partition and in no count. It is opened when a 
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from functools import lru_cache
@@ -336,7 +335,6 @@ def texts_of(data: LocalData, part: str) -> list[str]:
 
 
 FOLDER = "image-folder"  # what a path alone means
-_BLOCK = 4096  # images that are hashed at a time
 
 
 @dataclass(frozen=True)
@@ -399,14 +397,7 @@ def open_public(config: RunConfig) -> Dataset:
     return dataset
 
 
-@lru_cache(maxsize=2)
 def public_digest(config: RunConfig) -> str:
-    """Return the number of examples and SHA-256 of them as models see them, labels and classes."""
+    """Return the number of examples and the digest of all of them."""
     dataset = open_public(config)
-    examples = dataset.examples
-    shape = [examples.shape, examples.dtype.str, dataset.classes]
-    whole = hashlib.sha256(json.dumps(shape).encode())
-    for start in range(0, len(examples), _BLOCK):
-        whole.update(np.ascontiguousarray(examples[start : start + _BLOCK]).tobytes())
-    whole.update(dataset.labels.tobytes())
-    return f"{len(examples)} examples, sha256 {whole.hexdigest()}"
+    return f"{len(dataset.labels)} examples, sha256 {dataset.digest}"

@@ -182,7 +182,8 @@ def test_windows_of_one_recording_stay_together(tmp_path):
     dataset, made = _recordings(tmp_path, 24, 22)
     assert len(dataset.labels) == 96 and "24 groups by recording" in dataset.notes[0]
     assert {len(one) for one in _places(made, dataset.groups)} == {1}
-    assert not any("recording" in line for line in made.warnings)
+    assert not any("cut by time" in line for line in made.warnings)
+    assert "the test figures rest on 4 groups by recording: several seeds say more" in made.warnings
 
 
 def test_a_long_recording_is_cut_by_time(tmp_path):

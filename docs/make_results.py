@@ -63,13 +63,18 @@ def content() -> dict[Path, str]:
     for folder in sorted((DOCS / "data").iterdir()):
         records, left_out = read_runs([folder])
         assert not left_out, left_out
-        found += [replace(run, title=TITLES[folder.name]) for run in records]
+        found += [
+            replace(run, title=TITLES[folder.name], name=f"{folder.name}/{run.name}")
+            for run in records
+        ]
     runs = Runs(found)
     assert not runs.left_out, runs.left_out
     pages = {one.setting.slug: page_name(one.setting.title) for one in runs.comparisons}
     results = DOCS / "results"
     made = {results / "at-a-glance.svg": panel(runs.comparisons)}
     made[DOCS / "results.md"] = within(DOCS / "results.md", whole(runs, pages))
+    board = results / "leaderboard.md"
+    made[board] = within(board, leaderboard(runs, pages), "# Leaderboard\n\n")
     for one in runs.comparisons:
         path = results / f"{pages[one.setting.slug]}.md"
         (made[path.with_suffix(".svg")],) = rounds(one).files().values()
@@ -120,6 +125,36 @@ def setting(one: Comparison, name: str) -> str:
     )
     made = [*of_setting(one), papers(one), precision(one)]
     return "\n".join([*lines, *(to_markdown(table, 2) for table in made if len(table))])
+
+
+def leaderboard(runs: Runs, pages: dict[str, str]) -> str:
+    """Every method in every setting, by the headline, with its first block's command and record."""
+    lines = [
+        "Mean test figure over all clients after the last round, mean over blocks. Papers' measure: "
+        "the best round's mean over the clients that trained in it; '-' where the record has not "
+        "every round. Floats: a client and round, both ways. Command and record are those of the "
+        "first block; `fedhet report RECORD --out DIR` shows it, and the command makes it again.",
+        "", "| method | setting | headline | papers' measure | floats | command | record |",
+        "|---|---|---:|---:|---:|---|---|",
+    ]  # fmt: skip
+    for one in runs.comparisons:
+        means = one.levels["mean"].sort_values(ascending=one.sign < 0, kind="stable")
+        for variant, mean in means.items():
+            own = one.runs[one.runs["variant"] == variant].iloc[0]
+            best = own["participants_best"]
+            keys = re.search(r"\((.*)\)$", str(variant))  # of an ablation
+            command = one.setting.command(own["method"], own["block"])
+            command += f" {keys[1].replace(', ', ' ')}" if keys else ""
+            cells = [
+                escaped(str(variant)),
+                f"[{escaped(one.setting.title)}]({pages[one.setting.slug]}.md)",
+                f"{mean:.{one.digits}f}",
+                "-" if pd.isna(best) else f"{one.participants['participants_best'][variant]:.2f}",
+                f"{one.costs['floats'][variant]:,.0f}",
+                f"`{command}`", f"[{own['run'].split('/')[1]}](../data/{own['run']}.run)",
+            ]  # fmt: skip
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def panel(comparisons: Sequence[Comparison]) -> str:

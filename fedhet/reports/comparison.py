@@ -326,15 +326,41 @@ _LEVEL = f"{100 * LEVEL:g} %"
 
 
 def sentences(comparisons: Sequence[Comparison]) -> list[str]:
-    """Return the verdict, at most five sentences; without a baseline fewer."""
+    """Return the verdict, at most five sentences and one for each of few settings of one block."""
     counted = longest(comparisons)
     found = gains(counted)
     base = next((one.baseline for one in comparisons if one.baseline), "")
     told = base and len(found) > 0
-    made = [_extent(comparisons, counted)]
+    made = [_extent(comparisons, counted), *_single(counted)]
     made += [_winners(found, base), _losers(found, base), _traffic(found)] if told else []
     made.append(_limits(counted, len(found), base))
     return [sentence for sentence in made if sentence]
+
+
+def _single(comparisons: Sequence[Comparison]) -> list[str]:
+    """Return a sentence for each setting of one block, if they are few."""
+    single = [one for one in comparisons if len(one.blocks) == 1]
+    sentences = []
+    for one in single if len(single) <= _NAMED else ():
+        means = one.levels["mean"][list(one.shown.values())].set_axis(list(one.shown))
+        means = means.sort_values(ascending=one.sign < 0, kind="stable")
+        figures = ", ".join(f"{row} {mean:.{one.digits}f}" for row, mean in means.items())
+        pairs = {row: v for row, v in one.shown.items() if v in one.paired.index}
+        apart = [
+            f"{f'{row} ' * (len(pairs) > 1)}{_apart(one, one.paired['mean'][pairs[row]])}"
+            for row in means.index
+            if row in pairs
+        ]
+        told = f": {', '.join(apart)}{f' {one.baseline}' * (len(pairs) > 1)}" if apart else ""
+        title = f"{one.setting.title}: " * (len(comparisons) > 1)
+        sentences.append(f"{title}{figures}{told} (one repetition, no interval).")
+    return sentences
+
+
+def _apart(one: Comparison, difference: float) -> str:
+    unit = " points" * METRICS[one.metric].percent
+    size = f"{abs(difference):.{one.digits}f}"
+    return f"{size}{unit} {'above' if difference > 0 else 'below'}" if float(size) else "equal"
 
 
 def gains(comparisons: Sequence[Comparison]) -> pd.DataFrame:

@@ -40,6 +40,7 @@ _RC: dict[Any, Any] = {
 }  # fmt: skip
 _DARK = "<style>svg{color:#1b1f24}@media(prefers-color-scheme:dark){svg{color:#e4e8ec}}</style>"
 _PLACES = re.compile(r"(\d\.\d\d)\d+")
+_TAG = re.compile(r"<[^>]*>")
 _HEAD = re.compile(r"<svg [^>]*>")
 _NOISE = re.compile(
     r"<metadata>.*?</metadata>|<!--.*?-->|<\?xml[^>]*>|<!DOCTYPE[^>]*>| id=\"[a-zA-Z0-9.]+_\d+\"",
@@ -47,7 +48,6 @@ _NOISE = re.compile(
 )
 _WIDTH, _LEFT, _ROW = 330, 92, 15.0  # pixels of a small panel, its names, a row
 _WIDE = 440  # of a figure that stands alone
-_FAR = 2.5  # a row is off the scale beyond that many times the reach of most others
 _POINTS = 60  # of a line
 
 
@@ -87,7 +87,7 @@ def drawn(name: str, size: tuple[float, float], draw: Callable[[Figure], None], 
         text = io.StringIO()
         metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(text, format="svg", transparent=True, metadata=metadata)
-    svg = _PLACES.sub(r"\1", _NOISE.sub("", text.getvalue()))
+    svg = _TAG.sub(lambda tag: _PLACES.sub(r"\1", tag[0]), _NOISE.sub("", text.getvalue()))
     svg = svg.replace(INK, "currentColor").replace("'DejaVu Sans'", "system-ui, 'DejaVu Sans'")
     head = (
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
@@ -175,36 +175,31 @@ def differences(comparisons: Sequence[Comparison]) -> Picture:
         f"Points above {compared[0].baseline}, client by client on the same blocks (partition and "
         "seed); methods by mean rank; each panel has its own scale. Dot: mean; line: 95 % interval "
         "(Student's t over blocks), blue above zero, orange below, grey where it holds zero; pale "
-        "dots: blocks. A hollow dot is one block, without an interval; a number at the edge is "
-        "off the scale; a pale name was not run there."
+        "dots: blocks; number: mean. A hollow dot is one block, without an interval; a pale name: "
+        "not run there."
     )
     return _panels(
         "differences", title, caption, compared,
-        lambda ax, one: _draw_differences(ax, one, rows), 56 + _ROW * len(rows), 12,
+        lambda ax, one: _draw_differences(ax, one, rows), 56 + _ROW * len(rows), 52,
     )  # fmt: skip
 
 
 def _draw_differences(ax: Axes, one: Comparison, rows: Sequence[str]) -> None:
-    """Draw one setting; ``rows`` are keys of ``one.shown``."""
+    """Draw one setting; ``rows`` are keys of ``one.shown``. The scale holds all that is drawn."""
     pairs = one.paired.reindex([one.shown.get(row, "") for row in rows])
-    low, high = _reach(pairs)
-    ax.set(xlim=(low, high), ylim=(len(rows) - 0.4, -0.6))
+    ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.axvline(0, color=INK, lw=0.8, alpha=0.6)
-    places = one.digits - 1
     for y, (_, pair) in enumerate(pairs.iterrows()):
-        mean = pair["mean"]
         colour = {1: BLUE, -1: ORANGE}.get(pair["sign"], INK)
         style: dict[str, Any] = {"color": colour, "alpha": 1.0 if pair["sign"] else 0.55}
-        if off := "left" if mean < low else "right" if mean > high else "":
-            edge, text = {"left": (low, "◂ {}"), "right": (high, "{} ▸")}[off]
-            shown = text.format(f"{mean:+.{places}f}")
-            ax.text(edge, y, shown, ha=off, va="center", color=colour, fontsize=8.5)
-        elif pd.notna(mean):
+        if pd.notna(pair["mean"]):
             known = pd.notna(pair["low"])
             ax.plot(pair["values"], [y] * len(pair["values"]), ".", ms=4, mew=0, alpha=0.35,
                     color=colour)  # fmt: skip
             ax.plot([pair["low"], pair["high"]], [y, y], lw=2, solid_capstyle="round", **style)
-            ax.plot(mean, y, "o", ms=5, mfc=colour if known else "none", **style)
+            ax.plot(pair["mean"], y, "o", ms=5, mfc=colour if known else "none", **style)
+            ax.text(1.02, y, f"{pair['mean']:+.{one.digits}f}".replace("-", "\u2212"), va="center",
+                    transform=ax.get_yaxis_transform(), color=colour, fontsize=8.5)  # fmt: skip
     ax.set_yticks(range(len(rows)), [label(row, 16) for row in rows])
     for tick, mean in zip(ax.get_yticklabels(), pairs["mean"], strict=True):
         tick.set_alpha(0.35 if pd.isna(mean) else 1)
@@ -218,22 +213,11 @@ def _draw_differences(ax: Axes, one: Comparison, rows: Sequence[str]) -> None:
     _finish(ax, f"{points} above {one.baseline}, {len(one.blocks)} block{plural}{odd}")
 
 
-def _reach(pairs: pd.DataFrame) -> tuple[float, float]:
-    """Return the range of a panel: all intervals, but for rows far beyond the others."""
-    ends = pairs[["mean", "low", "high"]].astype(float).dropna(how="all")
-    sizes = ends.abs().max(axis=1)
-    usual = sizes.quantile(0.75, interpolation="lower") * _FAR
-    near = [0.0, *ends[sizes <= usual].stack(), *ends["mean"][ends["mean"].abs() <= usual]]
-    pad = 0.06 * (max(near) - min(near)) or 1.0
-    return min(near) - pad, max(near) + pad
-
-
 def traffic(comparisons: Sequence[Comparison]) -> Picture:
     """Return the headline against the floats that a client sends and gets in a round."""
     caption = (
         "Mean test metric against floats a client and round, both ways. The line is the frontier: "
-        "no method has a better mean with less traffic. Methods that send nothing stand at 0; "
-        "a triangle is far below, with its number."
+        "no method has a better mean with less traffic. Methods that send nothing stand at 0."
     )
     high = max(230.0, 60 + 11.5 * max(len(one.shown) for one in comparisons))
     title = "Accuracy against traffic"
@@ -245,26 +229,21 @@ def _draw_traffic(ax: Axes, one: Comparison) -> None:
     variants = list(one.shown.values())
     points = pd.DataFrame({"x": one.costs["floats"], "y": one.levels["mean"]}).loc[variants]
     points.index = list(one.shown)
-    sent, median = points["x"][points["x"] > 0], points["y"].median()
+    sent = points["x"][points["x"] > 0]
     zero = 10 ** (np.floor(np.log10(sent.min())) - 1) if len(sent) else 0.1
     points["x"] = points["x"].clip(lower=zero)
     ordered = points.sort_values(["x", "y"], ascending=[True, one.sign < 0])
     better = one.sign * ordered["y"]
     front = ordered[better > better.cummax().shift(fill_value=-math.inf)]
-    # A value is far below if it lies four times as far from the median as the best one.
-    far = points["y"] < median - 4 * (points["y"].max() - median) - 1e-9
-    near = points["y"][~far] if one.sign > 0 else points["y"]
-    pad = 0.07 * np.ptp(near) or 1.0
-    low, right = near.min() - pad * (2.2 if far.any() else 1), max(points["x"].max(), zero) * 2
-    ax.set(xscale="log", xlim=(zero / 2, right), ylim=(low, near.max() + pad))
+    right = max(points["x"].max(), zero) * 2
+    ax.set(xscale="log", xlim=(zero / 2, right))
     ax.step([*front["x"], right], [*front["y"], front["y"].iloc[-1]], where="post", color=BLUE,
             alpha=0.5, lw=1)  # fmt: skip
     ends = []
     for row, (x, value) in points.iterrows():
-        colour, below = BLUE if row in front.index else INK, row not in near.index
-        y = low + 0.5 * pad if below else value
-        ax.plot(x, y, "v" if below else "o", ms=5, mew=0, color=colour, alpha=0.8)
-        ends.append((f"{cut(row, 15)} {value:.1f}" if below else row, x, y, colour))
+        colour = BLUE if row in front.index else INK
+        ax.plot(x, value, "o", ms=5, mew=0, color=colour, alpha=0.8)
+        ends.append((row, x, value, colour))
     powers = 10.0 ** np.arange(np.log10(zero) + (len(sent) > 0), np.floor(np.log10(right)) + 1)
     ticks = {p: EngFormatter(sep="")(p) for p in powers[:: 1 + len(powers) // 6]}
     ticks |= {zero: "0"} if len(sent) < len(points) else {}
@@ -362,7 +341,7 @@ def _partition(one: Comparison) -> Picture:
 def bubbles(counts: pd.DataFrame) -> tuple[float, Callable[[Axes], None]]:
     """Return how high a figure of examples per client (rows) and class is, and what draws it.
 
-    The area of a bubble is the number of examples.
+    The area of a bubble is the number of examples, in sixteenths of the largest.
     """
     held = counts.to_numpy()
     row, column = np.nonzero(held)
@@ -371,8 +350,11 @@ def bubbles(counts: pd.DataFrame) -> tuple[float, Callable[[Axes], None]]:
 
     def draw(ax: Axes) -> None:
         cell = min(300 / max(len(counts), 8), (high - 60) / counts.shape[1] * 1.3)
-        area = 0.9 * cell**2 * held[row, column] / max(1, held.max())
-        ax.scatter(row, column, s=np.maximum(area, 1), color=BLUE, linewidths=0)
+        # One drawing per size, of which there are 16, keeps the picture small.
+        sizes = np.ceil(16 * held[row, column] / max(1, held.max())) / 16
+        for size in np.unique(sizes):
+            at = sizes == size
+            ax.scatter(row[at], column[at], s=max(0.9 * cell**2 * size, 1), color=BLUE, lw=0)
         names = [label(str(each), 14) for each in counts.columns[::step]]
         ax.set_yticks(range(0, counts.shape[1], step), names, fontsize=8.5)
         ax.set(xlim=(-0.7, len(counts) - 0.3), ylim=(counts.shape[1] - 0.3, -0.7), xticks=[])

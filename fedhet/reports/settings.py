@@ -186,7 +186,8 @@ def arrange(runs: Sequence[RunRecord], left_out: list[LeftOut]) -> list[Placed]:
 def _place(run: RunRecord) -> Placed:
     """Split a flat configuration into the setting's keys and the method's own that are not default.
 
-    What is missing in a record of another version has its default. What was searched for each
+    What is missing in a record of another version has its default; a key that this version lacks
+    counts as absent if it is off (false, 0, empty). What was searched for each
     method belongs to neither; the setting says that it was searched.
     """
     config = run.config
@@ -207,7 +208,7 @@ def _place(run: RunRecord) -> Placed:
         for key, value in config.items()
         if key not in _COMMON
         and key not in IN_NO_SETTING | searched
-        and (key not in defaults or value != defaults[key])
+        and (value != defaults[key] if key in defaults else value or ":" in method)
     }
     return Placed(run, Setting(shared), method, own)
 

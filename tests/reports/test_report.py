@@ -41,8 +41,8 @@ def test_the_verdict_counts_settings_and_says_its_limits(sweep):
             make_run(sweep, method, seed, tests, lr=0.2, name=f"{method}-{seed}-two")
         make_run(sweep, method, 0, [[values] * CLIENTS], lr=0.3, name=f"{method}-one")
     said = load_sweep(sweep).verdict
-    assert "FedSSA in 1 of 2 settings (+3.0; below in 1)" in said[1]
-    assert "no method in CIFAR-100, N = 4, C = 50 %, T = 1, lr = 0.2." in said[1]
+    assert "FedSSA in 1 of 2 settings (+3.0; below in 1)" in said[2]
+    assert "no method in CIFAR-100, N = 4, C = 50 %, T = 1, lr = 0.2." in said[2]
     single, few = said[-1].split("; ")[:2]
     assert "one block and so no interval" in single and single.endswith("lr = 0.3")
     assert "fewer than 5 blocks" in few and "lr = 0.2" in few
@@ -51,10 +51,37 @@ def test_the_verdict_counts_settings_and_says_its_limits(sweep):
 def test_one_block_or_no_baseline_makes_no_winner(tmp_path):
     make_run(tmp_path, "fd", 0, [[50.0] * CLIENTS])
     said = load_sweep(tmp_path).verdict[1:]
-    assert said == ["Limits: gains are unknown, since the baseline was not run; one block "
+    assert said == ["FD 50.00 (one repetition, no interval).",
+                    "Limits: gains are unknown, since the baseline was not run; one block "
                     "and so no interval: CIFAR-100, N = 4, C = 50 %."]  # fmt: skip
     make_run(tmp_path, "standalone", 0, [[1.0] * CLIENTS])
-    assert "Above" not in " ".join(load_sweep(tmp_path).verdict)
+    said = load_sweep(tmp_path).verdict
+    assert "Above" not in " ".join(said)
+    assert said[1] == (
+        "FD 50.00, Standalone 1.00: 49.00 points above (one repetition, no interval)."
+    )
+
+
+@pytest.mark.parametrize(
+    "figures", [(96.78, 96.81, 98.92), (96.0, 60.0, 96.1), (50.0, 50.0, 50.012), (50.0, 50.0, 50.0)]
+)
+def test_the_scale_holds_every_point_and_no_tick_stands_twice(tmp_path, figures):
+    import matplotlib as mpl  # noqa: PLC0415  (workers of other tests collect this file, too)
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    from fedhet.reports.figures import _RC, _draw_differences, differences  # noqa: PLC0415
+
+    for method, figure in zip(("standalone", "lg_fedavg", "fedssa"), figures, strict=True):
+        make_run(tmp_path, method, 0, [[figure] * CLIENTS])
+    comparisons = load_sweep(tmp_path).comparisons
+    with mpl.rc_context(_RC):
+        axes = Figure((4, 2)).add_axes((0.2, 0.2, 0.6, 0.6))
+        _draw_differences(axes, comparisons[0], ["FedSSA", "LG-FedAvg"])
+    low, high = axes.get_xlim()
+    assert all(low <= value - figures[0] <= high for value in figures)
+    ((_, svg),) = differences(comparisons).panels
+    ticks = re.findall(r"text-anchor: middle[^>]*>([^ <]+)</text>", svg)
+    assert len(ticks) == len(set(ticks)) > 2
 
 
 def test_the_beginning_of_a_longer_setting_counts_for_nothing(tmp_path):
@@ -271,7 +298,10 @@ def test_the_area_of_a_bubble_is_the_count():
 
     axes = Figure().subplots()
     bubbles(pd.DataFrame([[40, 0], [20, 10]]))[1](axes)
-    (drawn,) = axes.collections
-    assert drawn.get_offsets().tolist() == [[0, 0], [1, 0], [1, 1]]
-    first, *others = drawn.get_sizes()
-    assert others == pytest.approx([first / 2, first / 4])
+    places = {
+        tuple(place): drawn.get_sizes()[0]
+        for drawn in axes.collections
+        for place in drawn.get_offsets().tolist()
+    }
+    first = places[0, 0]
+    assert places == {(0, 0): first, (1, 0): first / 2, (1, 1): pytest.approx(first / 4)}

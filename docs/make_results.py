@@ -130,10 +130,10 @@ def setting(one: Comparison, name: str) -> str:
 def leaderboard(runs: Runs, pages: dict[str, str]) -> str:
     """Every method in every setting, by the headline, with its first block's command and record."""
     lines = [
-        "Mean test figure over all clients after the last round, mean over blocks. Papers' measure: "
-        "the best round's mean over the clients that trained in it; '-' where the record has not "
-        "every round. Floats: a client and round, both ways. Command and record are those of the "
-        "first block; `fedhet report RECORD --out DIR` shows it, and the command makes it again.",
+        "Headline: mean test figure over all clients after the last round, mean over blocks. "
+        "Papers' measure: the best round's mean over the clients that trained in it; '-' where the "
+        "record has not every round. Floats: a client and round, both ways. Command and record are "
+        "those of the first block: the command makes the record again.",
         "", "| method | setting | headline | papers' measure | floats | command | record |",
         "|---|---|---:|---:|---:|---|---|",
     ]  # fmt: skip
@@ -234,6 +234,12 @@ def papers(one: Comparison) -> ReportTable:
     table.add("paper", "percent; '-': it failed to converge there", theirs)
     table.add_interval(f"ours [{PERCENT}]", "as in the table of accuracies", ours, sign=False)
     table.add("ours less paper", "points", ours["mean"] - theirs, signed)
+    trained = one.participants.reindex([v for v, *_ in rows]).reset_index()
+    if trained.notna().any(axis=None) and len(trained):
+        for title, name in (("last 50", "last_50"), ("best round", "best")):
+            about = "the participants' mean, right after their training, which papers print"
+            if (column := f"participants_{name}") in trained:
+                table.add(f"participants, {title}", about, trained[column])
     sources = [content["sources"][row["source"]] for *_, row in rows]
     said = [
         f"{s['title']}, arXiv {s['arxiv']}, {row['where']}"

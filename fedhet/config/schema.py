@@ -436,7 +436,7 @@ class RunConfig(Schema):
     (n,) and probabilities (n, C)"""
     tuned: Words = ()
     """keys that were tuned for each method; reports compare them as one setting"""
-    tracker: Literal["none", "tensorboard", "wandb", "trackio", "mlflow"] = "none"
+    tracker: Literal["none", "tensorboard", "wandb", "mlflow"] = "none"
     """service that also gets the numbers of every round"""
     out: str = "runs"
     """folder for run folders"""

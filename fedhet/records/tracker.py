@@ -17,7 +17,6 @@ from fedhet.errors import UserError, brief
 PACKAGES = {
     "tensorboard": "torch.utils.tensorboard",
     "wandb": "wandb",
-    "trackio": "trackio",
     "mlflow": "mlflow",
 }
 PROJECT = "fedhet"
@@ -90,13 +89,11 @@ def _tensorboard(package: Any, folder: Path, _experiment: str, _config: Any) -> 
 
 @contextlib.contextmanager
 def _wandb(package: Any, folder: Path, experiment: str, config: Any) -> Iterator[Log]:
-    """Use wandb, or what offers the same calls (trackio).
-
-    The run folder's name and experiment make a resumed run go on in the same place.
-    """
-    own = {"id": experiment, "dir": str(folder)} if package.__name__ == "wandb" else {}
-    name = folder.name if own else f"{folder.name}-{experiment}"
-    package.init(project=PROJECT, name=name, config=config, resume="allow", **own)
+    """Use a run of wandb, in which a resumed run goes on."""
+    package.init(
+        project=PROJECT, name=folder.name, config=config, resume="allow", id=experiment,
+        dir=str(folder),
+    )  # fmt: skip
     yield lambda numbers, round_: package.log(dict(numbers), step=round_)
     package.finish()
 

@@ -21,6 +21,7 @@ from fedhet.reports.comparison import Comparison, in_order, longest
 from fedhet.reports.figures import BLUE, INK, ORANGE, drawn, rounds, standalone
 from fedhet.reports.frame import Runs
 from fedhet.reports.reading import read_runs
+from fedhet.reports.settings import plain
 from fedhet.reports.tables import (
     PERCENT,
     ReportTable,
@@ -145,6 +146,8 @@ def leaderboard(runs: Runs, pages: dict[str, str]) -> str:
             keys = re.search(r"\((.*)\)$", str(variant))  # of an ablation
             command = one.setting.command(own["method"], own["block"])
             command += f" {keys[1].replace(', ', ' ')}" if keys else ""
+            tuned = [key for key in str(own.get("tuned") or "").split(",") if key]
+            command += "".join(f" {key}={plain(own[key.replace('-', '_')])}" for key in tuned)
             cells = [
                 escaped(str(variant)),
                 f"[{escaped(one.setting.title)}]({pages[one.setting.slug]}.md)",

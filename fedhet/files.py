@@ -31,6 +31,8 @@ NOBODY = "the round"  # in a list of failures: no client's id
 _ID_HINT = "up to 64 of A-Z a-z 0-9 . _ -"
 HOMELESS = "this machine knows no such home directory: set HOME, or write paths without ~"
 _LIKENESS = 0.8  # to a missing file's name, from which on another name is offered
+DEEPEST = 32  # folders in each other; Ray makes a dozen
+FLOWER = "flwr"  # below it Flower and Ray make links of their own; it is only ever removed
 _DEPTH = 100  # levels of a YAML file
 _LARGE = 1 << 64  # whole numbers from here on fit no array and no seed
 _MANY_DIGITS = re.compile(r"[0-9]{20}")
@@ -99,6 +101,28 @@ def folder_size(folder: Path) -> int:
         with contextlib.suppress(OSError):
             size += path.stat().st_size if path.is_file() else 0
     return size
+
+
+def check_entries(folder: Path) -> None:
+    """Raise Damaged if something in the run folder leads out of it.
+
+    Called before anything there is opened: a run makes no link, no pipe or the like, and writing
+    through one would change something else.
+    """
+
+    def fail(error: OSError) -> None:
+        raise Damaged(f"'{error.filename}' cannot be read: {error.strerror}") from error
+
+    for root, folders, files in os.walk(folder, onerror=fail):
+        if len(Path(root).relative_to(folder).parts) > DEEPEST:
+            raise Damaged(f"'{folder}': folders lie more than {DEEPEST} deep in each other")
+        for path in (Path(root, name) for name in sorted([*folders, *files])):
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                raise Damaged(
+                    f"'{path}' is a link or something else that a run does not make: remove it"
+                )
+        if Path(root) == folder:
+            folders[:] = [name for name in folders if name != FLOWER]
 
 
 def finite(value: Any) -> Any:

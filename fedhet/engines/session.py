@@ -34,7 +34,7 @@ from fedhet.engines.grid import run as simulate
 from fedhet.engines.launch import Launch, OnRound, take_over
 from fedhet.engines.system import Interrupted, interruptible
 from fedhet.errors import Damaged, UserError, nearest
-from fedhet.files import plain_path, tried_folder
+from fedhet.files import check_entries, plain_path, tried_folder
 from fedhet.models import build_model
 from fedhet.models.names import small_name
 from fedhet.plugins import check_given, is_given
@@ -251,7 +251,7 @@ def _existing(path: Path) -> RunFolder:
     """Return a run folder in which no link leads elsewhere."""
     folder = RunFolder(plain_path(path))
     if folder.path.is_dir():
-        verification.check_entries(folder.path)
+        check_entries(folder.path)
     return folder
 
 

@@ -6,7 +6,6 @@ any of them is seen, and named; what was written after the checkpoint is no dama
 that a crash interrupted, and ``fedhet resume`` does it again.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from fedhet.config.schema import RunConfig
 from fedhet.errors import Damaged, Refused, Rejected, brief
-from fedhet.files import client_order
+from fedhet.files import check_entries, client_order
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.payload import Array
 from fedhet.records.formats import read_partition
@@ -23,9 +22,7 @@ from fedhet.records.run_folder import RunFolder, digest, parts
 from fedhet.site.state import FileStore
 
 CheckArrays = Callable[[RunConfig, Roster, Mapping[str, Array]], None]
-DEEPEST = 32  # folders in each other; Ray makes a dozen
 SHOWN = 3  # findings in an error's one line
-FLOWER = "flwr"  # below it Flower and Ray make links of their own; it is only ever removed
 
 
 @dataclass(frozen=True)
@@ -62,28 +59,6 @@ class Verification:
             resume = f"`fedhet resume {self.folder}{more} --accept-lost` continues without them"
             words.append("all clients are lost, so the run cannot continue" if nobody else resume)
         raise Damaged("; ".join(words))
-
-
-def check_entries(folder: Path) -> None:
-    """Raise Damaged if something in the run folder leads out of it.
-
-    Called before anything there is opened: a run makes no link, no pipe or the like, and writing
-    through one would change something else.
-    """
-
-    def fail(error: OSError) -> None:
-        raise Damaged(f"'{error.filename}' cannot be read: {error.strerror}") from error
-
-    for root, folders, files in os.walk(folder, onerror=fail):
-        if len(Path(root).relative_to(folder).parts) > DEEPEST:
-            raise Damaged(f"'{folder}': folders lie more than {DEEPEST} deep in each other")
-        for path in (Path(root, name) for name in sorted([*folders, *files])):
-            if path.is_symlink() or not (path.is_file() or path.is_dir()):
-                raise Damaged(
-                    f"'{path}' is a link or something else that a run does not make: remove it"
-                )
-        if Path(root) == folder:
-            folders[:] = [name for name in folders if name != FLOWER]
 
 
 def verify(folder: RunFolder, config: RunConfig, check_arrays: CheckArrays) -> Verification:

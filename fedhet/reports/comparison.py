@@ -338,8 +338,8 @@ def sentences(comparisons: Sequence[Comparison]) -> list[str]:
 
 
 def _single(comparisons: Sequence[Comparison]) -> list[str]:
-    """Return a sentence for each setting of one block, if they are few."""
-    single = [one for one in comparisons if len(one.blocks) == 1]
+    """Return a sentence for each setting of one block and few methods, if they are few."""
+    single = [one for one in comparisons if len(one.blocks) == 1 and len(one.shown) <= _NAMED + 1]
     sentences = []
     for one in single if len(single) <= _NAMED else ():
         means = one.levels["mean"][list(one.shown.values())].set_axis(list(one.shown))

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedhet.config.schema import METRICS, kebab
 from fedhet.errors import Damaged, UserError, one_line
 from fedhet.files import (
+    check_entries,
     client_order,
     finite,
     near,
@@ -157,6 +158,7 @@ def read_run(path: Path) -> RunRecord | LeftOut:
 
 
 def _read_folder(path: Path) -> RunRecord | LeftOut:
+    check_entries(path)
     config, (summary, lines) = read_yaml(path / "config.yaml"), RunFolder(path).read_result()
     if not summary:
         reason = f"not finished: round {len(lines)} of {config.get('rounds', '?')}"

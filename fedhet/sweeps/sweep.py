@@ -32,10 +32,9 @@ from fedhet.engines.grid import gpu_part
 from fedhet.engines.session import check_ray_address
 from fedhet.engines.system import end_with_maker, look_away
 from fedhet.errors import Damaged, RunFailed, UserError, one_line
-from fedhet.files import cpus, read_json, read_yaml, write_json, write_text
+from fedhet.files import check_entries, cpus, read_json, read_yaml, write_json, write_text
 from fedhet.records.run_folder import LOCK, RunFolder, source_digest, versions
 from fedhet.records.summary import DIVERGENCE, diverged
-from fedhet.records.verification import check_entries
 from fedhet.sweeps.grid import Cell, deciding
 
 PENDING, RUNNING, FINISHED = "pending", "running", "finished"

@@ -146,7 +146,7 @@ def leaderboard(runs: Runs, pages: dict[str, str]) -> str:
             keys = re.search(r"\((.*)\)$", str(variant))  # of an ablation
             command = one.setting.command(own["method"], own["block"])
             command += f" {keys[1].replace(', ', ' ')}" if keys else ""
-            tuned = [key for key in str(own.get("tuned") or "").split(",") if key]
+            tuned = str(own["tuned"]).split(",") if one.setting.keys["tuned"] else []
             command += "".join(f" {key}={plain(own[key.replace('-', '_')])}" for key in tuned)
             cells = [
                 escaped(str(variant)),

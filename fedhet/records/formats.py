@@ -19,7 +19,7 @@ from pydantic import (
     StringConstraints,
 )
 
-from fedhet.config.schema import BESIDE_ACCURACY
+from fedhet.config.schema import BESIDE_ACCURACY, kebab
 from fedhet.errors import Damaged
 from fedhet.files import decoded, is_id, parse_object, read_bytes, shaped, unquoted
 
@@ -43,12 +43,28 @@ class _Strict(BaseModel):
 
 
 class Started(_Strict):
-    """Of a run's configuration what commands show before they have checked all of it."""
+    """Of a run's configuration what commands use before, or without, checking all of it."""
+
+    model_config = ConfigDict(alias_generator=kebab)
 
     method: str = "fedssa"
     dataset: str = ""
-    rounds: Count = 0
-    state_dir: str = Field("", alias="state-dir")
+    rounds: Count = 1
+    state_dir: str = ""
+    seed: int = Field(0, lt=2**31)
+    partition_seed: int = Field(-1, lt=2**31)
+    clients: int = 0
+    fraction: float = 1.0
+    models: list[str] = Field(default_factory=list)
+    evaluate_every: int = Field(1, ge=1)
+    metric: str = "accuracy"
+
+
+class Environment(_Strict):
+    """``environment.json``, as far as commands use it."""
+
+    versions: dict[str, Any] | None = None
+    cuda: list[Any] | None = None
 
 
 class Identity(_Strict):
@@ -87,6 +103,8 @@ class Summary(_Strict):
     wall_seconds: float = 0.0
     failures: list[dict[str, Any]] = Field(default_factory=list)
     clients_lost: list[LostClient] = Field(default_factory=list)
+    privacy: dict[str, Any] | None = None
+    secure_sum: dict[str, Any] | None = None
 
 
 class Line(_Strict):

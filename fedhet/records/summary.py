@@ -279,28 +279,14 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-NOT_COVERED = (
-    "class ids and masks",
-    "counts of images, in the handshake and in replies",
-    "ranks and sizes of compressed uploads",
-    "accuracies, losses and other metrics",
-    "which clients take part, and when",
-)
-NOT_COVERED_IN_SUMS = (
-    "sums of owners, of images per class and of weights",
-    "sums of accuracies, losses and images, or, with sum-metrics: false, every client's own",
-    "which clients take part, and when",
-    "two members who cooperate can subtract their own shares of the noise",
-)
-
-
 def privacy_summary(
     config: RunConfig, rounds: Sequence[Mapping[str, Any]], clients: Sequence[str]
 ) -> dict[str, Any] | None:
-    """Budget, noise, every client's spent epsilon and what no noise covers; None without noise.
+    """Budget, noise and every client's spent epsilon; None without noise.
 
     ``epsilon_spent`` is what each client last said in a reply that was valid, 0 for those that
     never uploaded. What a lost or refused reply cost is known to the client alone until the next.
+    What no noise covers is in docs/explanation/privacy.md.
     """
     if not config.dp_clip:
         return None
@@ -309,26 +295,15 @@ def privacy_summary(
     spent = dict.fromkeys(clients, 0.0)
     for record in rounds:
         spent |= record.get("epsilon_spent", {})
-    of_sum = {
-        "mechanism": "discrete Gaussian noise on the sum of clipped vectors, of which every client "
-        "adds a share",
-        "noise_of": "sum",
-    }
-    of_upload = {
-        "mechanism": "Gaussian noise on the clipped update of every upload, added by the client"
-    }
     return {
-        **(of_sum if config.summed else of_upload),
+        "noise_of": "sum" if config.summed else "upload",
         "dp_clip": config.dp_clip,
         "dp_epsilon": config.dp_epsilon,
         "dp_delta": config.dp_delta,
         "noise_multiplier": noise_multiplier(config),
         "sigma": sigma(config),
-        "uploads_planned": config.rounds,
-        "amplification_by_sampling": "not counted",
         "epsilon_spent": {client: spent[client] for client in sorted(spent, key=client_order)},
         "epsilon_spent_max": max(spent.values(), default=0.0),
-        "not_covered": list(NOT_COVERED_IN_SUMS if config.summed else NOT_COVERED),
     }
 
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 
-from fedhet.config.schema import METRICS, kebab
+from fedhet.config.schema import METRICS
 from fedhet.errors import Damaged, UserError, one_line
 from fedhet.files import (
     check_entries,
@@ -28,7 +28,7 @@ from fedhet.files import (
     shaped,
     write_text,
 )
-from fedhet.records.formats import read_partition, read_rows
+from fedhet.records.formats import Environment, Started, Summary, read_partition, read_rows
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import diverged, participants_mean
 
@@ -300,43 +300,11 @@ def _columns(frame: pd.DataFrame) -> dict[str, list[Any]]:
 # --- checks --------------------------------------------------------------------------------------
 
 
-class _Fields(BaseModel):
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, alias_generator=kebab)
-
-
-class _ConfigFields(_Fields):
-    """The keys that settings and blocks are computed from; others are compared as they are."""
-
-    method: str = ""
-    seed: int = Field(default=0, lt=2**31)
-    partition_seed: int = Field(default=-1, lt=2**31)
-    clients: int = 0
-    fraction: float = 1.0
-    models: list[str] = Field(default_factory=list)
-    rounds: int = 1
-    evaluate_every: int = Field(default=1, ge=1)
-    metric: str = "accuracy"
-
-
-class _SummaryFields(BaseModel):
-    clients: int | None = None
-    rounds: int | None = None
-    test_accuracy_mean: float | None = None
-    failures: list[Any] | None = None
-    privacy: dict[str, Any] | None = None
-    secure_sum: dict[str, Any] | None = None
-
-
-class _EnvironmentFields(BaseModel):
-    versions: dict[str, Any] | None = None
-    cuda: list[Any] | None = None
-
-
 def _checked(run: RunRecord) -> RunRecord:
     """Return a run with numbers as floats; raise ValueError for what does not fit the rest."""
-    shaped(_ConfigFields, run.config, "its configuration")
-    shaped(_SummaryFields, run.summary, "its summary")
-    shaped(_EnvironmentFields, run.environment, "its environment")
+    shaped(Started, run.config, "its configuration")
+    shaped(Summary, run.summary, "its summary")
+    shaped(Environment, run.environment, "its environment")
     config = {
         key: Path(str(value)).name if key in FILES and value else value
         for key, value in run.config.items()

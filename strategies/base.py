@@ -55,6 +55,7 @@ from fedhet.sums.server import SumAggregator, SumLedger, SumPlan
 __all__ = ["MethodStrategy", "Reference", "Upload"]
 log = logging.getLogger("fedhet")
 COMES_BACK = 60.0  # seconds within which a node that starts again is online
+SPACED = 5.0  # seconds after a round that failed, twice as many after each further one
 
 
 class MethodStrategy(Strategy, Generic[P]):
@@ -332,7 +333,7 @@ class MethodStrategy(Strategy, Generic[P]):
                     f"{self.config.min_replies} valid replies: {reasons}"
                 )
             if skipped and not self.simulated and round_ < self.config.rounds:
-                self._wait_for_offline()
+                self._wait_for_recovery(skipped)
         self._start_clock()
         matrices = self.aggregator.confusions(self.finished, self.deadline)
         self.folder.write_confusion(confusion_rows(self.roster.classes, matrices))
@@ -343,12 +344,21 @@ class MethodStrategy(Strategy, Generic[P]):
         limit = math.inf if self.simulated else self.config.round_timeout
         self.deadline = time.monotonic() + limit
 
-    def _wait_for_offline(self) -> None:
-        """Give nodes that are offline some time, after a round that had too few."""
+    def _wait_for_recovery(self, skipped: int) -> None:
+        """Wait after a round that had too few replies: for nodes that are offline, and in any case.
+
+        What failed at once for everybody, such as a file that is away, would use up all rounds.
+        """
+        pause = min(COMES_BACK, SPACED * 2 ** (skipped - 1), self.config.round_timeout)
+        least = time.monotonic() + pause
         until = time.monotonic() + min(COMES_BACK, self.config.round_timeout)
-        while set(self.roster.ids) - set(self.roster.nodes) and time.monotonic() < until:
+        self.folder.wait_for(f"waiting {pause:.0f} s or more after a round with too few replies")
+        while (now := time.monotonic()) < until:
+            if now > least and not set(self.roster.ids) - set(self.roster.nodes):
+                break
             time.sleep(1.0)
             self.handshake.query(patience=0.0)
+        self.folder.wait_for("")
 
     def summary(self) -> None:
         """Log the run's method, data and clients."""

@@ -198,15 +198,14 @@ def advice(places: CertificateFolder, servers: Sequence[str]) -> str:
     if servers:
         lines += [
             f"on the server:   {places.ca}, {places.certificate}, {places.key}",
-            f"on every client: {places.ca}, its own key and .crt, over a channel that you trust",
+            f"on every client: {places.ca}, its key (made there by `fedhet key NAME`), its .crt",
             f"put away:        {places.ca_key} (its holder can make certificates in any name)",
         ]
     elif not places.ca.exists():
         return f"only keys were made: '{places.folder}' has no CA; --server HOST makes one"
     lines += [
         f"then, on the server:  fedhet server {places.folder}",
-        f"on a client:          fedhet node {places.folder}/clients/NAME --server HOST:8443 "
-        "--data FILE",
+        "on a client:          fedhet node NAME --server HOST:8443 --data FILE",
     ]
     return "\n".join(lines)
 

@@ -10,7 +10,6 @@ import contextlib
 import json
 import math
 import os
-import re
 import shutil
 import socket
 from collections import Counter
@@ -30,12 +29,11 @@ from fedhet.config.schema import METRICS
 from fedhet.deploy.certs import CA_DAYS, CertificateFolder, make
 from fedhet.deploy.network import RENEW, read_certificate, validity, warning
 from fedhet.errors import Damaged, RunFailed, UserError
-from fedhet.files import parse_object, read_json, read_toml, write_json, write_text
+from fedhet.files import parse_object, read_json, write_json, write_text
 from fedhet.protocol.flower import ControlCalls
 
 CONNECTION = "fedhet-server"
 ANSWER = 10.0  # seconds within which a server on this machine takes a connection
-DEFAULTS = ("supergrid", "local")  # connections of a configuration that Flower makes
 
 
 @dataclass(frozen=True)
@@ -166,23 +164,10 @@ def connect(superlink: str) -> str:
     """Return the name of ``--superlink``'s connection in Flower's configuration.
 
     A folder of ``fedhet certs`` means the server that was started from it: Flower then reads that
-    server's own configuration. UserError for what is neither.
+    server's own configuration. Else it is a connection of Flower's, which says if it has none.
     """
     path = Path(superlink).expanduser()
     if not (path / "ca.crt").is_file():
-        known = _connections()
-        if known is not None and superlink not in known:
-            address = re.fullmatch(r"(\w+://)?[\w.\[\]:-]+:\d{1,5}", superlink)
-            if address:
-                raise UserError(
-                    f"superlink: '{superlink}' is an address: give the folder of `fedhet certs` "
-                    f"there, or the NAME of a connection: [superlink.NAME] in '{_config()}', with "
-                    f'address = "{superlink}" and root-certificates'
-                )
-            raise UserError(
-                f"superlink: '{superlink}' is neither a folder of `fedhet certs` (with ca.crt) "
-                f"nor a connection in Flower's config.toml ({', '.join(known) or 'none'})"
-            )
         return superlink
     folder = ServerFolder(path.absolute())
     folder.control()
@@ -194,25 +179,6 @@ def tls_of(superlink: str | None) -> str:
     """Return the folder that ``--superlink`` names, if it names one of ours; else empty."""
     path = Path(superlink or "").expanduser()
     return str(path.absolute()) if superlink and (path / "ca.crt").is_file() else ""
-
-
-def _config() -> Path:
-    """Flower's own configuration."""
-    return Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr") / "config.toml"
-
-
-def _connections() -> list[str] | None:
-    """Names in Flower's own configuration; None where it cannot be read.
-
-    Where there is none, Flower makes one at its first command: those that it has then.
-    """
-    try:
-        content = read_toml(_config())
-    except FileNotFoundError:
-        return list(DEFAULTS)
-    except (OSError, ValueError):
-        return None
-    return [name for name, value in content.get("superlink", {}).items() if isinstance(value, dict)]
 
 
 SINCE = {

@@ -16,9 +16,9 @@ from fedhet.errors import RunFailed, UserError
 from fedhet.protocol.flower import NamedControl
 
 POLL = 0.2  # seconds between looks at rounds.jsonl
-ASK = 15.0  # seconds between questions to the SuperLink
+ASK = 5.0  # seconds between questions to the SuperLink
 ASK_END = 1.0  # the same once the run folder says that the run is over
-SILENCES = 8  # questions in a row without an answer before we give up
+SILENCES = 24  # questions in a row without an answer before we give up
 
 
 def submit_remote(

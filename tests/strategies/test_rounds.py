@@ -1,6 +1,7 @@
 """The round loop: determinism, faults, resume, evaluation of everybody, sampling."""
 
 import csv
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from fedhet.files import client_order
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.messages import instruction
 from fedhet.records.run_folder import RunFolder
+from fedhet.strategies import base
+from fedhet.strategies.base import MethodStrategy
 from fedhet.testing import LocalGrid, simulate
 
 
@@ -239,3 +242,18 @@ def test_a_simulation_waits_for_every_client_however_slow_and_many(tmp_path):
     (record,) = hurried.read_rounds()
     assert record["replied"] == record["evaluated_clients"] == 70 and not record["failures"]
     assert record["sha256"] == patient.read_rounds()[0]["sha256"]
+
+
+@pytest.mark.parametrize(("skipped", "least"), [(1, 5), (2, 10), (3, 20), (9, 60)])
+def test_rounds_that_fail_at_once_are_spaced_and_say_so(monkeypatch, skipped, least):
+    """A data file that is away for 14 seconds costs two rounds, not all of them."""
+    slept, said = [], []
+    clock = SimpleNamespace(monotonic=lambda: float(sum(slept)), sleep=slept.append)
+    monkeypatch.setattr(base, "time", clock)
+    strategy = SimpleNamespace(
+        config=SimpleNamespace(round_timeout=3600.0), folder=SimpleNamespace(wait_for=said.append),
+        roster=SimpleNamespace(ids=["a"], nodes={"a": 1}),
+        handshake=SimpleNamespace(query=lambda patience: []),
+    )  # fmt: skip
+    MethodStrategy._wait_for_recovery(strategy, skipped)
+    assert least <= sum(slept) <= least + 1 and said[-1] == "" and f"waiting {least} s" in said[0]

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Self, TextIO, get_type_hints
 
 import click
@@ -38,6 +39,9 @@ Trust = Annotated[
     bool,
     typer.Option("--trust", help="import code that a run or model names, which then runs as you"),
 ]
+RunFolderPath = Annotated[Path, typer.Argument(metavar="RUN", help="run folder")]
+Best = Annotated[bool, typer.Option("--best", help="of the best validation round (keep-best)")]
+Workers = Annotated[int, typer.Option(min=0, help="runs at a time; 0: one per core")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
 PLAIN_INTERVAL = 5.0  # seconds between lines where no bar can be drawn
 NAMED = 3  # clients left out of a round that its line names

@@ -128,9 +128,7 @@ def _run_row(path: Path) -> dict[str, Any]:
 def keys(
     word: Annotated[
         str | None,
-        typer.Argument(
-            metavar="METHOD|WORD", help="also this method's keys, or only keys with this word"
-        ),
+        typer.Argument(metavar="METHOD|WORD", help="its keys as well, or keys with this word"),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -241,18 +239,10 @@ def _method_row(name: str) -> dict[str, Any]:
 def models(
     words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="NAME|KEY=VALUE...",
-            help="models, groups, module:factory; and keys of a run (dataset, data-path, ...) "
-            "for which they are built",
-        ),
+        typer.Argument(metavar="NAME|KEY=VALUE...", help="models, groups, module:factory; keys"),
     ] = None,
-    kind: Annotated[
-        str | None, typer.Option(help="image, signal, table or tokens: models for these examples")
-    ] = None,
-    classes: Annotated[
-        int | None, typer.Option(min=1, help="number of classes; default: of the data, or 10")
-    ] = None,
+    kind: Annotated[str | None, typer.Option(help="image, signal, table or tokens")] = None,
+    classes: Annotated[int | None, typer.Option(min=1, help="number; default: 10")] = None,
     as_json: Json = False,
 ) -> None:
     """List the models with parameters, size and cost; your own too, if you name them."""
@@ -376,17 +366,10 @@ def report(  # noqa: PLR0913, PLR0917  (one parameter per option)
         typer.Argument(metavar="RUN_OR_SWEEP...", help="run folders, sweeps, packed records"),
     ],
     out: Annotated[Path, typer.Option(help="folder of the report; files in it are replaced")],
-    formats: Annotated[
-        str,
-        typer.Option("--format", help="written beside the page: any of md, csv, latex, svg"),
-    ] = "md,csv,latex,svg",
-    baseline: Annotated[
-        str, typer.Option(help="method that others are compared with; standalone if it was run")
-    ] = "",
+    formats: Annotated[str, typer.Option("--format", help="beside the page")] = "md,csv,latex,svg",
+    baseline: Annotated[str, typer.Option(help="compared with; default: standalone")] = "",
     title: Annotated[str, typer.Option(help="heading of the page")] = "fedhet report",
-    records: Annotated[
-        Path | None, typer.Option(help="folder to write the runs to as packed records")
-    ] = None,
+    records: Annotated[Path | None, typer.Option(help="folder for packed records of runs")] = None,
     models: Annotated[
         bool, typer.Option("--models/--no-models", help="draw what needs the clients' models")
     ] = True,

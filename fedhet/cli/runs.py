@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fedhet.cli.common import (
+    Best,
     ConfigName,
     Connection,
     Json,
     Overrides,
+    RunFolderPath,
     RunProgress,
     Trust,
     loading,
@@ -40,9 +42,7 @@ def run(  # noqa: PLR0913, PLR0917  (one argument per option)
     out: Annotated[str | None, typer.Option(help="folder of run folders")] = None,
     name: Annotated[str | None, typer.Option(help="name of the run folder")] = None,
     superlink: Connection = None,
-    watching: Annotated[
-        bool, typer.Option("--watch", help="serve a page while it runs, as `fedhet watch` does")
-    ] = False,
+    watching: Annotated[bool, typer.Option("--watch", help="as `fedhet watch` beside it")] = False,
     as_json: Json = False,
 ) -> None:
     """Run a configuration; the last line printed is the run folder."""
@@ -109,17 +109,10 @@ def _print_result(folder: "RunFolder", *, as_json: bool) -> None:
 
 
 def resume(  # noqa: PLR0913, PLR0917
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="run folder")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE...", help="engine, rounds and other keys that may change"
-        ),
-    ] = None,
+    run_folder: RunFolderPath,
+    overrides: Overrides = None,
     superlink: Connection = None,
-    accept_lost: Annotated[
-        bool, typer.Option(help="continue without the clients whose states are lost or damaged")
-    ] = False,
+    accept_lost: Annotated[bool, typer.Option(help="leave out clients without a state")] = False,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -139,7 +132,7 @@ def resume(  # noqa: PLR0913, PLR0917
 
 
 def verify(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="run folder")],
+    run_folder: RunFolderPath,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -165,9 +158,7 @@ def verify(
 def partition(
     config: ConfigName,
     overrides: Overrides = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="draw it into FILE: .png, .svg or .pdf")
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="picture: .png, .svg or .pdf")] = None,
     as_json: Json = False,
 ) -> None:
     """Show how many examples of each class each client gets."""
@@ -279,33 +270,18 @@ def export(  # noqa: PLR0913, PLR0917  (options of a command)
         Path,
         typer.Argument(
             metavar="STATE|RUN",
-            help="a client's folder of states: in a run folder state/<experiment>/<client> "
-            "(runs/NAME/state/...), at a node <its --state>/<experiment>/<client>",
+            help="a client's states, RUN/state/*/CLIENT (at a node --state/*/CLIENT); or a run",
         ),
     ],
     out: Annotated[Path, typer.Option(help="new folder for the model")],
-    generation: Annotated[
-        int | None, typer.Option(help="round whose state is exported; default: the last accepted")
-    ] = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="every client of the run folder STATE, to OUT/<client>")
-    ] = False,
-    best: Annotated[
-        bool, typer.Option("--best", help="export the best validation round (keep-best)")
-    ] = False,
+    generation: Annotated[int | None, typer.Option(help="round; default: the last one")] = None,
+    every: Annotated[bool, typer.Option("--all", help="all clients of RUN, to OUT/CLIENT")] = False,
+    best: Best = False,
     predictions: Annotated[
-        bool,
-        typer.Option(
-            "--predictions",
-            help="write the predictions of the run folder STATE (keep-predictions) "
-            "to the CSV file OUT",
-        ),
+        bool, typer.Option("--predictions", help="RUN's predictions (keep-predictions) to OUT.csv")
     ] = False,
     onnx: Annotated[bool, typer.Option("--onnx", help="write model.onnx as well")] = False,
-    images: Annotated[
-        list[Path] | None,
-        typer.Option(help="file or folder to compare ONNX with torch on; repeat for more"),
-    ] = None,
+    images: Annotated[list[Path] | None, typer.Option(help="to compare ONNX with torch on")] = None,
     trust: Trust = False,
 ) -> None:
     """Export a client's personalised model, or all of a run; the last line is the folder."""
@@ -335,10 +311,7 @@ def export(  # noqa: PLR0913, PLR0917  (options of a command)
 
 def predict(
     model: Annotated[
-        Path,
-        typer.Argument(
-            metavar="MODEL", help="folder made by `fedhet export`, or a client's folder of states"
-        ),
+        Path, typer.Argument(metavar="MODEL", help="exported, or a client's folder of states")
     ],
     examples: Annotated[
         list[Path],
@@ -347,10 +320,7 @@ def predict(
     out: Annotated[Path, typer.Option(help="CSV to write, replaced if it exists")] = Path(
         "predictions.csv"
     ),
-    best: Annotated[
-        bool,
-        typer.Option("--best", help="use the best validation round of a folder of states"),
-    ] = False,
+    best: Best = False,
     trust: Trust = False,
 ) -> None:
     """Classify examples with an exported model: a CSV with a probability per class."""

@@ -20,6 +20,7 @@ from fedhet.cli.common import (
     ConfigName,
     Json,
     Overrides,
+    Workers,
     carry_out,
     loading,
     show_table,
@@ -37,13 +38,7 @@ if TYPE_CHECKING:
 
 DEMO_METHODS = ("standalone", "lg_fedavg", "fedssa")
 QUICK = "profile quick: a tenth of the rounds, a fifth of the epochs; only for trying"
-Ray = Annotated[
-    str,
-    typer.Option(
-        help="run the cells on this Ray cluster, HOST:PORT; default: RAY_ADDRESS",
-        metavar="ADDRESS",
-    ),
-]
+Ray = Annotated[str, typer.Option(help="Ray cluster, HOST:PORT; default: RAY_ADDRESS")]
 _CELLS = typer.Typer(pretty_exceptions_enable=False)  # what the process of a cell is asked for
 for function in (single.run, single.resume):
     _CELLS.command(cls=Command)(function)
@@ -117,19 +112,13 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
     ],
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="folder of the cells' run folders")] = Path("runs"),
-    profile: Annotated[
-        str, typer.Option(help="full, or quick: a tenth of the rounds, a fifth of the epochs")
-    ] = "full",
-    part: Annotated[
-        str, typer.Option("--shard", help="i/n: every n-th cell from the i-th")
-    ] = "1/1",
+    profile: Annotated[str, typer.Option(help="full, or quick to try: a tenth")] = "full",
+    part: Annotated[str, typer.Option("--shard", help="i/n: every n-th cell")] = "1/1",
     cell: Annotated[str, typer.Option(help="only the cell of this name")] = "",
-    workers: Annotated[int, typer.Option(min=0, help="cells at a time; 0: one per core")] = 0,
+    workers: Workers = 0,
     dry: Annotated[bool, typer.Option("--dry-run", help="list the cells; run nothing")] = False,
     lines: Annotated[bool, typer.Option("--print", help="print one command per cell")] = False,
-    accept_mixed: Annotated[
-        bool, typer.Option("--accept-mixed", help="continue although fedhet or torch has changed")
-    ] = False,
+    accept_mixed: Annotated[bool, typer.Option(help="although code or torch differ")] = False,
     ray: Ray = "",
     as_json: Json = False,
 ) -> None:
@@ -352,19 +341,13 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
     config: ConfigName,
     words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUES...",
-            help="KEY=V1,V2 or KEY=LOW..HIGH is searched, KEY=VALUE fixed, seed=0,1 repeated",
-        ),
+        typer.Argument(metavar="KEY=VALUES...", help="KEY=V1,V2, KEY=LOW..HIGH, seed=0,1"),
     ] = None,
     out: Annotated[Path, typer.Option(help="the preset to write")] = Path("tuned.yaml"),
     runs: Annotated[Path, typer.Option(help="folder of the run folders")] = Path("runs"),
-    trials: Annotated[
-        int,
-        typer.Option(min=0, help="trials per method; 0: the smallest grid, or 10 of ranges"),
-    ] = 0,
+    trials: Annotated[int, typer.Option(min=0, help="per method; 0: the smallest grid, or 10")] = 0,
     search_seed: Annotated[int, typer.Option(min=0, help="seed of drawn trials")] = 0,
-    workers: Annotated[int, typer.Option(min=0, help="runs at a time; 0: one per core")] = 0,
+    workers: Workers = 0,
     ray: Ray = "",
     as_json: Json = False,
 ) -> None:

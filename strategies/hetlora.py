@@ -35,6 +35,7 @@ from fedhet.config.schema import Params
 from fedhet.errors import Rejected, UserError
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Adapters, Array, Payload
+from fedhet.strategies.aggregator import Reference
 from fedhet.strategies.base import MethodStrategy, Upload
 
 log = logging.getLogger("fedhet")
@@ -121,9 +122,11 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
     def _sent(self, a: Array, b: Array) -> tuple[Array, ...]:
         return (a,) if self.params.aggregate == "share-a" else (a, b)
 
-    def expect(self, info: ClientInfo) -> Payload | None:
-        """Return what the client was sent; None before any factors are known."""
-        return self.download(info, 0) if self.layers else None
+    def reference(self, info: ClientInfo) -> Reference:
+        """Return what the client was sent; nothing before any factors are known."""
+        if not self.layers:
+            return Reference(None, bounded=False)
+        return Reference(self.download(info, 0))
 
     def check(self, info: ClientInfo, payload: Payload) -> None:
         """Check the digest, and that factors fit each other and the client's rank."""

@@ -58,7 +58,7 @@ class AveragingClient(MethodClient[P]):
         return self.model.head
 
     def as_sent_first(self, make: Callable[[], Shared]) -> Shared:
-        """Return a shared module with the weights that the server sends in round 1.
+        """Return what ``make`` makes, with the weights that the server sends in round 1.
 
         For one that inference uses: a client that was never sampled has no other. The module's own
         draw is made and thrown away, so that what is drawn after it does not depend on this.

@@ -182,7 +182,8 @@ def resume(
     ``run`` is one, or its folder; ``keys`` are those that may change, as for :func:`run`, and
     ``progress=False`` shows nothing. Objects that the run was given (``models``, ``data``,
     ``metrics``, ``method``) are given again, unless ``run`` still has them; others are refused.
-    ``trust``: code that the run names is imported although somebody else made it. Raises UserError,
+    ``on_round`` is as for :func:`run`. ``trust``: code that the run names is imported although
+    somebody else made it. Raises UserError,
     Damaged for a folder that is damaged, RunFailed, or KeyboardInterrupt when it was interrupted.
     """
     look_here()

@@ -103,7 +103,8 @@ def ServerApp(  # noqa: N802  (as Flower's)
 
     ``config`` is a YAML file; ``keys`` are those of a run, in snake_case: ``method`` (a name or a
     :class:`Method`), ``clients``, ``rounds``, ``classes``, ... Keys of the ``run_config`` replace
-    them; those that are not fedhet's are left to the app. The run folder is below ``out``
+    them; those that are not fedhet's are left to the app. ``on_round`` gets the record of every
+    round, and ends the run by returning False. The run folder is below ``out``
     (``~/.fedhet/runs``). ``resume``, here or in the ``run_config``, is the folder of a run to go on
     with.
     """

@@ -198,7 +198,7 @@ FEDERATION: dict[str, Any] = {  # client 0 is never sampled, 1 and 3 twice
 
 
 def check_method(method: str | Method, tmp_path: Path, **changes: Any) -> RunFolder:
-    """Check what holds for every method; AssertionError names what does not.
+    """Check what holds for every method, in ``tmp_path``; AssertionError names what does not.
 
     A federation of four clients with two architectures runs three rounds of two clients each.
     Every reply is accepted, a client that was never sampled is evaluated as initialised, and the

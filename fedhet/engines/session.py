@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
+from functools import wraps
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -54,6 +54,7 @@ from fedhet.site.local_data import (
 )
 from fedhet.sums.contribution import about_few, too_few
 
+Work = TypeVar("Work", bound=Callable[..., RunFolder])
 ANSWER = 5.0  # seconds within which the address of a Ray cluster takes a connection
 
 
@@ -108,6 +109,18 @@ def find_preset(name: str) -> Path:
     return shipped[name]
 
 
+def _alone(work: Work) -> Work:
+    """Let ``work``, whose third argument is a console, hold the process for its run."""
+
+    @wraps(work)
+    def held(first: Any, second: Any, console: Console, *more: Any, **words: Any) -> RunFolder:
+        with one_run(console.say):
+            return work(first, second, console, *more, **words)
+
+    return cast("Work", held)
+
+
+@_alone
 def start(
     config: RunConfig,
     default_name: str,
@@ -122,18 +135,6 @@ def start(
     ``notes`` are lines about the configuration, which are said once nothing is wrong with it.
     Raises UserError for what the user can mend, RunFailed for a run that did not complete.
     """
-    with one_run(console.say):
-        return _start(config, default_name, console, connection, notes, on_round)
-
-
-def _start(
-    config: RunConfig,
-    default_name: str,
-    console: Console,
-    connection: str | None,
-    notes: Sequence[str],
-    on_round: OnRound | None,
-) -> RunFolder:
     config = absolute_paths(config)
     joins = connection is None and os.environ.get("RAY_ADDRESS")
     if joins and "engine" not in config.model_fields_set:
@@ -166,6 +167,7 @@ def _start(
     return folder
 
 
+@_alone
 def resume(
     path: Path,
     changes: Mapping[str, Any],
@@ -181,21 +183,6 @@ def resume(
     Raises Damaged if something in the folder is damaged; ``accept_lost`` goes on without the
     clients whose states are. ``trust``: its code and its services are the user's own.
     """
-    with one_run(console.say):
-        how = partial(_resume, accept_lost=accept_lost, trust=trust, on_round=on_round)
-        return how(path, changes, console, connection)
-
-
-def _resume(
-    path: Path,
-    changes: Mapping[str, Any],
-    console: Console,
-    connection: str | None,
-    *,
-    accept_lost: bool,
-    trust: bool,
-    on_round: OnRound | None,
-) -> RunFolder:
     folder = _existing(path)
     config = resumed_config(folder.opened(trust=trust), changes)
     check_given(config)

@@ -33,7 +33,7 @@ class Payload:
 
     @property
     def flat(self) -> list[Array]:
-        """Its own arrays in field order: to read, not to change or to keep."""
+        """Its own arrays (n, ...), of its dtypes, in field order: to read, not to keep."""
         arrays: list[Array] = []
         for one in fields(self):
             value = getattr(self, one.name)
@@ -41,12 +41,12 @@ class Payload:
         return arrays
 
     def to_ndarrays(self) -> list[Array]:
-        """Return arrays in field order, C-contiguous copies that share no memory with a model."""
+        """Return copies (n, ...), C-contiguous, of the same dtypes, in field order."""
         return [np.array(array, order="C", copy=True) for array in self.flat]
 
     @classmethod
     def from_ndarrays(cls, arrays: Sequence[Array]) -> Self:
-        """Return the payload of these arrays; raise ValueError if their number does not fit."""
+        """Return the payload of ``arrays`` (n, ...); ValueError for another number, any dtype."""
         single = sum("rest" not in one.metadata for one in fields(cls))
         varies = single < len(fields(cls))
         if len(arrays) < single or (len(arrays) > single and not varies):

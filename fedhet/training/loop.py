@@ -127,7 +127,7 @@ class Phase:
     data: Examples | None = None
 
     def scalar(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of a batch; raise UserError if it has no gradient.
+        """Return the scalar loss of ``inputs`` (B, ...), ``labels`` (B,); UserError: no gradient.
 
         BatchNorm knows no variance of a single example, which may be all that a client has: it then
         takes its running statistics, as in evaluation.

@@ -28,7 +28,10 @@ def documented() -> Iterator[tuple[str, Callable[..., Any]]]:
     public = [getattr(fedhet, name) for name in fedhet.__all__]
     yield from ((one.__name__, one) for one in public if inspect.isfunction(one))
     for kind in [*BASES, *filter(inspect.isclass, public)]:
+        inherited = {name for base in kind.__mro__[1:] for name in vars(base)}
         for name, one in vars(kind).items():
+            if name in inherited:  # is documented there
+                continue
             plain = one.__func__ if isinstance(one, classmethod | staticmethod) else one
             plain = plain.fget if isinstance(plain, property) else plain
             if inspect.isfunction(plain) and not name.startswith("_") and name not in FLOWERS:

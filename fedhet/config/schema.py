@@ -409,9 +409,8 @@ class RunConfig(Schema):
     dp_delta: float = Field(0.0, ge=0, lt=1)
     """delta of one client's uploads in the run, with noise"""
 
-    secure_sum: Literal["off", "masked", "unmasked"] = "off"
-    """masked: the server learns uploads only as sums; unmasked: the same result without masks,
-    for measuring their cost"""
+    secure_sum: Literal["off", "masked"] = "off"
+    """masked: the server learns uploads only as sums"""
     sum_range: float = Field(64.0, gt=0)
     """largest absolute value of an entry of a summed vector"""
     sum_min: int = Field(3, ge=2)
@@ -464,7 +463,7 @@ class RunConfig(Schema):
 
     @property
     def summed(self) -> bool:
-        """Whether the server gets sums alone (``secure-sum``), masked or not."""
+        """Whether the server gets sums alone (``secure-sum``)."""
         return self.secure_sum != "off"
 
     def evaluates(self, round_: int) -> bool:

@@ -237,10 +237,8 @@ def read_instruction(message: Message, config: RunConfig) -> Instruction:
         what = instruction(message)
         if kind != TRAIN and message.content.array_records:
             raise ValueError(f"arrays came with a message of kind '{kind}'")
-        masked = config.secure_sum == "masked"
-        sums = dict.fromkeys((TRAIN, OWNERS, CONFUSION), config.summed)
-        sums |= dict.fromkeys((INTRODUCE, AGREE, UNMASK), masked)
-        summed = sums.get(kind, False)
+        of_sums = {TRAIN, OWNERS, CONFUSION, INTRODUCE, AGREE, UNMASK}
+        summed = config.summed and kind in of_sums
         if (SUM in message.content) != summed:
             raise ValueError(f"a message of kind '{kind}' with{'out' * summed} a sum")
         _check_numbers(what, kind, config)

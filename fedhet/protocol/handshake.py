@@ -547,7 +547,7 @@ class Handshake:
                 raise ValueError(reply.error)
             info, declared = read_declaration(reply, self.config, self.public)
             client, key = info.client, None
-            if self.config.secure_sum == "masked":
+            if self.config.summed:
                 key = SumKey.of_fields(declared.sum_key)
             if not self._mail.simulated:
                 self._names.check(client, node, self._online)

@@ -74,15 +74,13 @@ def _noise(least: float, asked: Asked) -> str:
 
 def _sum_noise(least: float, asked: Asked) -> str:
     noise, config = noise_multiplier(asked.config), asked.config
-    if config.summed and config.secure_sum != "masked":
-        return "secure-sum is unmasked"
     return f"the run has {noise:.4g}" if config.summed and noise < least else ""
 
 
 def _masked(_: str, asked: Asked) -> str:
     config = asked.config
     wrong = {
-        f"secure-sum is {config.secure_sum}": config.secure_sum != "masked",
+        f"secure-sum is {config.secure_sum}": not config.summed,
         "sum-metrics is false": not config.sum_metrics, "sum-owners is 1": config.sum_owners == 1,
     }  # fmt: skip
     return next((text for text, so in wrong.items() if so), "")

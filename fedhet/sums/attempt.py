@@ -49,35 +49,29 @@ PATIENCE = 60.0  # seconds that a round waits for a client to take in the others
 
 
 class Collector:
-    """What came of one attempt of a cohort at a sum of ``length`` words.
+    """What came of one attempt of a cohort at a sum of ``length`` words."""
 
-    Where it is not ``masked`` no survivor's help is needed.
-    """
-
-    def __init__(
-        self, cohort: Sequence[str], length: int, terms: SumTerms, *, masked: bool = True
-    ) -> None:
+    def __init__(self, cohort: Sequence[str], length: int, terms: SumTerms) -> None:
         self.cohort = sorted(cohort)
         self.length = length
         self.terms = terms
-        self.masked = masked
         self.needed = terms.needed(len(self.cohort))
         self.min_survivors = terms.survivors(len(self.cohort))
         self.survivors: list[str] = []
         self._total = np.zeros(length, np.uint32)
-        self._uploaded: dict[str, Array | None] = {}  # the boxes of each
+        self._uploaded: dict[str, Array] = {}  # the boxes of each
         self._shares: dict[str, dict[int, bytes]] = {}  # by owner, then position of the holder
         self._seeds: dict[str, Bytes] = {}
         self._closed: dict[str, tuple[str, ...]] = {}  # whose boxes did not open, for whom
 
     def take(self, client: str, arrays: Sequence[Array]) -> None:
-        """Add one upload: words, and boxes if masked; raise Rejected if it is not as agreed."""
+        """Add one upload: words and boxes; raise Rejected if it is not as agreed."""
         if client not in self.cohort or client in self._uploaded:
             raise Rejected(f"'{client}' is not a member, or has already uploaded")
         boxes = blank((len(self.cohort), BOX_BYTES), np.uint8)
-        check_shapes(arrays, [blank((self.length,), np.uint32), *([boxes] if self.masked else [])])
+        check_shapes(arrays, [blank((self.length,), np.uint32), boxes])
         self._total += arrays[0]
-        self._uploaded[client] = arrays[1] if self.masked else None
+        self._uploaded[client] = arrays[1]
 
     def close(self) -> list[str]:
         """End the uploads; return V, those who are summed, or raise Rejected if they are few."""
@@ -96,8 +90,7 @@ class Collector:
     def boxes_for(self, client: str) -> Bytes:
         """Return what the survivors, in order, sealed for one of them: (|V|, 82) uint8."""
         place = self.cohort.index(client)
-        boxes = (self._uploaded[owner] for owner in self.survivors)
-        return np.stack([own[place] for own in boxes if own is not None])
+        return np.stack([self._uploaded[owner][place] for owner in self.survivors])
 
     def answer(self, client: str, opened: Opened) -> None:
         """Take one survivor's answer; raise Rejected if it is not of the agreed sizes."""
@@ -120,7 +113,7 @@ class Collector:
         """Return survivors without whose answer there is no sum; none: it can be had."""
         silent = [client for client in self.survivors if client not in self._seeds]
         short = any(len(found) < self.needed for found in self._shares.values())
-        return silent if self.masked and (self.gone or short) else []
+        return silent if self.gone or short else []
 
     def total(self) -> Words:
         """Return the sum (L,) of the survivors' words, modulo 2^32.
@@ -133,7 +126,7 @@ class Collector:
             raise Rejected(f"no answer from {', '.join(silent)}")
         found = self._total.copy()
         weights: dict[tuple[int, ...], list[int]] = {}
-        for owner, shares in self._shares.items() if self.masked else ():
+        for owner, shares in self._shares.items():
             found -= stream(self._self_seed(owner, shares, weights), self.length)
         for client, seeds in self._seeds.items():
             for other, seed in zip(self.gone, seeds, strict=True):
@@ -190,10 +183,10 @@ class Attempt:
 
     def __post_init__(self) -> None:
         self.members = list(self.cohort.members)
-        keys, masked = self.handshake.roster.keys, self.config.secure_sum == "masked"
-        self.agrees = masked and all(c in keys and keys[c].certificate for c in self.members)
+        keys = self.handshake.roster.keys
+        self.agrees = all(c in keys and keys[c].certificate for c in self.members)
         terms = SumTerms(self.config.sum_min, self.config.sum_threshold, agreed=self.agrees)
-        self.collector = Collector(self.members, self.length, terms, masked=masked)
+        self.collector = Collector(self.members, self.length, terms)
 
     @property
     def limit(self) -> int:
@@ -204,7 +197,7 @@ class Attempt:
         """Add one upload and return its traffic; raise Rejected if it is not as agreed."""
         check_origin(self.handshake.roster.infos[client], reply, self.round)
         self.collector.take(client, reply.arrays)
-        return SumUpload(*reply.arrays, *([] if self.collector.masked else [np.zeros(0, np.uint8)]))
+        return SumUpload(*reply.arrays)
 
     def words(self, deadline: float) -> Words:
         """Return the sum (L,) modulo 2^32; raise Rejected if it cannot be had until then."""

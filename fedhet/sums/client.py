@@ -505,7 +505,6 @@ class Asked(Protocol):
     node: Mapping[str, Any]
     config: RunConfig
     text: str
-    simulated: bool
     what: Instruction
 
     @property
@@ -527,7 +526,7 @@ class Asked(Protocol):
 
 @dataclass
 class SumProtection(UploadProtection):
-    """One client's upload to one attempt at a sum; ``notes`` is None where nothing is masked."""
+    """One client's upload to one attempt at a sum."""
 
     data: LocalData
     classes: Sequence[str]
@@ -535,8 +534,7 @@ class SumProtection(UploadProtection):
     method: Summing
     cohort: Cohort
     sent: bytes  # digest of what came down
-    notes: SumNotes | None = None
-    simulated: bool = True
+    notes: SumNotes
     _steps: list[NDArray[np.int64]] = field(default_factory=list)  # of the vector's parts
 
     def __post_init__(self) -> None:
@@ -574,13 +572,9 @@ class SumProtection(UploadProtection):
 
         Raises Refused for a cohort that the client's rules forbid.
         """
-        if self.notes is None:
-            return None
         return self.notes.repeated(what.round, self.cohort, self.sent)
 
     def _masked(self, what: Instruction, reply: Reply) -> Reply:
-        if self.notes is None:
-            return reply
         return self.notes.mask(what.round, self.cohort, self.sent, reply.arrays[0], reply)
 
     def protect(self, upload: Payload, received: Payload, round_: int, budget: Budget) -> Payload:
@@ -599,11 +593,6 @@ class SumProtection(UploadProtection):
             vector: Vector = self.method.contribution(upload, own).flat
             self._put(vector)
             return vector
-        if self.notes is None and not self.simulated:
-            raise UserError(
-                "secure-sum: 'unmasked' is not allowed with dp-clip on a network: each client adds "
-                "only a share of the noise, which does not protect a visible vector"
-            )
         step = upload.since(received) if self.method.noise_on_steps else upload
         added = self.method.contribution(step, own)
         values = clipped(added.values, config.dp_clip)
@@ -620,11 +609,7 @@ class SumProtection(UploadProtection):
             budget.open()
         elif budget is not None:
             members = self.cohort.members
-            fewest = (
-                SumTerms(config.sum_min, config.sum_threshold).fewest(len(members))
-                if self.notes is None
-                else self.notes.member().terms_for(members).fewest(len(members))
-            )
+            fewest = self.notes.member().terms_for(members).fewest(len(members))
             sigma = share_steps(config, len(vector), bits, fewest)
             steps = steps + budget.share(vector, sigma, round_, attempt=self.cohort.attempt)
         self._steps.append(steps)
@@ -641,9 +626,6 @@ class SumProtection(UploadProtection):
 
 def own_key(asked: Asked, client: str) -> dict[str, Any]:
     """Return what the handshake tells instead of classes and counts: the key for sums."""
-    if asked.config.secure_sum != "masked":
-        asked.store(client)  # refused where the run began with masked sums
-        return {}
     with coded(Code.PROOF):
         key = asked.sum_notes(client).key(NodeCertificate.of(asked.node))
     return {"sum-key": list(astuple(key))}
@@ -672,8 +654,7 @@ def answer(asked: Asked) -> Answer:
         method=method,
         cohort=cohort,
         sent=digest_of_sent(asked.message, what, cohort, asked.text),
-        notes=asked.sum_notes(data.client) if config.secure_sum == "masked" else None,
-        simulated=asked.simulated,
+        notes=asked.sum_notes(data.client),
     )
     rows = kind == CONFUSION or method.sends_class_rows(config, config.params)
     if kind != OWNERS and (rows and config.sum_owners > 1) != (part.shared is not None):

@@ -195,9 +195,7 @@ class SumAggregator:
         return Attempt(self.handshake, self.ledger, self.config, round_, cohort, length)
 
     def _introduced(self, clients: list[str]) -> list[str]:
-        """Return those of ``clients`` that know each other's keys; all, where nothing is masked."""
-        if self.config.secure_sum != "masked":
-            return clients
+        """Return those of ``clients`` that know each other's keys."""
         return self.introductions.of(clients, self._short)
 
     @property

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 
 import pytest
 from engines.commands import NOTEBOOK, PROXIES, WORK
@@ -52,6 +53,23 @@ def test_a_clients_traceback_is_on_the_console_and_in_the_log(tmp_path, capsys, 
         assert {f["reason"].partition(":")[0] for f in failures} == {
             "AssertionError (test_inline.py"
         }
+
+
+def test_a_client_trains_while_the_round_waits_and_never_while_it_combines(tmp_path, monkeypatch):
+    stacks, loss = [], FedSSAClient.loss
+
+    def watched(self, *batch):
+        stacks.append([frame.name for frame in traceback.extract_stack()])
+        return loss(self, *batch)
+
+    monkeypatch.setattr(FedSSAClient, "loss", watched)
+    launched(small(tmp_path, rounds=1), "traced")
+    (names,) = {
+        tuple(stack[stack.index("_round") :]) for stack in stacks if "phase_flops" not in stack
+    }
+    assert names[1:3] == ("_wait", "exchange") and names[-1] == "watched"
+    assert not {"aggregate_train", "configure_train"} & set(names)
+    assert len(names) <= 25
 
 
 def test_when_a_mistake_that_nobody_survived_is_mended_more_rounds_are_asked_for(

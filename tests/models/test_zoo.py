@@ -141,7 +141,7 @@ def test_a_users_mistakes(mine: str, factory: str) -> None:
 
 def test_tied_weights_stay_tied_in_sums_a_resumed_run_and_an_export(mine: str, tmp_path) -> None:
     keys = {
-        "method": "fedavg", "small_model": f"{mine}:tied", "secure_sum": "unmasked",
+        "method": "fedavg", "small_model": f"{mine}:tied", "secure_sum": "masked",
         "image_size": 20, "models": [f"{mine}:tied"], "dataset": "synthetic:60x4",
     }  # fmt: skip
     folder, _ = simulate(small(tmp_path, **keys))

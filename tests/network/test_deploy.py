@@ -81,7 +81,7 @@ def test_a_node_killed_between_its_upload_and_the_unmasking_stays_in_the_sum(
     noted = json.loads((federation.state_dir(2) / experiment / "2/sum-last.json").read_text())
     assert (noted["round"], noted["answered"]) == (1, [])  # so it died between the two
     monkeypatch.syspath_prepend(modules)
-    twin = SUMS | {"secure_sum": "unmasked", "rounds": 1}
+    twin = SUMS | {"secure_sum": "masked", "rounds": 1}
     assert first["sha256"] == simulated_hash(tmp_path, **twin)
     told = (run.folder / "rounds.jsonl").read_text() + (run.folder / "summary.json").read_text()
     assert '"clients.csv": "the server learned' in told and "train-images" not in told

@@ -35,5 +35,5 @@ def test_a_node_killed_before_its_upload_is_left_out_of_the_sum(tmp_path, nodes)
         return
     assert (found["replied"], failed) == (nodes - 1, {str(victim)})
     # A simulation has no certificates, so nobody signs: it names how many may be left.
-    twin = SUMS | {"secure_sum": "unmasked", "rounds": last, "clients": nodes, "sum_threshold": 4}
+    twin = SUMS | {"secure_sum": "masked", "rounds": last, "clients": nodes, "sum_threshold": 4}
     assert found["sha256"] == simulated_hash(tmp_path, lost, **twin)

@@ -114,7 +114,7 @@ def test_a_refused_answer_leaves_no_ghost_in_the_way_of_the_real_owner(grid):
 
 def test_a_run_that_hides_classes_is_told_none(grid):
     roster = Roster()
-    assert Handshake(grid, "x", roster, RunConfig(secure_sum="unmasked")).query() == []
+    assert Handshake(grid, "x", roster, RunConfig(secure_sum="masked")).query() == []
     assert "this run hides" in roster.refused[100]
 
     def silent(node, message, reply):
@@ -123,7 +123,7 @@ def test_a_run_that_hides_classes_is_told_none(grid):
         return Message(RecordDict({"info": ConfigRecord(info)}), reply_to=message)
 
     grid.tamper = silent
-    assert len(Handshake(grid, "x", Roster(), RunConfig(secure_sum="unmasked")).query()) == 3
+    assert len(Handshake(grid, "x", Roster(), RunConfig(secure_sum="masked")).query()) == 3
 
 
 def test_the_union_of_classes_is_bounded(grid):

@@ -11,7 +11,7 @@ from fedhet.records.ledger import Checkpoint, load_checkpoint, save_checkpoint
 from fedhet.testing import simulate, small
 
 OPTIONS = {
-    "fd, summed": {"method": "fd", "secure_sum": "unmasked"},
+    "fd, summed": {"method": "fd", "secure_sum": "masked"},
     "fedkd, compressed down": {"method": "fedkd", "compress_down": True},
 }
 CASES = {name: {"method": name} for name in ANY} | OPTIONS
@@ -63,7 +63,7 @@ def test_arrays_that_a_method_cannot_take_are_found(case, tmp_path):
 
 
 NOISED_SUM = {
-    "secure_sum": "unmasked", "sum_owners": 1, "max_images": 100, "dp_clip": 1.0,
+    "secure_sum": "masked", "sum_owners": 1, "max_images": 100, "dp_clip": 1.0,
     "dp_epsilon": 8.0, "dp_delta": 1e-5,
 }  # fmt: skip
 KINDS = {rule: {"aggregation": rule} for rule in ("median", "trimmed-mean")} | {"sum": NOISED_SUM}

@@ -81,7 +81,7 @@ def test_what_the_run_began_with_is_what_counts(tmp_path, store):
     other = FileStore(tmp_path / "sums", sync=False)
     opened(other, summed).share(np.ones(5), 100, 1, attempt=1)
     opened(other, summed).check(2, 1)
-    sums = ({"secure_sum": "unmasked"}, {"sum_min": 2}, {"secure_sum": "off"})
+    sums = ({"sum_min": 2}, {"secure_sum": "off"})
     own = ({"dp_epsilon": 40.0}, {"rounds": 300}, {"dp_clip": 20.0}, {"dp_delta": 0.1})
     for where, began, changes in ((store, {}, own), (other, SUMS, sums)):
         for change in changes:

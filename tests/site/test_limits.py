@@ -47,16 +47,10 @@ BROKEN = (
     ("min-noise: 0.5", NOISE, "min-noise: .* the run has 0.1"),
     ("class-counts: false", {}, "class-counts: .* only runs with secure-sum"),
     ("secure-sum: required", {}, "secure-sum: this site allows only masked sums, and"),
-    ("secure-sum: required", SUMS | {"secure_sum": "unmasked"}, "secure-sum: .* unmasked"),
     ("secure-sum: required", SUMS | {"sum_metrics": False}, "secure-sum: .* sum-metrics is false"),
     ("secure-sum: required", SUMS | {"sum_owners": 1}, "secure-sum: .* sum-owners is 1"),
     ("min-sum: 4", SUMS, "min-sum: .* a round has 3 clients"),
     ("min-sum-noise: 5", SUMS | NOISE, "min-sum-noise: .* at least 5, and the run has 0.1"),
-    (
-        "min-sum-noise: 0.05",
-        SUMS | NOISE | {"secure_sum": "unmasked"},
-        "min-sum-noise: .* unmasked",
-    ),
     ("min-noise: 0.05", SUMS | NOISE, "min-noise: .* for which min-sum-noise is"),
 )
 

@@ -6,6 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from helpers.sums import without_masks
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from fedhet.config.registry import find_method
 from fedhet.errors import UserError
 from fedhet.protocol.payload import HeaderRows
 from fedhet.rng import generator
+from fedhet.site.limits import Limits
 from fedhet.site.privacy import (
     Budget,
     clipped,
@@ -22,7 +24,7 @@ from fedhet.site.privacy import (
     sum_sigma,
 )
 from fedhet.site.state import FileStore
-from fedhet.sums.client import SumProtection
+from fedhet.sums.client import SumNotes, SumProtection, own_terms
 from fedhet.sums.contribution import sum_unit
 from fedhet.sums.masks import SumTerms, grid
 from fedhet.sums.messages import Cohort
@@ -45,7 +47,11 @@ def part_of(tmp_path, config, **changes):
     strategy, data = find_method(config.method).strategy, client.setup.data
     cohort = Cohort(EVERYBODY, 1, 3, unit=sum_unit(config))
     classes = client.setup.classes
-    return client, SumProtection(data, classes, config, strategy, cohort, b"", **changes)
+    notes = SumNotes(client.setup.store, "run", "0", own_terms(config, Limits()))
+    key = notes.key(None)
+    notes.introduce(dict.fromkeys(EVERYBODY, key), None)
+    part = SumProtection(data, classes, config, strategy, cohort, b"", notes, **changes)
+    return client, part
 
 
 def account(client):
@@ -131,14 +137,6 @@ def test_the_same_update_again_is_free_and_another_share_is_not(tmp_path):
     assert Budget(store, config, "0").epsilon == epsilon_spent(config, 4)
 
 
-def test_a_share_protects_nothing_that_is_seen(tmp_path):
-    client, part = part_of(tmp_path, summed(tmp_path, secure_sum="unmasked", representation=8))
-    part.simulated = False
-    upload = client.upload()
-    with pytest.raises(UserError, match="'unmasked' is not allowed with dp-clip on a network"):
-        part.add(upload, upload, 1, account(client))
-
-
 def test_noise_that_does_not_fit_into_words_is_refused_with_what_would_do(tmp_path):
     config = summed(tmp_path, sum_range=2.0)
     with pytest.raises(UserError, match="^sum-range: 2 is too small .* at least .* is needed"):
@@ -189,10 +187,9 @@ def test_a_width_that_floats_do_not_carry_is_refused(sigma: int) -> None:
 @pytest.mark.parametrize("method", ["fd", pytest.param("fedssa", marks=pytest.mark.matrix)])
 def test_a_run_with_noise_for_its_sums(tmp_path, method):
     values = {"method": method, "rounds": 2, "dp_epsilon": 20.0}
-    folders = [
-        simulate(summed(tmp_path, **values, secure_sum=mode))[0] for mode in ("masked", "unmasked")
-    ]
-    told, unmasked = (folder.read_summary() for folder in folders)
+    told = simulate(summed(tmp_path, **values))[0].read_summary()
+    with without_masks():
+        unmasked = simulate(summed(tmp_path, **values))[0].read_summary()
     assert told["failures"] == [] and told["run_sha256"] == unmasked["run_sha256"]
     privacy = told["privacy"]
     assert privacy["noise_of"] == "sum"

@@ -1,9 +1,11 @@
 """Runs in which the server learns sums: bytes, dropouts, crashes, what both sides keep."""
 
+import contextlib
 import re
 
 import pytest
 from flwr.app import Error, Message
+from helpers.sums import without_masks
 
 from fedhet import load_sweep
 from fedhet.deploy.certs import make
@@ -50,7 +52,10 @@ def whole(tmp_path_factory):
     def run(mode: str = "masked", **changes) -> RunFolder:
         key = (mode, *sorted(changes.items()))
         if key not in made:
-            made[key] = simulate(config(tmp_path_factory.mktemp("whole"), mode, **changes))[0]
+            folder = tmp_path_factory.mktemp("whole")
+            with without_masks() if mode == "unmasked" else contextlib.nullcontext():
+                asked_for = "off" if mode == "off" else "masked"
+                made[key] = simulate(config(folder, asked_for, **changes))[0]
         return made[key]
 
     return run
@@ -108,7 +113,8 @@ def test_whoever_drops_out_costs_its_part_or_the_round_and_nothing_later(tmp_pat
     rounds = folder.read_rounds()
     assert [record["replied"] for record in rounds] == [4, 5, 0, 0, 5]
     assert [f["client"] for f in failures(folder, 1)] == ["2"]
-    twin, _ = simulate(config(tmp_path, "unmasked", name="twin"), tamper=leave)
+    with without_masks():
+        twin, _ = simulate(config(tmp_path, name="twin"), tamper=leave)
     assert [r["sha256"] for r in twin.read_rounds()] == [r["sha256"] for r in rounds[:2]]
     third, fourth = (
         {f["client"]: f["reason"] for f in failures(folder, round_)} for round_ in (3, 4)
@@ -211,9 +217,9 @@ OWNED = {"method": "fedssa", "dataset": "synthetic:90x3", "classes_per_client": 
 
 
 def test_a_run_says_once_how_many_classes_have_too_few_owners(tmp_path, caplog):
-    first = config(tmp_path, "unmasked", rounds=1, sum_owners=5, **OWNED)
+    first = config(tmp_path, rounds=1, sum_owners=5, **OWNED)
     folder, _ = simulate(first)
-    simulate(config(tmp_path, "unmasked", rounds=2, sum_owners=5, **OWNED), folder=folder)
+    simulate(config(tmp_path, rounds=2, sum_owners=5, **OWNED), folder=folder)
     assert [line.get("unsummed_classes") for line in folder.read_rounds()] == [3, 3]
     assert folder.read_summary()["secure_sum"].get("unsummed_classes") == 3
     (heard,) = (r.getMessage() for r in caplog.records if "sum-owners" in r.getMessage())

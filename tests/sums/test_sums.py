@@ -40,7 +40,7 @@ def pair(tmp_path, method, owners=1, **changes):
         values["d1"] = 4
     configs = (
         small(tmp_path, **values),
-        small(tmp_path, **values, secure_sum="unmasked", sum_owners=owners),
+        small(tmp_path, **values, secure_sum="masked", sum_owners=owners),
     )
     made = [make_strategy(config, SEEN, IMAGES, CLASSES) for config in configs]
     return made
@@ -153,7 +153,7 @@ def test_rows_of_a_class_with_few_owners_are_zeros_and_stay(tmp_path, method):
 
 def test_fds_clients_find_what_the_plain_server_sends(tmp_path):
     values = {"method": "fd", "classes_per_client": 3, "max_images": 300}
-    config = small(tmp_path, **values, secure_sum="unmasked", sum_owners=2)
+    config = small(tmp_path, **values, secure_sum="masked", sum_owners=2)
     clients = [make_client(config, k, tmp_path / "s") for k in range(3)]
     seen = [client.seen().tolist() for client in clients]
     plain = make_strategy(small(tmp_path, **values), seen, [9, 9, 9], CLASSES)
@@ -177,7 +177,7 @@ def test_fds_clients_find_what_the_plain_server_sends(tmp_path):
 
 def test_fds_client_that_was_not_summed_takes_nothing_out(tmp_path):
     values = {"method": "fd", "classes_per_client": 4, "max_images": 300}
-    config = small(tmp_path, **values, secure_sum="unmasked", sum_owners=1)
+    config = small(tmp_path, **values, secure_sum="masked", sum_owners=1)
     client, *others = [make_client(config, k, tmp_path / "s") for k in range(3)]
     summed = make_strategy(config, [[0, 1, 2, 3]] * 3, [8, 8, 8], CLASSES)
     first = vectors(summed, {str(k): c.upload() for k, c in enumerate([client, *others])})

@@ -1,0 +1,16 @@
+"""Sums without masks: the same run, whose words travel in the clear."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+
+@contextmanager
+def without_masks() -> Iterator[None]:
+    """Let every mask that is drawn within this block be zeros."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("client", "attempt"):
+            patch.setattr(f"fedhet.sums.{module}.stream", lambda _, n: np.zeros(n, np.uint32))
+        yield

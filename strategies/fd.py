@@ -12,14 +12,6 @@ means of the other owners' vectors,
 for the s in S_k that somebody else has uploaded, with the number of those owners; in round 1 there
 is none. The client minimises CE(y, p) + gamma CE(F^_k,y, p), without the second term for a class
 that came without a vector (``FDClient.loss``); inference is by the local model.
-
-No authors' code was found. Differs from public implementations (HtFLlib, PFLlib): probabilities are
-averaged, not raw logits, with which the loss has no lower bound; a client's own vector is left out;
-and the server keeps the last vector of every (client, class), so that a class does not vanish when
-its owners are not sampled (with ``secure-sum`` it cannot: it keeps the last sum of every class, and
-sends all of them with their numbers of owners and rounds; a client takes its own part out). Differs
-from the paper, which gathers outputs during local steps: here they are means over the training
-images after training, in evaluation mode.
 """
 
 from collections.abc import Collection, Mapping, Sequence

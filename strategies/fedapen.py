@@ -6,13 +6,6 @@ Each way all parameters of the shared model theta, float32: CNN-5 with d = 500, 
 classes (715,148 at 100). The server takes their n_k-weighted mean; ``weighting: uniform`` is the
 authors' 1/K. The private model, the ensemble weight lambda and the held-out images stay at the
 client; what it computes is in clients/fedapen.py.
-
-Differs from the authors' code in the order within a round: there all clients train, the server
-averages, and lambda is learned and scored after that, in a second exchange. Here one message does
-it all: receive theta, learn lambda with (w_k, theta), train both, upload. The headline is the
-trained pair's; the accuracy before training, the authors' point, is recorded beside it as
-``test_accuracy_before``. Their ``--lr_decay``, which a fresh optimiser undoes, is left out.
-Their learning rate of lambda, 0.001, is for ten times as many steps: the default is 0.05.
 """
 
 from collections.abc import Mapping, Sequence

@@ -12,9 +12,6 @@ pairs of the round in shuffled batches of ``batch-size``, cross-entropy, SGD wit
 
 A class that nobody sent has no pair of its own, and its row moves only by the softmax of the
 others: as published. Clients count alike, whatever their number of images.
-
-Differs from HtFLlib, which trains the header for 100 epochs a round (``server-epochs``, here 1:
-the paper's server makes one pass over what came).
 """
 
 from collections.abc import Mapping, Sequence

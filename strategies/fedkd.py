@@ -22,11 +22,6 @@ updates to the student. Down: the student, dense. ``compress-down: true`` sends 
 instead, decomposed with the same E, which the server applies in its truncated form too; a client
 that was not in the round of that update, and so holds another student, is sent the dense one. It
 needs every client in every round.
-
-Differs from the authors' code (NLP only), where t runs one ahead, a full-rank matrix becomes zero,
-kernels are not reshaped and nothing is detached; where public ones (HtFLlib, PFLlib) decompose
-weights instead of updates and average a KL over classes too, C times weaker; and from the paper,
-whose downlink is always compressed.
 """
 
 import math

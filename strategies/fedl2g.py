@@ -19,14 +19,6 @@ v = grad CE(theta'; quiz) it is, for class c, 2 lr / (n w) times the sum over th
 of J_i v, J_i being the Jacobian of the output of image i at theta. That is exact, not an
 approximation (the paper's first-order form; ``guiding_gradient`` in ``clients/fedl2g.py``).
 
-Differs from HtFLlib (the authors' own library): the quiz set is a seeded draw of a client's
-training images for the whole run, at most a quarter of them, where they take the first ones, which
-are of one class in many data sets; with several study batches each makes a step of its own from the
-same weights, and the gradients' mean is sent, where they make one step of all. They clip the mean
-of a class to 100; here each client clips its rows, so that the mean is no longer either. They warm
-up for 50 rounds; the default is none, since what G moves by in five rounds is little beside its
-vectors.
-
 With ``secure-sum`` the classes are counted whose gradients are sent, and ``sum-owners`` guards
 those that few clients *have*: of a class that one of its owners alone studied in a round, the sum
 is that one's gradient.

@@ -6,11 +6,6 @@ Each way all parameters of the small homogeneous model G = (G_ex, G_hd), float32
 representation d1, 465,658 floats at d1 = 100 and 10 classes (474,748 at 100 classes; 670,058 at
 d1 = 500). The server takes their n_k-weighted mean (Algorithm 1), n over the accepted replies. The
 local model F_k and the projector P_k never leave the client; eq. 2 to 10 are in clients/fedmrl.py.
-
-Differs from the authors' code, whose uploads alias one module, so that its "mean" is the model of
-the client trained last; which carries the momentum of G and P_k over clients and rounds; and which
-counts validation and test images in n_k. ``matryoshka: false`` is section 5.4's "without MRL": no
-global header exists, only l^F trains, and G_ex alone is sent (1,010 floats less at d1 = 100).
 """
 
 from typing import Literal

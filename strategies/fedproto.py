@@ -19,13 +19,6 @@ prototype (L2) is recorded as ``test_accuracy_prototype``, over the global proto
 where there was none, the client's own; with the default download a client knows only prototypes
 of its own classes, which makes that task easier than the classifier's. A client that knows no
 prototype yet answers by its classifier there as well.
-
-Differs from the authors' code, which averages clients without weights (``prototype-weighting:
-uniform``), takes prototypes in train mode while weights still move, forgets prototypes of classes
-that were not sent in a round, and does not reset its counters between clients in evaluation. One
-pass cannot serve for both: in the last epoch's each batch is seen by other weights, in train mode,
-so its means would not be those of the model that the round ends with. The
-paper's eq. 6 divides by the number of owners once more; here weights sum to 1.
 """
 
 from collections.abc import Mapping, Sequence

@@ -4,10 +4,6 @@ Each way only header rows of the classes S_k that client k has seen: class ids (
 (|S_k|, d) and bias (|S_k|,) float32, |S_k| (d + 1) floats (1,002 at two classes, d = 500; the paper
 counts 1,000, without bias). The server takes, per class, the unweighted mean over the sampled
 clients that hold the class (eq. 3); a class that nobody sent keeps its row.
-
-Differs from the authors' code, which averages the stored headers of all N clients, stale and
-never trained ones included, and lets clients of one architecture share their weights by aliasing.
-The start theta^{-1}, open in the paper, is drawn from the run's "global" generator.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

@@ -20,10 +20,6 @@ has ever sent, at most C d floats (5,000 at C = 10), with the images behind each
 
 as in FedProto; inference is by the classifier, and the accuracy of the nearest prototype is
 recorded beside it.
-
-Differs from HtFLlib (the authors' own library), whose expansion |u|^2 - 2 u P + |P|^2 goes below 0
-in float32 and then has no root, and which also sends what it makes of classes that nobody has ever
-sent.
 """
 
 import numpy as np

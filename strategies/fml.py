@@ -3,10 +3,6 @@
 Each way all parameters of the small "meme" model theta, float32: CNN-5 with d = 500, 670,058 floats
 at 10 classes (715,148 at 100). The server takes their n_k-weighted mean, as the papers that compare
 with FML do (``weighting: uniform`` is the authors' 1/K). The two losses are in clients/fml.py.
-
-Differs from public code: the authors' ``main.py`` has sending and merging commented out and never
-federates; HtFLlib and PFLlib default to alpha = beta = 1, which switches mutual learning off, let
-every KL term train its teacher as well, and divide it by the number of classes.
 """
 
 from pydantic import Field

@@ -7,13 +7,6 @@ Each way all parameters of a small homogeneous extractor g, float32: CNN-5 witho
 665,048 floats at d = 500. The server takes their n_k-weighted mean, n over the accepted replies.
 The local model F_k = (extractor, header) and the weights alpha in R^d of the mixture never leave
 the client; what it computes is in clients/pfedafm.py.
-
-Differs from the authors' code, which clamps alpha before each step as well as after it, reuses the
-optimisers of g and alpha, with their momentum, over clients and rounds, carries alpha's gradient
-into the next client, counts validation and test images in n_k, and is scored between the two steps
-of a round, with g as received; here, as in every method, after training: with g as trained. Its
-learning rate of alpha is 0.01 in the heterogeneous script; the default is 0.1, since alpha must
-leave 1 within a run's few hundred steps.
 """
 
 from pydantic import Field

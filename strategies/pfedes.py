@@ -7,14 +7,6 @@ Conv 3 -> 8 -> 3, 3 x 3, 'same', ReLU after each, weights (8, 3, 3, 3), (3, 8, 3
 (3,), 443 floats. The server takes their n_k-weighted mean (eq. 10); n runs over the accepted
 replies, since weights over all N clients, as printed, would not sum to 1. The paper's figure 2
 gives no channel numbers; width, kernel and ReLUs are those of the authors' code.
-
-Differs from the authors' code, which ships mu = 0.5 and 20 extractor epochs although its paper
-finds mu = 0.1 and 5 best, shares the momentum of G between clients, and freezes by choice of
-optimiser only, so that BatchNorm statistics of a frozen model would move; its statistics of the
-model in training are a blend of raw and enhanced images, ours are those of the raw ones, on which
-the model answers. The paper draws models at random (``model-assignment: random``); the default
-deals them in turn, as in every method. Extractors of other kinds of examples are ours: see
-``extractor``.
 """
 
 from collections.abc import Mapping

@@ -389,7 +389,8 @@ class RunConfig(Schema):
     max_update_ratio: float = Field(10.0, ge=0)
     """largest step of an upload, in multiples of the median; 0: no limit"""
     max_images: int = Field(1_000_000, ge=1, lt=2**53)
-    """most training examples that a client may declare"""
+    """most training examples that a client may declare; in a sum, those of the largest weight (4096
+    if it is not set)"""
     max_classes: int = Field(1_000, ge=1)
     """most classes of a client, and of a run that does not name them"""
     max_weight: float = Field(1.0, gt=0, le=1)

@@ -497,7 +497,7 @@ class Trainer(Protocol):
         """Return the confusion matrix of the test split."""
 
 
-class Asked(Protocol):
+class SumRequest(Protocol):
     """A message that was read and allowed, with everything that its answer needs."""
 
     message: Message
@@ -624,14 +624,14 @@ class SumProtection(UploadProtection):
         return Own(self.config, len(positions), seen, images, self.shared)
 
 
-def own_key(asked: Asked, client: str) -> dict[str, Any]:
+def own_key(asked: SumRequest, client: str) -> dict[str, Any]:
     """Return what the handshake tells instead of classes and counts: the key for sums."""
     with coded(Code.PROOF):
         key = asked.sum_notes(client).key(NodeCertificate.of(asked.node))
     return {"sum-key": list(astuple(key))}
 
 
-def introduce(asked: Asked) -> Reply:
+def introduce(asked: SumRequest) -> Reply:
     """Keep the keys of the other members of the run's sums; say whose are not accepted."""
     with refusing(Code.INSTRUCTION):
         keys = read_sum(Introduction, asked.message).by_client()
@@ -640,7 +640,7 @@ def introduce(asked: Asked) -> Reply:
     return Reply({"client": notes.client, "strangers": strangers})
 
 
-def answer(asked: Asked) -> Answer:
+def answer(asked: SumRequest) -> Answer:
     """Answer a message that asks for words: train, or count owners or answers."""
     kind, config, what, method = asked.kind, asked.config, asked.what, asked.summing
     cohort = read_sum(Cohort, asked.message)
@@ -684,7 +684,7 @@ def _check_unit(unit: int, config: RunConfig, own: Own, method: Summing) -> None
         )
 
 
-def sign(asked: Asked) -> Reply:
+def sign(asked: SumRequest) -> Reply:
     """Sign the list of survivors. Needs no examples."""
     survivors = read_sum(Survivors, asked.message)
     notes, what, node = asked.sum_notes(), asked.what, NodeCertificate.of(asked.node)
@@ -696,7 +696,7 @@ def sign(asked: Asked) -> Reply:
     return reply
 
 
-def open_shares(asked: Asked) -> Reply:
+def open_shares(asked: SumRequest) -> Reply:
     """Open the boxes for this client, which unmask the round's sum. Needs no examples."""
     survivors = read_sum(Survivors, asked.message)
     with asked.sum_notes().changing() as member:

@@ -120,6 +120,7 @@ def test_a_run_that_hides_classes_is_told_none(grid):
     def silent(node, message, reply):
         info = {k: v for k, v in reply.content["info"].items()
                 if k not in ("seen", "images", "train-images")}  # fmt: skip
+        info["sum-key"] = [bytes([node + 1]) * 32, b"", b""]
         return Message(RecordDict({"info": ConfigRecord(info)}), reply_to=message)
 
     grid.tamper = silent

@@ -101,12 +101,10 @@ class ClassVectorStrategy(MethodStrategy[P]):
 class PrototypeParams(Params):
     """Hyper-parameters of methods that pull representations towards prototypes."""
 
-    lam: float = Field(
-        1.0, ge=0, description="lambda, weight of the mean-MSE to the prototypes, >= 0; code: 1"
-    )
-    download_classes: Literal["seen", "all"] = Field(
-        "seen", description="prototypes sent down: of the client's classes, or of every class"
-    )
+    lam: float = Field(1.0, ge=0)
+    """lambda, weight of the mean-MSE to the prototypes, >= 0; code: 1"""
+    download_classes: Literal["seen", "all"] = "seen"
+    """prototypes sent down: of the client's classes, or of every class"""
 
 
 PP = TypeVar("PP", bound=PrototypeParams)
@@ -157,18 +155,12 @@ Loss = Callable[[Tensor], Tensor]  # of the positions (B,) of a batch of pairs
 class TrainedPrototypeParams(PrototypeParams):
     """Hyper-parameters of methods whose server trains its prototypes."""
 
-    server_epochs: int = Field(
-        100,
-        ge=1,
-        le=MOST_EPOCHS,
-        description="S, epochs of the server's prototypes per round; paper: 100",
-    )
-    server_lr: float = Field(
-        0.01, gt=0, description="learning rate of the server's prototypes, plain SGD; code: 0.01"
-    )
-    download_classes: Literal["seen", "all"] = Field(
-        "all", description="prototypes sent down: of the client's classes, or of every class"
-    )
+    server_epochs: int = Field(100, ge=1, le=MOST_EPOCHS)
+    """S, epochs of the server's prototypes per round; paper: 100"""
+    server_lr: float = Field(0.01, gt=0)
+    """learning rate of the server's prototypes, plain SGD; code: 0.01"""
+    download_classes: Literal["seen", "all"] = "all"
+    """prototypes sent down: of the client's classes, or of every class"""
 
 
 TP = TypeVar("TP", bound=TrainedPrototypeParams)

@@ -36,9 +36,8 @@ _TOLERANCE = 1e-3  # of the sum of probabilities; bf16 and sums over many images
 class FDParams(Params):
     """Hyper-parameters of FD."""
 
-    gamma: float = Field(
-        1.0, ge=0, description="gamma, weight of the distillation term, >= 0; HtFLlib: 1"
-    )
+    gamma: float = Field(1.0, ge=0)
+    """gamma, weight of the distillation term, >= 0; HtFLlib: 1"""
 
 
 class FDStrategy(ClassVectorStrategy[FDParams]):

@@ -22,17 +22,12 @@ from fedhet.strategies.robust import ROBUST
 class FedAPENParams(Params):
     """Hyper-parameters of FedAPEN."""
 
-    holdout: float = Field(
-        0.05, gt=0, le=0.5, description="share of the train images that lambda is learned on; code"
-    )
-    ensemble_epochs: int = Field(
-        10, ge=1, description="epochs of learning lambda per round; code: 10"
-    )
-    lr_ensemble: float = Field(
-        0.05,
-        gt=0,
-        description="learning rate of lambda, SGD; code: 0.001 for 10 x the steps",
-    )
+    holdout: float = Field(0.05, gt=0, le=0.5)
+    """share of the train images that lambda is learned on; code"""
+    ensemble_epochs: int = Field(10, ge=1)
+    """epochs of learning lambda per round; code: 10"""
+    lr_ensemble: float = Field(0.05, gt=0)
+    """learning rate of lambda, SGD; code: 0.001 for 10 x the steps"""
 
 
 class FedAPENStrategy(AveragingStrategy[FedAPENParams]):

@@ -25,12 +25,10 @@ from fedhet.strategies.averaging import AveragingStrategy
 class FedClassAvgParams(Params):
     """Hyper-parameters of FedClassAvg."""
 
-    rho: float = Field(
-        0.1, ge=0, description="rho, weight of the proximal term, >= 0; authors' README: 0.1"
-    )
-    tau: float = Field(
-        0.5, gt=0, description="tau, temperature of SupCon, > 0; .07 to .5 on normalised features"
-    )
+    rho: float = Field(0.1, ge=0)
+    """rho, weight of the proximal term, >= 0; authors' README: 0.1"""
+    tau: float = Field(0.5, gt=0)
+    """tau, temperature of SupCon, > 0; .07 to .5 on normalised features"""
 
 
 class FedClassAvgStrategy(AveragingStrategy[FedClassAvgParams]):

@@ -55,12 +55,10 @@ PREFIX, MOMENTS = "generator.", "adam."  # of the names of G's arrays in a check
 class FedGenParams(Params):
     """Hyper-parameters of FedGen."""
 
-    server_epochs: int = Field(
-        100, ge=1, le=MOST_EPOCHS, description="steps of the generator per round; HtFLlib: 100"
-    )
-    server_lr: float = Field(
-        0.005, gt=0, description="learning rate of the generator, Adam; HtFLlib: 0.005"
-    )
+    server_epochs: int = Field(100, ge=1, le=MOST_EPOCHS)
+    """steps of the generator per round; HtFLlib: 100"""
+    server_lr: float = Field(0.005, gt=0)
+    """learning rate of the generator, Adam; HtFLlib: 0.005"""
     noise: int = Field(32, ge=1, le=4096, description="numbers of noise; HtFLlib: 512")
     hidden: int = Field(512, ge=1, le=4096, description="width of the generator; HtFLlib: 512")
 

@@ -37,12 +37,10 @@ from fedhet.strategies.server_training import (
 class FedGHParams(Params):
     """Hyper-parameters of FedGH."""
 
-    server_epochs: int = Field(
-        1, ge=1, le=MOST_EPOCHS, description="epochs of the server's header per round; HtFLlib: 100"
-    )
-    server_lr: float = Field(
-        0.01, gt=0, description="learning rate of the server's header, plain SGD; HtFLlib: 0.01"
-    )
+    server_epochs: int = Field(1, ge=1, le=MOST_EPOCHS)
+    """epochs of the server's header per round; HtFLlib: 100"""
+    server_lr: float = Field(0.01, gt=0)
+    """learning rate of the server's header, plain SGD; HtFLlib: 0.01"""
 
 
 class FedGHStrategy(ClassVectorStrategy[FedGHParams]):

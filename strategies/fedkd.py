@@ -187,15 +187,12 @@ class FedKDParams(Params):
 
     student: str = Field("", description="shared architecture; empty: small-model")
     compress: Literal["svd", "off"] = Field("svd", description="how updates go up: svd, or dense")
-    compress_down: bool = Field(
-        False, description="also send updates down as svd; needs fraction=1 and compress=svd"
-    )
-    t_start: float = Field(
-        0.95, gt=0, le=1, description="T_start, energy kept in round 1, in (0, 1]; paper: 0.95"
-    )
-    t_end: float = Field(
-        0.98, gt=0, le=1, description="T_end, energy kept in the end, in [T_start, 1]; paper: 0.98"
-    )
+    compress_down: bool = False
+    """also send updates down as svd; needs fraction=1 and compress=svd"""
+    t_start: float = Field(0.95, gt=0, le=1)
+    """T_start, energy kept in round 1, in (0, 1]; paper: 0.95"""
+    t_end: float = Field(0.98, gt=0, le=1)
+    """T_end, energy kept in the end, in [T_start, 1]; paper: 0.98"""
 
     def share(self, round_: int, rounds: int) -> float | None:
         """Return E(t) of message round t + 1; None if updates are not compressed."""

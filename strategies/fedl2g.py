@@ -57,25 +57,16 @@ UNIT = 2.0  # of a gradient in a sum, where no entry may be above `sum-range` (6
 class FedL2GParams(Params):
     """Hyper-parameters of FedL2G."""
 
-    guide: Literal["logits", "features"] = Field(
-        "logits", description="what is guided: the classifier's outputs, or the representations"
-    )
-    server_lr: float = Field(
-        0.0,
-        ge=0,
-        description="learning rate of the guiding vectors; 0: 0.1 for logits, 100 for features, as "
-        "in the authors' commands",
-    )
-    study_batches: int = Field(
-        1, ge=1, le=1000, description="batches whose step is looked at in a round, >= 1"
-    )
-    quiz_batches: int = Field(
-        1,
-        ge=1,
-        le=1000,
-        description="size of the quiz set in batches, never trained on; at most a quarter of the "
-        "client's training examples",
-    )
+    guide: Literal["logits", "features"] = "logits"
+    """what is guided: the classifier's outputs, or the representations"""
+    server_lr: float = Field(0.0, ge=0)
+    """learning rate of the guiding vectors; 0: 0.1 for logits, 100 for features, as in the
+    authors' commands"""
+    study_batches: int = Field(1, ge=1, le=1000)
+    """batches whose step is looked at in a round, >= 1"""
+    quiz_batches: int = Field(1, ge=1, le=1000)
+    """size of the quiz set in batches, never trained on; at most a quarter of the client's
+    training examples"""
     warm_up: int = Field(0, ge=0, description="first rounds in which no model trains; authors: 50")
 
 

@@ -24,32 +24,22 @@ from fedhet.strategies.averaging import AveragingStrategy
 class FedMRLParams(Params):
     """Hyper-parameters of FedMRL and its alternatives for inference (appendix C.3)."""
 
-    d1: int = Field(
-        100,
-        ge=1,
-        description="d_1, representation of the small model, 1 to d_2; paper: 100 to 500",
-    )
-    matryoshka: bool = Field(
-        True, description="false: no global header and no nested representation (section 5.4)"
-    )
+    d1: int = Field(100, ge=1)
+    """d_1, representation of the small model, 1 to d_2; paper: 100 to 500"""
+    matryoshka: bool = True
+    """false: no global header and no nested representation (section 5.4)"""
     m_global: float = Field(1.0, gt=0, description="m^G, weight of the global header's loss, > 0")
     m_local: float = Field(1.0, gt=0, description="m^F, weight of the local header's loss, > 0")
-    lr_global: float = Field(
-        0.0, ge=0, description="eta_theta, learning rate of the small model; 0: lr, as in the paper"
-    )
-    lr_projector: float = Field(
-        0.0, ge=0, description="eta_phi, learning rate of the projector; 0: lr, as in the paper"
-    )
-    projector: Literal["linear", "mlp"] = Field(
-        "linear", description="P_k: one layer (d_1 + d_2) -> d_2, or two with a ReLU between"
-    )
-    inference: Literal["mix-large", "mix-small", "single-small", "single-large"] = Field(
-        "mix-large",
-        description="all but the global header, all but the local header, G alone, or F_k alone",
-    )
-    report_all_inference: bool = Field(
-        False, description="record the accuracies of all inference models, in one pass"
-    )
+    lr_global: float = Field(0.0, ge=0)
+    """eta_theta, learning rate of the small model; 0: lr, as in the paper"""
+    lr_projector: float = Field(0.0, ge=0)
+    """eta_phi, learning rate of the projector; 0: lr, as in the paper"""
+    projector: Literal["linear", "mlp"] = "linear"
+    """P_k: one layer (d_1 + d_2) -> d_2, or two with a ReLU between"""
+    inference: Literal["mix-large", "mix-small", "single-small", "single-large"] = "mix-large"
+    """all but the global header, all but the local header, G alone, or F_k alone"""
+    report_all_inference: bool = False
+    """record the accuracies of all inference models, in one pass"""
 
 
 def global_model(

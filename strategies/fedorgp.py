@@ -42,21 +42,14 @@ TINY = 1e-12  # shortest length that a vector is divided by
 class FedORGPParams(TrainedPrototypeParams):
     """Hyper-parameters of FedORGP."""
 
-    lam: float = Field(
-        10.0, ge=0, description="lambda_c, weight of 1 - cos to the prototypes, >= 0; paper: 100"
-    )
-    lam_server: float = Field(
-        1.0, ge=0, description="lambda_s, weight of the server's attracting term, >= 0; paper: 1"
-    )
-    gamma: float = Field(
-        10.0, ge=0, description="weight of the server's repelling term, >= 0; paper: 10"
-    )
-    server_epochs: int = Field(
-        10,
-        ge=1,
-        le=MOST_EPOCHS,
-        description="epochs of the server's prototypes per round; paper: 1, with more pairs",
-    )
+    lam: float = Field(10.0, ge=0)
+    """lambda_c, weight of 1 - cos to the prototypes, >= 0; paper: 100"""
+    lam_server: float = Field(1.0, ge=0)
+    """lambda_s, weight of the server's attracting term, >= 0; paper: 1"""
+    gamma: float = Field(10.0, ge=0)
+    """weight of the server's repelling term, >= 0; paper: 10"""
+    server_epochs: int = Field(10, ge=1, le=MOST_EPOCHS)
+    """epochs of the server's prototypes per round; paper: 1, with more pairs"""
 
 
 def cosines(vectors: Tensor, prototypes: Tensor) -> Tensor:

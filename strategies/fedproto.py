@@ -25,7 +25,6 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
 
 from fedhet.config.schema import Params, RunConfig
 from fedhet.protocol.payload import Payload
@@ -45,9 +44,8 @@ from fedhet.sums.contribution import Own, Summand, Vector
 class FedProtoParams(PrototypeParams):
     """Hyper-parameters of FedProto."""
 
-    prototype_weighting: Literal["count", "uniform"] = Field(
-        "count", description="weights of a class's prototypes: images (eq. 6), or equal (code)"
-    )
+    prototype_weighting: Literal["count", "uniform"] = "count"
+    """weights of a class's prototypes: images (eq. 6), or equal (code)"""
 
 
 class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):

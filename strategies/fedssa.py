@@ -30,24 +30,18 @@ Rows = Literal["seen", "whole"]
 class FedSSAParams(Params):
     """Hyper-parameters of FedSSA and the switches of its ablations (Tables 4 and 5)."""
 
-    mu0: float = Field(
-        0.5, gt=0, le=1, description="mu_0, first weight of the local rows, in (0, 1]; code: 0.5"
-    )
-    t_stable: int = Field(
-        5, ge=1, description="T_stable, rounds until that weight is 0; code: 2 and 45"
-    )
-    fusion: Literal["paper", "convex"] = Field(
-        "paper", description="global + mu local (eq. 4), or the same divided by 1 + mu"
-    )
-    stabilise: bool = Field(
-        True, description="false: global rows replace local ones, mu = 0 (Table 5, A and B)"
-    )
-    upload_rows: Rows = Field(
-        "seen", description="whole: n_k-weighted mean of whole headers (Table 4, B)"
-    )
-    download_rows: Rows = Field(
-        "seen", description="whole: unseen rows are overwritten as well (Table 4 B, Table 5 A)"
-    )
+    mu0: float = Field(0.5, gt=0, le=1)
+    """mu_0, first weight of the local rows, in (0, 1]; code: 0.5"""
+    t_stable: int = Field(5, ge=1)
+    """T_stable, rounds until that weight is 0; code: 2 and 45"""
+    fusion: Literal["paper", "convex"] = "paper"
+    """global + mu local (eq. 4), or the same divided by 1 + mu"""
+    stabilise: bool = True
+    """false: global rows replace local ones, mu = 0 (Table 5, A and B)"""
+    upload_rows: Rows = "seen"
+    """whole: n_k-weighted mean of whole headers (Table 4, B)"""
+    download_rows: Rows = "seen"
+    """whole: unseen rows are overwritten as well (Table 4 B, Table 5 A)"""
     header_bias: bool = Field(True, description="whether the bias is part of a row")
 
 

@@ -41,9 +41,8 @@ SMALLEST = 1e-12  # of a squared distance: its root has no slope at 0
 class FedTGPParams(TrainedPrototypeParams):
     """Hyper-parameters of FedTGP."""
 
-    margin: float = Field(
-        100.0, ge=0, description="tau, largest margin between prototypes, >= 0; code: 100"
-    )
+    margin: float = Field(100.0, ge=0)
+    """tau, largest margin between prototypes, >= 0; code: 100"""
 
 
 def distances(vectors: Tensor, prototypes: Tensor) -> Tensor:

@@ -14,12 +14,10 @@ from fedhet.strategies.averaging import AveragingStrategy
 class FMLParams(Params):
     """Hyper-parameters of FML; plain ``alpha`` is the Dirichlet partitions' key."""
 
-    alpha_local: float = Field(
-        0.5, ge=0, le=1, description="alpha, share of the labels in the local model's loss; code"
-    )
-    beta_meme: float = Field(
-        0.5, ge=0, le=1, description="beta, share of the labels in the meme model's loss; code"
-    )
+    alpha_local: float = Field(0.5, ge=0, le=1)
+    """alpha, share of the labels in the local model's loss; code"""
+    beta_meme: float = Field(0.5, ge=0, le=1)
+    """beta, share of the labels in the meme model's loss; code"""
 
 
 class FMLStrategy(AveragingStrategy[FMLParams]):

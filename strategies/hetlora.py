@@ -29,7 +29,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
 
 from fedhet.config.schema import Params
 from fedhet.errors import Rejected, UserError
@@ -46,9 +45,8 @@ Factors = tuple[Array, Array]  # B (m, r) and A (r, n) of a layer
 class HetLoRAParams(Params):
     """Hyper-parameters of HetLoRA and its kin."""
 
-    aggregate: Literal["svd", "pad", "share-a"] = Field(
-        "svd", description="the mean map's best factors, means of padded factors, or A alone"
-    )
+    aggregate: Literal["svd", "pad", "share-a"] = "svd"
+    """the mean map's best factors, means of padded factors, or A alone"""
 
 
 def rank_of(info: ClientInfo) -> int:

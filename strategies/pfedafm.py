@@ -20,9 +20,8 @@ from fedhet.strategies.averaging import AveragingStrategy
 class PFedAFMParams(Params):
     """Hyper-parameters of pFedAFM."""
 
-    lr_alpha: float = Field(
-        0.1, gt=0, description="eta_alpha, learning rate of the mixture's weights; code: 0.01"
-    )
+    lr_alpha: float = Field(0.1, gt=0)
+    """eta_alpha, learning rate of the mixture's weights; code: 0.01"""
 
 
 class PFedAFMStrategy(AveragingStrategy[PFedAFMParams]):

@@ -25,24 +25,18 @@ from fedhet.strategies.averaging import AveragingStrategy
 class PFedESParams(Params):
     """Hyper-parameters of pFedES."""
 
-    mu: float = Field(
-        0.1, gt=0, le=0.5, description="mu, weight of the loss on enhanced images, in (0, 0.5]"
-    )
-    extractor_epochs: int = Field(
-        5, ge=1, description="E_fe, epochs of training the extractor per round; paper: 5 to 20"
-    )
-    extractor_hidden: int = Field(
-        8, ge=1, le=1024, description="channels between the extractor's convolutions; code: 8"
-    )
-    extractor_kernel: int = Field(
-        3, ge=1, le=31, description="kernel of the extractor's convolutions, pixels, odd; code: 3"
-    )
-    extractor_depth: int = Field(
-        2, ge=1, le=16, description="convolutions of the extractor; paper: 2"
-    )
-    lr_extractor: float = Field(
-        0.0, ge=0, description="eta_theta, learning rate of the extractor; 0: lr, as in the paper"
-    )
+    mu: float = Field(0.1, gt=0, le=0.5)
+    """mu, weight of the loss on enhanced images, in (0, 0.5]"""
+    extractor_epochs: int = Field(5, ge=1)
+    """E_fe, epochs of training the extractor per round; paper: 5 to 20"""
+    extractor_hidden: int = Field(8, ge=1, le=1024)
+    """channels between the extractor's convolutions; code: 8"""
+    extractor_kernel: int = Field(3, ge=1, le=31)
+    """kernel of the extractor's convolutions, pixels, odd; code: 3"""
+    extractor_depth: int = Field(2, ge=1, le=16)
+    """convolutions of the extractor; paper: 2"""
+    lr_extractor: float = Field(0.0, ge=0)
+    """eta_theta, learning rate of the extractor; 0: lr, as in the paper"""
 
 
 class Beside(nn.Module):

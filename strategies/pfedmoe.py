@@ -29,15 +29,12 @@ from fedhet.strategies.averaging import AveragingStrategy
 class PFedMoEParams(Params):
     """Hyper-parameters of pFedMoE."""
 
-    gate_hidden: int = Field(
-        64, ge=1, description="width of the gate's hidden layer; the paper's is unknown"
-    )
-    lr_proxy: float = Field(
-        0.0, ge=0, description="learning rate of the shared extractor; 0: lr, as in the paper"
-    )
-    lr_gate: float = Field(
-        0.0, ge=0, description="learning rate of the gate; 0: lr; paper: from 0.001 to 1"
-    )
+    gate_hidden: int = Field(64, ge=1)
+    """width of the gate's hidden layer; the paper's is unknown"""
+    lr_proxy: float = Field(0.0, ge=0)
+    """learning rate of the shared extractor; 0: lr, as in the paper"""
+    lr_gate: float = Field(0.0, ge=0)
+    """learning rate of the gate; 0: lr; paper: from 0.001 to 1"""
 
 
 class PFedMoEStrategy(AveragingStrategy[PFedMoEParams]):

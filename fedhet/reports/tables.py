@@ -146,13 +146,15 @@ def _table(one: Comparison, kind: str, title: str, note: str, rows: Iterable[str
 
 
 def _levels(one: Comparison) -> ReportTable:
-    level = one.levels
+    level, of = one.levels, int(one.runs["federation"].max())
     note = (
         f"Test {said(one.metric)}; Student's t, {PERCENT}, {variability(one.setting, one.blocks)}. "
         "The columns after 'never sampled' are over the clients that took part at least once."
     )
     if one.clients[f"test_{one.metric}"].isna().all():
         note += " The server learned means over clients only (secure-sum)."
+    elif (have := one.clients.groupby("number")[f"test_{one.metric}"].count()).lt(of).any():
+        note += f" Means are over the clients that have it: {have.min()} to {have.max()} of {of}."
     table = _table(one, "accuracy", said(one.metric).capitalize(), note, level.index)
     table.add("blocks", "pairs of partition and seed", level["blocks"], 0)
     about = "mean over all clients after the last round"
@@ -163,7 +165,6 @@ def _levels(one: Comparison) -> ReportTable:
     if one.metric in {"accuracy", "balanced_accuracy"} and level["majority_accuracy"].notna().any():
         about = "what the commonest class of every client's training examples would get"
         table.add("commonest class", about, level["majority_accuracy"])
-    of = int(one.runs["federation"].max())
     for title, about, name in (
         ("at best validation", "in the round with the best validation metric", "best_validation"),
         ("ever sampled", "mean over the clients that took part at least once", "sampled"),

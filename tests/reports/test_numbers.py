@@ -218,6 +218,8 @@ def test_the_metric_of_a_run_is_the_headline_and_another_stands_beside(tmp_path)
                 rows[0].replace("other", more),
                 *(f"{row[:-1]},40.0,{loss}," for row in rows[1:]),
             ]
+            if (method, seed) == ("fd", 1):  # a client without this metric
+                rows[-1] = rows[-1].replace(f",{loss},", ",,")
             (path / "clients.csv").write_text("\n".join(rows) + "\n")
             means = f'"test_log_loss_mean": {loss}, "test_balanced_accuracy_mean": 40.0'
             edit(path / "rounds.jsonl", '"seconds"', f'{means}, "seconds"')
@@ -226,6 +228,7 @@ def test_the_metric_of_a_run_is_the_headline_and_another_stands_beside(tmp_path)
     assert one.paired["mean"]["FD"] == pytest.approx(-0.1) and one.paired["better"]["FD"] == 100
     assert one.paired["sign"]["FD"] == 1 and one.best[0] == "FD"
     assert one.levels["balanced_accuracy"]["FD"] == 40
+    assert "Means are over the clients that have it: 3 to 4 of 4." in of_setting(one)[0].note
 
 
 def test_frames_have_documented_columns(sweep):

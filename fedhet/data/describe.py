@@ -26,6 +26,7 @@ CLASSES = 20  # values up to which a column may be the class
 _SAMPLE = 10_000  # rows by which leaks are looked for
 _CELLS = 4_000_000  # the same for wide tables
 _LEAK = 0.05  # of the errors of always naming the commonest class: a column with fewer tells it
+_SMOOTH = 0.05  # of what it is for rows in any order: steps between rows of a recording
 _HELD_OUT = 50  # rows from which on that is told from chance
 
 
@@ -51,9 +52,10 @@ _SITE_WORDS = _words(
 _PERSON = re.compile(
     r"(\w+_)?(patient|pat|person|subject|subj|sub|participant|individual|animal|mouse|rat|donor|child"
     r"|infant|mother|family|household|recording|record|scan|slide|lesion|case|volunteer|proband"
-    r"|specimen|user|client|customer|speaker|writer|session|trip|eye|encounter|hadm|stay|unit|engine)"
-    r"_?(id|ids|no|nr|nbr|num|number|code|key|uid|uuid|name)?|pid|mrn|ptid|rid|id|subid|usubjid|zn"
+    r"|specimen|sample|user|client|customer|speaker|writer|session|trip|eye|encounter|hadm|stay|unit|engine)"
+    r"_?(id|ids|no|nr|nbr|num|number|code|key|uid|uuid|name)?|pid|mrn|ptid|rid|id|nr|ident|subid|usubjid"
 )
+_SERIAL = re.compile(r"(sample|row|obs|observation|serial|seq|sequence)_")
 _NUMBERED = re.compile(r"\w*_(id|ids|nr|nbr|uid|uuid|guid|pk)")
 _ID = re.compile(
     r"(^|[^a-z])(id|ids|no|nr|nbr|num|number|index|idx|key|uuid|guid|mrn|pid|serial|row|record|case"
@@ -67,11 +69,11 @@ _DESCRIBES = re.compile(  # an example rather than its class
     r"|education|married|smok\w*|child\w*|name|fold|split|batch|num|number|count|n)(_|$)"
 )
 _EVENTS = re.compile(
-    r"(^|_)(status|stat|event\w*|death|dead|died|deceased|cens\w*|fustat|relapse\w*|recur\w*"
+    r"^e_|(^|_)(status|f?u?stat|event\w*|death|dead|died|deceased|cens\w*|relapse\w*|recur\w*"
     r"|failure|arrest|churn|surviv\w*|mortality|dfs|pfs|os)(_|$|\d)"
 )
 _TIMES = re.compile(
-    r"(f|fu|s|d|obs|surv|survival|event|follow_?up|life)?_?t(ime)?s?|tte|duration|(survival|overall_)"
+    r"(f|fu|s|d|obs|surv|survival|event|follow_?up|life)?_?t(ime)?s?\d?|t_\w+|len_?fol\w*|tte|duration|(survival|overall_)"
     r"\w*|(os|pfs|dfs|rfs)_?(time|days|months|years)?|days|weeks|months|t?stop|futime|lifetime|tenure"
     r"|(time|days|weeks|months|years)_(to|until|of|in)_\w+|\w*(follow_?up|survtime|survival_?time)"
     r"\w*|\w+_(time|days|months)_to_\w+"
@@ -126,6 +128,8 @@ class Column:
     high: float = -np.inf
     length: float = 0.0  # mean number of words of a text
     blocks: int = 0  # of equal values that follow each other
+    steps: float = 0.0  # squared differences of values that follow each other
+    sums: tuple[float, float, int] = (0.0, 0.0, 0)  # of values and their squares, and how many
     hashes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
     examples: tuple[str, ...] = ()
 
@@ -145,6 +149,10 @@ class Column:
         if len(numbers):
             self.low, self.high = min(self.low, numbers.min()), max(self.high, numbers.max())
             self.whole = self.whole and bool((numbers == np.rint(numbers)).all())
+            plain = numbers.to_numpy(np.float64)[np.isfinite(numbers)]
+            self.steps += float(np.square(np.diff(plain)).sum())
+            total, squares, count = self.sums
+            self.sums = (total + plain.sum(), squares + np.square(plain).sum(), count + len(plain))
         if self.whole or self.words:
             codes = pd.util.hash_array(known.to_numpy())
             self.blocks += int((codes[1:] != codes[:-1]).sum()) + (len(codes) > 0)
@@ -194,6 +202,13 @@ class Column:
         """Return their number for a message."""
         rough = self.counts is None and not self.whole and not self.words
         return f"over {COUNTED:,} values" if rough else f"{self.values:,} values"
+
+    @property
+    def is_smooth(self) -> bool:
+        """Return whether rows that follow each other have nearly the same number."""
+        total, squares, count = self.sums
+        spread = squares - total * total / max(1, count)
+        return count > 2 * ROWS_OF_IDS and 0 < self.steps < _SMOOTH * 2 * spread
 
     @property
     def kind(self) -> str:
@@ -259,8 +274,10 @@ class Column:
             return False
         if _NUMBERED.fullmatch(name):
             return True
-        counts = self.whole and not self.words and self.low in (0, 1) and not self.has_holes
-        numbered = counts and self.blocks == different and not _DESCRIBES.search(name)
+        whole = self.whole and not self.words and self.blocks == different
+        counts = whole and self.low in (0, 1) and not self.has_holes
+        numbered = counts or (whole and not self.gaps and share.is_integer())
+        numbered = numbered and not _DESCRIBES.search(name)
         coded = 2 * self.words >= self.known and all(map(_CODED.fullmatch, self.examples))
         return (numbered or coded) and share >= 1.2  # noqa: PLR2004
 
@@ -389,7 +406,8 @@ class Description:
             one, plain = self.columns[name], snake(name)
             few = one.values <= CLASSES and (bool(one.words) or one.values == 2)  # noqa: PLR2004
             other = _DESCRIBES.search(plain) is not None or one.is_group
-            return other, plain not in _TARGETS, not few, -names.index(name)
+            last = name == names[-1]
+            return other, plain not in _TARGETS, not (few or last), -names.index(name)
 
         may = [n for n in may if self.columns[n].values <= CLASSES] or may
         may.sort(key=order)
@@ -399,8 +417,9 @@ class Description:
 
     def _no_class(self, names: Sequence[str]) -> str:
         columns = [*self.columns.values()]
-        words = [one for one in columns if one.words and one.is_unique]
-        if len(words) == 1 and all(not one.words for one in columns if one is not words[0]):
+        words = [one for one in columns if one.words and one.is_unique and not one.is_date]
+        numbers = [one for one in columns if not one.words]
+        if len(words) == 1 and len(numbers) == len(columns) - 1 > 1:
             return (
                 f"each row seems to be a measurement ('{words[0].name}' names them) and each column"
                 " an example: transpose the file, such as pandas.read_csv(...).T.to_csv(...), and "
@@ -502,6 +521,11 @@ class Description:
         ]
         return "; ".join(text for names, text in parts if names)
 
+    def is_recording(self) -> bool:
+        """Return whether most features change little from row to row, as steps of time do."""
+        numbers = [self.columns[name] for name in self.of(NUMBER)]
+        return 2 * sum(one.is_smooth for one in numbers) > len(numbers) > 0
+
     def later(self) -> list[str]:
         """Return features that by their names are known only after the class."""
         target = snake(self.reading.target)
@@ -520,14 +544,22 @@ def _one_named(
     taken |= {*dict(reading.categories), *reading.numbers}
     free = [name for name in columns if name not in taken and snake(name) in names]
     fitting = [name for name in free if getattr(columns[name], fits)]
-    return fitting[0] if len(fitting) == 1 else ""
+    rivals = [
+        name for name, one in columns.items()
+        if fits == "is_class" and name not in taken and name not in fitting
+        and one.is_class and one.values <= 4 and _EVENTS.search(snake(name))  # noqa: PLR2004
+    ]  # fmt: skip
+    return fitting[0] if len(fitting) == 1 and not rivals else ""
 
 
 def likely_group(columns: Mapping[str, Column], reading: Reading) -> str:
     """Return the column of persons, recordings or the like with the fewest values, or empty."""
     taken = reading.taken | {*reading.numbers, *dict(reading.categories), reading.image}
     taken |= {reading.time}
-    names = [name for name, one in columns.items() if name not in taken and one.is_group]
+    names = [
+        name for name, one in columns.items()
+        if name not in taken and one.is_group and not _SERIAL.match(snake(name))
+    ]  # fmt: skip
     return min(names, key=lambda name: columns[name].values, default="")
 
 

@@ -5,15 +5,23 @@ import re
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from fedhet.data.inputs import existing, listed
 from fedhet.errors import UserError, brief
 
+_PACKED = ("", ".gz", ".bz2", ".xz", ".zip")
+ROW_SUFFIXES = (
+    *(f".{one}{packed}" for one in ("csv", "tsv", "data") for packed in _PACKED),
+    ".parquet", ".xlsx", ".xlsm", ".dta", ".sav", ".sas7bdat", ".arff", ".svm", ".libsvm",
+    ".jsonl", ".ndjson", ".feather",
+)  # fmt: skip
+NPZ_SUFFIXES = (".npz",)
 _HEAD = 1024  # bytes by which a format is known
 _LIBSVM = re.compile(rb"\s*[-+\w.]+(\s+\d+:[-+\d.eE]+)+\s*(#.*)?\r?\n?")
 _SAVE = "save its rows as CSV or Parquet"
@@ -43,6 +51,45 @@ _OTHERS: tuple[tuple[tuple[str, ...], tuple[bytes, ...], str, str], ...] = (
      (b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf", b"Rar!"), "an archive", "unpack it and give the file"),
     ((".npy",), (b"\x93NUMPY",), "one NumPy array without labels", _SIGNALS),
 )  # fmt: skip
+
+
+def find_files(dataset: str, data_path: str, suffixes: Sequence[str]) -> tuple[Path, ...]:
+    """Return the file at ``data_path``, or those of a folder, sorted, one for each site."""
+    path = existing(dataset, data_path)
+    try:
+        if path.is_file():
+            return (path,)
+        if not path.is_dir():
+            raise UserError(f"data-path {data_path} is not a file: give a file, or a folder")
+        found = sorted(one for one in path.iterdir() if one.is_file() and holds(one, suffixes))
+    except OSError as error:
+        raise UserError(f"data-path {data_path}: {error.strerror}") from error
+    if not found:
+        raise UserError(
+            f"data-path {data_path}: the folder has no file {' '.join(suffixes)}; it must have one "
+            "for each site"
+        )
+    return tuple(found)
+
+
+def holds(path: Path, suffixes: Sequence[str]) -> bool:
+    """Return whether a path is such a file, or a folder with some."""
+    if path.is_dir():
+        return any(holds(one, suffixes) for one in path.iterdir() if not one.is_dir())
+    return path.name.lower().endswith(tuple(suffixes)) and not path.name.startswith(".")
+
+
+def beside(data_path: str, paths: Sequence[Path]) -> list[str]:
+    """Return a line that names what lies in a folder beside the files that are read."""
+    path = Path(data_path).expanduser()
+    if not path.is_dir():
+        return []
+    names = {one.name for one in paths}
+    others = sorted(
+        one.name + "/" * one.is_dir() for one in path.iterdir()
+        if one.name not in names and not one.name.startswith(".")
+    )  # fmt: skip
+    return [f"in the folder and not read: {listed(others)}"] if others else []
 
 
 def other_format(path: Path, head: bytes) -> str:
@@ -148,6 +195,9 @@ def _arff(path: Path) -> pd.DataFrame:
     from scipy.io import arff  # noqa: PLC0415  (half a second, for few files)
 
     with path.open(encoding="utf-8", errors="replace") as file:
+        if re.search(r"@attribute\s+\S+\s+relational", file.read(_HEAD << 4), re.IGNORECASE):
+            raise UserError(f"data-path {path}: ARFF of relational attributes: {_SIGNALS}")
+        file.seek(0)
         rows, _ = arff.loadarff(file)
     frame = pd.DataFrame(rows)
     texts = [name for name in frame if frame[name].dtype == object]

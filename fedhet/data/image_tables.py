@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from fedhet.data.describe import Unclear, describe
+from fedhet.data.formats import ROW_SUFFIXES, beside, find_files
 from fedhet.data.images import (
     FORMATS,
     MAX_DEPTH,
@@ -22,7 +23,7 @@ from fedhet.data.images import (
 )
 from fedhet.data.inputs import Inputs, Reading, Source, Stream, file_stats, listed
 from fedhet.data.keys import Keys, need
-from fedhet.data.rows import ROW_SUFFIXES, RowFile, beside, find_files, open_rows
+from fedhet.data.rows import RowFile, open_rows
 from fedhet.errors import UserError, brief
 
 _SAMPLE = 200  # values by which a column is known to hold images

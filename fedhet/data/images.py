@@ -141,7 +141,7 @@ def image_stream(
     by_row = {name: getattr(about, name) for name in ("sites", "groups", "times", "tests")}
     return replace(
         about, labels=labels, classes=classes, paths=tuple(about.paths[k] for k in kept),
-        factors=factors, warnings=tuple(warnings), notes=tuple(notes),
+        factors=factors, warnings=(*about.warnings, *warnings), notes=tuple(notes),
         **{name: rows[kept] if len(rows) else rows for name, rows in by_row.items()},
     )  # fmt: skip
 

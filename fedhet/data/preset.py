@@ -23,6 +23,7 @@ from fedhet.data.describe import (
     describe,
     site_like,
 )
+from fedhet.data.formats import ROW_SUFFIXES, holds
 from fedhet.data.image_tables import image_column
 from fedhet.data.images import MAX_DEPTH, files_below, is_image
 from fedhet.data.inputs import (
@@ -38,7 +39,6 @@ from fedhet.data.inputs import (
     noun,
 )
 from fedhet.data.partition import about_classes
-from fedhet.data.rows import ROW_SUFFIXES, holds
 from fedhet.data.signals import Npz
 from fedhet.errors import UserError, one_line
 from fedhet.files import near
@@ -84,7 +84,7 @@ def initialise(  # noqa: PLR0913, PLR0917  (what the command line is made of)
     keys: Keys = {"dataset": dataset, "data-path": str(place)}
     keys |= {key: value for key, value in given.items() if key not in keys}
     lines: list[str] = []
-    if dataset == "signals" and holds(place, (*rows.NPZ_SUFFIXES, ".npy", ".mat")):
+    if dataset == "signals" and holds(place, (*formats.NPZ_SUFFIXES, ".npy", ".mat")):
         lines = _of_windows(keys, given, place)
     elif dataset in {"", *DATASETS} or (place.is_file() and place.suffix != ".zip"):
         try:
@@ -135,12 +135,12 @@ def _dataset(path: Path, given: Mapping[str, Any]) -> tuple[Path, str]:
         return path, given["dataset"]
     if path.is_dir() and holds(path, ROW_SUFFIXES):
         images = any(map(is_image, files_below(path, "data-path", MAX_DEPTH)))
-        for table in rows.find_files("table", str(path), ROW_SUFFIXES) if images else ():
+        for table in formats.find_files("table", str(path), ROW_SUFFIXES) if images else ():
             if image_column(rows.open_rows([table]), table.parent, Reading()):
                 return table, "image-folder"
         return path, "table"
     deep = path.suffix.lower() == ".mat" and formats.is_deep(path)
-    if deep or holds(path, (*rows.NPZ_SUFFIXES, ".npy")):
+    if deep or holds(path, (*formats.NPZ_SUFFIXES, ".npy")):
         return path, "signals"
     if path.is_dir() or (path.suffix.lower() == ".zip" and not _is_zipped_table(path)):
         return path, "image-folder"
@@ -158,7 +158,7 @@ def _is_zipped_table(path: Path) -> bool:
 
 def _of_windows(keys: Keys, given: Mapping[str, Any], place: Path) -> list[str]:
     """Add axes and sites of an NPZ; return lines about its arrays."""
-    first = rows.find_files("signals", str(place), rows.NPZ_SUFFIXES)[0]
+    first = formats.find_files("signals", str(place), formats.NPZ_SUFFIXES)[0]
     arrays = Npz(first, keys.get("axes", ""))
     keys["axes"] = arrays.axes
     names = [name for name in arrays.columns if site_like(name)]
@@ -203,7 +203,7 @@ def _of_rows(
 def _open(keys: Keys, checked: Checked) -> tuple[rows.RowFile, Reading, Path]:
     """Return the file of rows, the keys' reading and the folder; name columns without header."""
     reading, _ = checked(keys | {"dataset": keys["dataset"] or "table"})
-    paths = rows.find_files("table", keys["data-path"], ROW_SUFFIXES)
+    paths = formats.find_files("table", keys["data-path"], ROW_SUFFIXES)
     try:
         file = rows.open_rows(paths, reading.form)
     except rows.NoHeader as error:
@@ -236,6 +236,12 @@ def _choose(keys: Keys, description: Description) -> list[str]:
             keys[key] = list(value)
     if keys["dataset"] == "table":
         _features(keys, description)
+        if description.is_recording():
+            lines.append(
+                "warning: rows that follow each other are nearly alike, as steps of a recording: "
+                "with such rows in train and in test any figure is too good; dataset=signals "
+                "time=COLUMN length=STEPS cuts windows, group=COLUMN keeps recordings whole"
+            )
         if later := description.later():
             lines.append(
                 f"warning: by their names known only after '{reading.target}': {listed(later)}: "

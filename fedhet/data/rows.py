@@ -25,16 +25,10 @@ from charset_normalizer import from_bytes
 from clevercsv import Detector
 
 from fedhet.data import formats
-from fedhet.data.inputs import MAX_COLUMNS, Form, existing, listed
+from fedhet.data.formats import ROW_SUFFIXES
+from fedhet.data.inputs import MAX_COLUMNS, Form, listed
 from fedhet.errors import UserError, one_line
 
-_PACKED = ("", ".gz", ".bz2", ".xz", ".zip")
-ROW_SUFFIXES = (
-    *(f".{one}{packed}" for one in ("csv", "tsv", "data") for packed in _PACKED),
-    ".parquet", ".xlsx", ".xlsm", ".dta", ".sav", ".sas7bdat", ".arff", ".svm", ".libsvm",
-    ".jsonl", ".ndjson", ".feather",
-)  # fmt: skip
-NPZ_SUFFIXES = (".npz",)
 DATA_FRAME = "the DataFrame"  # where its rows are, in messages
 SPACE = r"\s+"
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|", "space": SPACE}
@@ -129,45 +123,6 @@ class RowFile:
         return names
 
 
-def find_files(dataset: str, data_path: str, suffixes: Sequence[str]) -> tuple[Path, ...]:
-    """Return the file at ``data_path``, or those of a folder, sorted, one for each site."""
-    path = existing(dataset, data_path)
-    try:
-        if path.is_file():
-            return (path,)
-        if not path.is_dir():
-            raise UserError(f"data-path {data_path} is not a file: give a file, or a folder")
-        found = sorted(one for one in path.iterdir() if one.is_file() and holds(one, suffixes))
-    except OSError as error:
-        raise UserError(f"data-path {data_path}: {error.strerror}") from error
-    if not found:
-        raise UserError(
-            f"data-path {data_path}: the folder has no file {' '.join(suffixes)}; it must have one "
-            "for each site"
-        )
-    return tuple(found)
-
-
-def holds(path: Path, suffixes: Sequence[str]) -> bool:
-    """Return whether a path is such a file, or a folder with some."""
-    if path.is_dir():
-        return any(holds(one, suffixes) for one in path.iterdir() if not one.is_dir())
-    return path.name.lower().endswith(tuple(suffixes)) and not path.name.startswith(".")
-
-
-def beside(data_path: str, paths: Sequence[Path]) -> list[str]:
-    """Return a line that names what lies in a folder beside the files that are read."""
-    path = Path(data_path).expanduser()
-    if not path.is_dir():
-        return []
-    names = {one.name for one in paths}
-    others = sorted(
-        one.name + "/" * one.is_dir() for one in path.iterdir()
-        if one.name not in names and not one.name.startswith(".")
-    )  # fmt: skip
-    return [f"in the folder and not read: {listed(others)}"] if others else []
-
-
 def open_rows(paths: Sequence[Path], form: Form = Form()) -> RowFile:
     """Open a file of rows, told apart by its first bytes, or several files in turn."""
     if len(paths) > 1:
@@ -197,7 +152,12 @@ def open_rows(paths: Sequence[Path], form: Form = Form()) -> RowFile:
 
 def _texts(series: pd.Series, _: Form) -> pd.Series:
     """Return stripped texts, empty for a gap."""
-    return series.astype("str").where(series.notna(), "").str.strip()
+    return _as_str(series).where(series.notna(), "").str.strip()
+
+
+def _as_str(series: pd.Series) -> pd.Series:
+    """Return values as texts; bytes and lists as Python writes them."""
+    return (series.map(str) if series.dtype == object else series).astype("str")
 
 
 def as_numbers(series: pd.Series, form: Form) -> pd.Series:
@@ -207,7 +167,7 @@ def as_numbers(series: pd.Series, form: Form) -> pd.Series:
     """
     if series.dtype.kind in "iufb":
         return series.astype(np.float64) if series.dtype.kind == "b" else series
-    texts = series.astype("str").str.strip()
+    texts = _as_str(series).str.strip()
     texts = texts.mask(series.isna() | texts.str.lower().isin(list(form.missing)))
     numbers = to_numbers(texts.dropna(), form)
     return texts if numbers.isna().any() else numbers.reindex(texts.index).astype(np.float64)

@@ -49,11 +49,7 @@ class Npz(RowFile):
         self._name = self.one_of(("x", "X"))
         self.used = (self._name, self.one_of(TARGETS))
         need(self, [self._name], "signals")
-        if matlab:
-            shape, self.dtype = self._file[self._name].shape, self._file[self._name].dtype
-        else:
-            with self._reading(self._name), self._file.zip.open(f"{self._name}.npy") as file:
-                shape, _, self.dtype = _header(file)
+        shape, _, self.dtype = self._head(self._name)
         if self.dtype.kind not in "biuf" or len(shape) not in (2, 3) or min(shape, default=0) < 1:
             raise UserError(
                 f"{self.where}: x is {self.dtype} of shape {shape}, must be numbers (n, channels, "
@@ -80,9 +76,16 @@ class Npz(RowFile):
 
     def has_column(self, name: str) -> bool:
         """Return whether an array has one value for each window."""
+        shape, _, dtype = self._head(name)
+        count = self.shape[0]
+        return shape in {(count,), (1, count)} and not dtype.hasobject
+
+    def _head(self, name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+        """Return shape, whether in Fortran's order, and dtype of an array."""
+        if isinstance(self._file, dict):
+            return self._file[name].shape, True, self._file[name].dtype
         with self._reading(name), self._file.zip.open(f"{name}.npy") as file:
-            shape, _, dtype = _header(file)
-        return shape == self.shape[:1] and not dtype.hasobject
+            return _header(file)
 
     def windows(self) -> Iterator[npt.NDArray[Any]]:
         """Yield windows (k, c, t); an array in Fortran's order is read whole for it."""
@@ -247,6 +250,8 @@ def _cut(new: npt.NDArray[Any], rows: int, length: int) -> tuple[list[int], int,
     if common > 1 and count >= 0.9 * len(sizes):
         left = f", {len(sizes) - count} of another length left out" if count < len(sizes) else ""
         line = f"{count} windows of {common} steps by time{left}"
+        if length < common:
+            line += f"; recordings of equal length stay whole, length={length} cuts none"
         return new[sizes == common].tolist(), int(common), line
     starts = [
         int(start) + k * length

@@ -100,17 +100,17 @@ def _of_images(data_path: str, reading: Reading) -> Source:
 
 
 def _of_files(name: str, data_path: str, reading: Reading) -> Source:
-    from fedhet.data import rows, signals, table  # pandas: a second
+    from fedhet.data import formats, rows, signals, table  # pandas: a second
 
-    suffixes: Sequence[str] = rows.ROW_SUFFIXES
+    suffixes: Sequence[str] = formats.ROW_SUFFIXES
     path = Path(data_path).expanduser()
-    if name == "signals" and path.is_dir() and rows.holds(path, rows.NPZ_SUFFIXES):
-        suffixes = rows.NPZ_SUFFIXES
-    paths = rows.find_files(name, data_path, suffixes)
+    if name == "signals" and path.is_dir() and formats.holds(path, formats.NPZ_SUFFIXES):
+        suffixes = formats.NPZ_SUFFIXES
+    paths = formats.find_files(name, data_path, suffixes)
 
     def stream(_: Inputs, classes: tuple[str, ...]) -> Stream:
-        others = rows.beside(data_path, paths)
-        if name == "signals" and not rows.holds(paths[0], (*rows.ROW_SUFFIXES, ".txt")):
+        others = formats.beside(data_path, paths)
+        if name == "signals" and not formats.holds(paths[0], (*formats.ROW_SUFFIXES, ".txt")):
             return signals.of_npz(paths, reading, classes, others)
         make = {"table": table.of_rows, "texts": table.of_texts, "signals": signals.of_rows}[name]
         file = rows.open_rows(paths, reading.form)

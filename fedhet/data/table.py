@@ -128,6 +128,8 @@ def of_rows(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
         description.refuse(file.where)
         features, categories = description.features, description.categories
         lines.append(description.line())
+        if description.is_recording():
+            lines.append("rows that follow each other are nearly alike, as steps of a recording")
     if not features:
         raise UserError(f"{file.where}: no column is left for the models: see site and ignore")
     lists = tuple((name, categories[name]) for name in features if name in categories)

@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 
 from fedhet.data.cache import open_dataset
+from fedhet.data.formats import NPZ_SUFFIXES, ROW_SUFFIXES, find_files, holds
 from fedhet.data.inputs import IMAGE
 from fedhet.data.partition import read_partition_file
-from fedhet.data.rows import NPZ_SUFFIXES, ROW_SUFFIXES, find_files, holds, open_rows
+from fedhet.data.rows import open_rows
 from fedhet.data.signals import Npz
 from fedhet.deploy.network import RENEW, knows, reach, read_certificate, read_key, via, warning
 from fedhet.deploy.node import NodePlan

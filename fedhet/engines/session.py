@@ -87,7 +87,7 @@ def find_preset(name: str) -> Path:
         return path
     if path.exists() and not path.is_dir():
         # A preset's process loads pandas only if it reads rows.
-        from fedhet.data.rows import NPZ_SUFFIXES, ROW_SUFFIXES, holds  # noqa: PLC0415
+        from fedhet.data.formats import NPZ_SUFFIXES, ROW_SUFFIXES, holds  # noqa: PLC0415
 
         if holds(path, (*ROW_SUFFIXES, *NPZ_SUFFIXES, ".zip")):
             text = f"config '{name}' is a data file: `fedhet init {name}` writes a preset for it"

@@ -15,7 +15,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedhet.data import rows
+from fedhet.data import formats, rows
+from fedhet.data.formats import ROW_SUFFIXES, holds
 from fedhet.data.images import SCAN, decode_all, files_below, is_image, losses
 from fedhet.data.inputs import (
     PLURAL,
@@ -29,7 +30,7 @@ from fedhet.data.inputs import (
     Reading,
 )
 from fedhet.data.keys import Classes, need
-from fedhet.data.rows import ROW_SUFFIXES, CsvFile, NoHeader, RowFile, holds, open_rows
+from fedhet.data.rows import CsvFile, NoHeader, RowFile, open_rows
 from fedhet.data.signals import AXES, TARGETS, Npz, finite, small_numbers
 from fedhet.data.table import TableRows, token_ids
 from fedhet.errors import UserError
@@ -139,7 +140,7 @@ def batches(places: Sequence[Path], inputs: Inputs, form: Form, truth: Truth) ->
         path = place.expanduser()
         if not path.is_dir() and not path.is_file():
             raise UserError(f"'{place}' does not exist{near(place)}")
-        if path.is_dir() or (inputs.kind != SIGNAL and holds(path, rows.NPZ_SUFFIXES)):
+        if path.is_dir() or (inputs.kind != SIGNAL and holds(path, formats.NPZ_SUFFIXES)):
             files = {SIGNAL: "NPZ or CSV", TABLE: "CSV or Parquet"}.get(
                 inputs.kind, "CSV, Parquet or text"
             )

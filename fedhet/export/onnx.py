@@ -83,7 +83,7 @@ def _inputs(model: Answering, places: Sequence[Path]) -> tuple[Tensor, str]:
     return torch.from_numpy(drawn), f"{SAMPLE} random inputs"
 
 
-def _convert(model: Answering, path: Path, example: Tensor, name: str) -> None:
+def _convert(model: Any, path: Path, example: Tensor, name: str) -> None:
     """Write the file, without the converter's steps and its warnings about operators."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)

@@ -1,0 +1,144 @@
+"""Files of other programs, and images that a table lists: read, or named with what to do."""
+
+import bz2
+import io
+import lzma
+import zipfile
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+from scipy.io import savemat
+
+from fedhet.cli.app import execute
+from fedhet.config.load import load_config
+from fedhet.data.cache import open_dataset
+from fedhet.data.inputs import Form, Reading
+from fedhet.errors import UserError
+from fedhet.site.local_data import load_dataset
+
+FRAME = pd.DataFrame({"site": list("abab") * 15, "age": range(20, 80), "ill": [0, 1, 1, 0] * 15})
+CSV = FRAME.to_csv(index=False).encode()
+READING = Reading(target="ill", site=("site",))
+ARFF = "@relation r\n@attribute site {a,b}\n@attribute age numeric\n@attribute ill {0,1}\n@data\n"
+
+
+def zipped(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("p.csv", CSV)
+
+
+WRITERS = {
+    "p.xlsx": lambda path: FRAME.to_excel(path, index=False),
+    "p.dta": lambda path: FRAME.to_stata(path, write_index=False),
+    "p.mat": lambda path: savemat(path, {name: FRAME[name].to_numpy() for name in FRAME}),
+    "p.arff": lambda path: path.write_text(ARFF + FRAME.to_csv(index=False, header=False)),
+    "p.jsonl": lambda path: FRAME.to_json(path, orient="records", lines=True),
+    "p.json": lambda path: FRAME.to_json(path, orient="records"),
+    "p.csv.bz2": lambda path: path.write_bytes(bz2.compress(CSV)),
+    "p.csv.xz": lambda path: path.write_bytes(lzma.compress(CSV)),
+    "p.csv.zip": zipped,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_table_of_another_program_is_the_csv_of_the_same_rows(tmp_path, opened, name):
+    WRITERS[name](tmp_path / name)
+    data = opened(None, READING, name)
+    assert np.array_equal(data.examples[:, 0], np.arange(20, 80))
+    assert data.labels.tolist() == FRAME.ill.tolist() and data.site_names == ("a", "b")
+
+
+def test_a_file_of_libsvm_and_windows_of_matlab(tmp_path, opened):
+    lines = (f"{k % 2} 1:{k % 7} 3:{k / 2}\n" for k in range(60))
+    data = opened("".join(lines), Reading(), "p.svm")
+    assert data.inputs.columns == ("x1", "x2", "x3") and data.examples[5].tolist() == [5, 0, 2.5]
+    x = np.arange(240.0).reshape(20, 3, 4)
+    savemat(tmp_path / "w.mat", {"x": x, "y": np.arange(20) % 2})
+    signals = opened(None, Reading(), "w.mat", "signals")
+    assert np.array_equal(signals.examples, x) and signals.labels.tolist() == [0, 1] * 10
+
+
+def test_one_sheet_of_several_is_named(tmp_path, opened):
+    with pd.ExcelWriter(tmp_path / "p.xlsx") as writer:
+        for sheet in ("north", "south"):
+            FRAME.to_excel(writer, sheet_name=sheet, index=False)
+    with pytest.raises(UserError, match=r"several sheets, north \(61 rows\), south .*give sheet="):
+        opened(None, READING, "p.xlsx")
+    data = opened(None, Reading(target="ill", form=Form(sheet="south")), "p.xlsx")
+    assert "sheet 'south' is read, and not: north" in " ".join(data.notes)
+
+
+NAMED = {  # first bytes of a file, and the format that is named
+    "p.dcm": (b"\0" * 128 + b"DICM", "DICOM"), "p.nii": (b"\0" * 344 + b"n+1\0", "NIfTI"),
+    "p.wav": (b"RIFF\0\0\0\0WAVEfmt ", "a WAV recording"), "p.rds": (b"RDX3\n", "a file of R"),
+    "p.h5": (b"\x89HDF\r\n\x1a\n", "HDF5"), "p.pkl": (b"\x80\x04\x95", "a Python pickle"),
+    "p.xls": (b"\xd0\xcf\x11\xe0", "an Excel workbook before 2007"),
+    "p.csv": (b"\x00\x01\xff" * 99, "a binary file of an unknown format"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_what_is_not_read_is_named_and_never_taken_for_text(tmp_path, opened, name):
+    head, what = NAMED[name]
+    with pytest.raises(UserError, match=what) as error:
+        opened(head + bytes(99), READING, name)
+    assert "utf-16" not in str(error.value)
+
+
+# --- images that a table lists -------------------------------------------------------------------
+
+
+def photo(k):
+    data = io.BytesIO()
+    Image.new("RGB", (8, 8), (k, 0, 200 * (k % 2))).save(data, "PNG")
+    return data.getvalue()
+
+
+@pytest.mark.parametrize("named", ["{:03}.png", "eyes/{:03}.png", "{:03}", "/data/eyes/{:03}.png"])
+def test_images_are_read_by_the_table_beside_them(tmp_path, monkeypatch, capsys, named):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "in" / "eyes").mkdir(parents=True)
+    for k in range(40):
+        (tmp_path / "in" / "eyes" / f"{k:03}.png").write_bytes(photo(k))
+    rows = [(named.format(k), k // 2, "ab"[k % 4 // 2], ("ok", "ill")[k % 2]) for k in range(1, 39)]
+    table = pd.DataFrame([*rows, ("gone.png", 1, "a", "ok")],
+                         columns=["photo", "patient_id", "clinic", "label"])  # fmt: skip
+    table.to_csv(tmp_path / "in" / "labels.csv", index=False)
+    assert execute(["init", "in"]) == 0
+    printed = capsys.readouterr().out
+    assert "1 rows name no image that is there: gone.png" in printed
+    assert "2 images are in no row that is used: eyes/000.png, eyes/039.png" in printed
+    config = load_config(tmp_path / "in.yaml")
+    assert (config.dataset, config.image, config.target) == ("image-folder", "photo", "label")
+    assert config.site == ("clinic",) and config.group == ("patient_id",)
+    data = load_dataset(config)
+    assert data.labels.tolist() == [k % 2 == 0 for k in range(1, 39)]
+    assert data.examples[:, 0, 0, 0].tolist() == list(range(1, 39)) and data.grouped
+
+
+@pytest.mark.parametrize("cell", [bytes, lambda data: {"bytes": data, "path": "x.png"}])
+def test_images_inside_parquet_are_decoded(tmp_path, opened, cell):
+    pytest.importorskip("pyarrow")
+    frame = pd.DataFrame({"image": [cell(photo(k)) for k in range(20)], "label": [0, 1] * 10})
+    frame.to_parquet(tmp_path / "train-00000-of-00001.parquet")
+    reading = Reading(target="label")
+    data = opened(None, reading, "train-00000-of-00001.parquet", "image-folder", image_size=8)
+    assert data.examples[:, 0, 0, 0].tolist() == list(range(20)) and len(data.classes) == 2
+    with pytest.raises(
+        UserError, match="bytes or lists: image: .*dataset=image-folder image=image"
+    ):
+        open_dataset("table", data_path=str(next(tmp_path.glob("*.parquet"))), reading=reading)
+
+
+def test_parts_of_one_data_set_are_no_sites(tmp_path, opened):
+    (tmp_path / "in").mkdir()
+    for name in ("train.csv", "test.csv", "readme.txt"):
+        (tmp_path / "in" / name).write_bytes(CSV)
+    data = opened(None, Reading(target="ill", ignore=("site",)), "in")
+    assert len(data.labels) == 120 and not data.site_names
+    notes = " ".join(data.notes)
+    assert "parts of one data set, pooled: test.csv, train.csv" in notes
+    assert "in the folder and not read: readme.txt" in notes

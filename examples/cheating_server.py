@@ -15,7 +15,7 @@ from fedhet.config.load import load_config
 from fedhet.deploy.certs import make
 from fedhet.errors import Refused, Rejected
 from fedhet.protocol.messages import Reply
-from fedhet.site.limits import Limits, check_run
+from fedhet.site.limits import Asked, Limits, check_run
 from fedhet.site.state import FileStore
 from fedhet.sums.attempt import Collector
 from fedhet.sums.client import NodeCertificate, SumNotes
@@ -28,10 +28,10 @@ LIMITS = Limits.model_validate({"secure-sum": "required", "min-sum": 3})  # a si
 COUNTS = {name: np.array([k, 10 + k, 0], np.uint32) for k, name in enumerate(NAMES)}
 
 
-def refused(who: str, what: Callable[..., object], *given: object, **more: bool) -> None:
+def refused(who: str, what: Callable[..., object], *given: object) -> None:
     """Print why the server does not get what it asks for."""
     try:
-        print("the server got", what(*given, **more))
+        print("the server got", what(*given))
     except (Refused, Rejected) as error:
         print(f"{who}: {error}")
 
@@ -63,7 +63,7 @@ def main(folder: Path) -> None:
         return server
 
     for name in INSISTING:  # 1. It asks for single uploads.
-        refused(name, check_run, LIMITS, load_config(None), shares_model=False)
+        refused(name, check_run, LIMITS, Asked(load_config(None)))
     forged = keys | {"elm": SumKey(bytes(range(32)))}  # 2. It gives itself out for elm.
     print("ash does not accept the key of", *site["ash"].introduce(forged, own["ash"].ca))
     for name in NAMES:

@@ -53,27 +53,12 @@ class Code(StrEnum):
     LIMIT = "limit", "the run breaks a limit of its site"
     RANGE = "sum-range", "its vector has an entry that is not finite, or beyond sum-range"
     PROOF = "sum-proof", "its certificate does not prove that its key for the sums is its own"
-    # The rules of a member of a sum: see fedhet.sums.client.
-    SMALL = "cohort-too-small", "the cohort is smaller than sum-min, or than its site's min-sum"
-    ABSENT = "not-in-cohort", "it is not in the cohort of its own round"
-    STRANGER = ("stranger-in-cohort", "it does not know or accept the key of a member of the "
-        "cohort")  # fmt: skip
-    TWICE = "member-named-twice", "a client or a key is in the cohort twice"
-    OLD = "attempt-not-new", "the attempt is not newer than the last one that it answered"
-    THRESHOLD = "threshold-too-low", "the threshold would allow two answers for one attempt"
-    UNASKED = "unmask-without-upload", "it has not uploaded in the attempt that is to be unmasked"
-    OTHER = "other-survivors-than-answered", "it has sent its shares for other survivors"
-    FEW = ("too-few-survivors", "fewer are left than sum-threshold, sum-min or its site's "
-        "min-sum allow")  # fmt: skip
-    UNSIGNED = "survivors-not-signed", "too few members have signed its list of survivors"
-    LEFT_OUT = "not-a-survivor", "it is not among the survivors"
-    OUTSIDE = "survivors-not-the-cohort", "a survivor was not in the cohort"
-    BOXES = "boxes-malformed", "the boxes differ in size or number from what was agreed"
+    SUM = "sum", "it may not answer this by its own rules for sums"  # about: which one
 
 
-def refusal(code: Code) -> Refused:
-    """Return the refusal whose text is an error code and its meaning."""
-    return Refused(f"{code}: {code.meaning}", code)
+def refusal(rule: str) -> Refused:
+    """Return the refusal of a member of a sum, by the name of its rule."""
+    return Refused(f"{rule}: {Code.SUM.meaning}", Code.SUM, rule)
 
 
 @contextlib.contextmanager

@@ -136,20 +136,20 @@ class Member:
         Attempt numbers grow over the whole run, so that a round can be repeated.
         """
         if len(set(cohort)) != len(cohort):
-            raise refusal(Code.TWICE)
+            raise refusal("member-named-twice")
         if self.client not in cohort:
-            raise refusal(Code.ABSENT)
+            raise refusal("not-in-cohort")
         if any(client not in self.keys for client in cohort):
-            raise refusal(Code.STRANGER)
+            raise refusal("stranger-in-cohort")
         if len({self.keys[client] for client in cohort}) != len(cohort):
-            raise refusal(Code.TWICE)
+            raise refusal("member-named-twice")
         if len(cohort) < self.terms.min_members:
-            raise refusal(Code.SMALL)
+            raise refusal("cohort-too-small")
         needed = self.terms.needed(len(cohort))
         if not len(cohort) // 2 < needed <= len(cohort):
-            raise refusal(Code.THRESHOLD)
+            raise refusal("threshold-too-low")
         if self.kept is not None and attempt <= self.kept.attempt:
-            raise refusal(Code.OLD)
+            raise refusal("attempt-not-new")
 
     def commits(self, round_: int, cohort: Cohort, payload: bytes) -> bool:
         """Return whether the last upload was the answer to this very request."""
@@ -199,7 +199,7 @@ class Member:
             self._check_agreed(kept, alive, survivors)
         boxes = survivors.boxes or b""
         if len(boxes) != len(alive) * BOX_BYTES:
-            raise refusal(Code.BOXES)
+            raise refusal("boxes-malformed")
         found = self._secrets(round_, kept.attempt, bytes.fromhex(kept.digest), kept.cohort)
         shares, closed = [], []
         for place, other in enumerate(alive):
@@ -229,26 +229,26 @@ class Member:
         """Return the commitment and V in order, if this client may answer for V at all."""
         kept, alive = self.kept, tuple(sorted(survivors.members))
         if kept is None or (kept.round, kept.attempt) != (round_, survivors.attempt):
-            raise refusal(Code.UNASKED)
+            raise refusal("unmask-without-upload")
         if len(set(alive)) != len(alive):
-            raise refusal(Code.TWICE)
+            raise refusal("member-named-twice")
         if not set(alive) <= set(kept.cohort):
-            raise refusal(Code.OUTSIDE)
+            raise refusal("survivors-not-the-cohort")
         if self.client not in alive:
-            raise refusal(Code.LEFT_OUT)
+            raise refusal("not-a-survivor")
         # Check the terms of the upload and the present ones, since they may have changed.
         masked_under, count = kept.fewest_alive or len(kept.cohort), len(kept.cohort)
         if len(alive) < max(masked_under, self.terms_for(kept.cohort).survivors(count)):
-            raise refusal(Code.FEW)
+            raise refusal("too-few-survivors")
         if kept.answered not in ((), alive) or kept.signed not in ((), alive):
-            raise refusal(Code.OTHER)
+            raise refusal("other-survivors-than-answered")
         return kept, alive
 
     def _check_agreed(self, kept: Commitment, alive: tuple[str, ...], survivors: Survivors) -> None:
         """Raise Refused unless this client signed V, and enough others signed the same."""
         signatures = dict(zip(survivors.members, survivors.signatures, strict=False))
         if not kept.signed:
-            raise refusal(Code.UNSIGNED)
+            raise refusal("survivors-not-signed")
         text, valid = self._list(kept, alive), 0
         for client in alive:
             try:
@@ -257,7 +257,7 @@ class Member:
                 continue
             valid += 1
         if valid < self.terms.needed(len(kept.cohort)):
-            raise refusal(Code.UNSIGNED)
+            raise refusal("survivors-not-signed")
 
     def _list(self, kept: Commitment, alive: Sequence[str]) -> bytes:
         """Return what is signed: V, in this round and attempt of this cohort's run."""
@@ -689,7 +689,7 @@ def sign(asked: SumRequest) -> Reply:
     survivors = read_sum(Survivors, asked.message)
     notes, what, node = asked.sum_notes(), asked.what, NodeCertificate.of(asked.node)
     if node is None:
-        raise refusal(Code.PROOF)
+        raise Refused("this node has no certificate", Code.PROOF)
     with notes.changing() as member:
         signature = member.sign(what.round, survivors, node.key)
     reply: Reply = what.reply(notes.client, signature=signature)

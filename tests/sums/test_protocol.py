@@ -94,7 +94,7 @@ def refused(code: str, ask, *given) -> None:
     """AssertionError unless ``ask(*given)`` is refused with this code."""
     with pytest.raises(Refused) as caught:
         ask(*given)
-    assert caught.value.code == code
+    assert caught.value.about == code
 
 
 @settings(max_examples=20, deadline=None)

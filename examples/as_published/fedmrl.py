@@ -26,7 +26,7 @@ class LastOneStrategy(FedMRLStrategy):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Take the upload of the participant that trained last."""
-        last = generator(self.config.seed, "last", round_=round_).integers(len(uploads))
+        last = int(generator(self.config.seed, "last", round_=round_).integers(len(uploads)))
         return super().aggregate([replace(uploads[last], weight=1.0)], round_)
 
 

@@ -38,7 +38,6 @@ class StoredRowsStrategy(FedSSAStrategy):
     """Keeps the last rows of all clients and the last model of each architecture."""
 
     upload_type = RowsAndModel
-    aggregations = ("mean",)
     not_summed = "the server keeps single uploads"
 
     def initialise(self) -> None:
@@ -56,7 +55,7 @@ class StoredRowsStrategy(FedSSAStrategy):
         """Return the rows of the client's classes, before its first round with a model."""
         rows = self._rows(info, "seen")
         new = not self.trained[self.roster.ids.index(info.client)]
-        return RowsAndModel(*rows.flat, self.live[info.model] if new else ())
+        return RowsAndModel.from_ndarrays([*rows.flat, *(self.live[info.model] if new else ())])
 
     def broadcast_group(self, info: ClientInfo) -> Hashable:
         """Return the client: nobody is sent the same."""
@@ -64,7 +63,9 @@ class StoredRowsStrategy(FedSSAStrategy):
 
     def reference(self, info: ClientInfo) -> Reference:
         """Return the shapes of the rows and of a model."""
-        return Reference(RowsAndModel(*self._rows(info, "seen").flat, self.live[info.model]))
+        return Reference(
+            RowsAndModel.from_ndarrays([*self._rows(info, "seen").flat, *self.live[info.model]])
+        )
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Store what came; average the stored rows of all owners of a class."""
@@ -106,7 +107,9 @@ class StoredRowsClient(FedSSAClient):
         """Return the rows' shapes, and the model's if one came."""
         rows = super().expect_download(came)
         assert isinstance(rows, HeaderRows) and isinstance(came, RowsAndModel)
-        return RowsAndModel(*rows.flat, blanks_of(self.model) if came.tensors else ())
+        return RowsAndModel.from_ndarrays(
+            [*rows.flat, *(blanks_of(self.model) if came.tensors else ())]
+        )
 
     def receive(self, payload: Payload) -> None:
         """Take the model, then fuse the rows."""
@@ -117,7 +120,7 @@ class StoredRowsClient(FedSSAClient):
 
     def upload(self) -> Payload:
         """Return the rows of the own classes and the whole model."""
-        return RowsAndModel(*super().upload().flat, get_parameters(self.model))
+        return RowsAndModel.from_ndarrays([*super().upload().flat, *get_parameters(self.model)])
 
 
 METHOD = Method(StoredRowsStrategy, StoredRowsClient, "FedSSA's public program", FedSSAParams)

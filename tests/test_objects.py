@@ -214,6 +214,19 @@ def test_forms_of_data_that_are_understood(tmp_path, data, keys, inputs, classes
     assert tuple(run.model(run.clients["client"][0]).classes) == classes
 
 
+def test_float_images_are_said_to_be_stored_as_bytes_all_in_one_range(tmp_path, capsys):
+    y = np.arange(20) % 2
+    images = np.linspace(0, 1, 20 * 3 * 16 * 16, dtype=np.float32).reshape(20, 3, 16, 16)
+    keys = {"models": ["cnn-5"], "image_size": 16, "rounds": 1, "progress": True}
+    go(tmp_path, data={"a": (images, y), "b": (2 * images - 1, y)}, **keys)
+    line = "float images from -1 (client 'b') to 1 (client 'a') are taken as -1 to 1, stored as 8"
+    assert f"note: data: {line} bits" in " ".join(capsys.readouterr().err.split())
+    bytes_of = {p.client: p.examples for p in understand({"a": (images, y)}, ()).parts}
+    assert bytes_of["a"].min() == 0 and bytes_of["a"].max() == 255
+    both = understand({"a": (images, y), "b": (-images, y)}, ()).parts
+    assert both[0].examples.min() == both[1].examples.max() == 128  # 0 is the middle for both
+
+
 def test_test_rows_that_are_given_are_the_test_split(tmp_path):
     data = {"n": (*NORTH, *rows(7)), "s": SOUTH}
     run = go(tmp_path, data=data, keep_predictions=True, rounds=1)
@@ -233,7 +246,7 @@ def test_test_rows_that_are_given_are_the_test_split(tmp_path):
         ({"n": (NORTH[0], [None] * 60)}, r"client 'n': y\[0\] is missing"),
         ({"n": NORTH, "s": SOUTH[:1]}, "client 's': got a tuple of 1"),
         ({"n": (np.full((9, 2, 5), np.nan), [0] * 9)}, r"client 'n': x\[0, 0, 0\] is nan"),
-        ({"n": (np.full((9, 3, 16, 16), 2.5), [0] * 9)}, "client 'n': float images go from 2.5"),
+        ({"n": (np.full((9, 3, 16, 16), 2.5), [0] * 9)}, "float images go from 2.5 .client 'n'"),
         ({}, "there is no client"),
         (7, "data: got a int"),
     ],

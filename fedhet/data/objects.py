@@ -60,6 +60,7 @@ class Given:
     frame: pd.DataFrame | None = None
     data: Data | None = None  # whose fields say more of the one part than its arrays
     site: str = ""  # the frame's column of the client, where it was added here
+    notes: tuple[str, ...] = ()  # lines of what was changed
 
     @property
     def name(self) -> str:
@@ -68,6 +69,7 @@ class Given:
         if values is None:
             values = [
                 self.classes,
+                *self.notes,  # other values that are stored alike get another line
                 *((p.client, p.examples, p.labels, p.tests) for p in self.parts),
             ]
         else:
@@ -249,15 +251,16 @@ def _arrays(what: str, values: Mapping[str, Any]) -> Given:
     ]
     x = parts[0].examples
     kind = kind_of_array(x)
+    notes: tuple[str, ...] = ()
     if x.ndim == 4 and x.dtype.kind == "f":  # noqa: PLR2004  (n, c, h, w)
-        parts = [replace(p, examples=_as_bytes(p.client, p.examples)) for p in parts]
+        parts, notes = _as_bytes(parts)
     elif not kind and x.ndim == 2:  # noqa: PLR2004
         kind = TABLE
     if not kind:
         raise UserError(
             f"data: the kind of {_shape_of(x)} examples is unclear: give a fedhet.Data with `kind`"
         )
-    return Given(what, kind, parts, classes)
+    return Given(what, kind, parts, classes, notes=notes)
 
 
 def _check_pair(who: str, x: Array, y: Array) -> None:
@@ -293,23 +296,36 @@ def _classes(labels: Sequence[Array]) -> tuple[str, ...]:
     return tuple(sorted(values, key=int if numbers else str))
 
 
-def _as_bytes(client: str, images: Array) -> Array:
-    """Return float images of 0 to 1 (ToTensor) or -1 to 1 as bytes, as images are stored."""
-    low, high = float(images.min()), float(images.max())
-    scaled: Array | None = None
-    if low >= 0 and high <= 1:
-        scaled = images * 255
-    elif low >= -1 and high <= 1:
-        scaled = (images + 1) * 127.5
-    elif low >= 0 and high <= 255 and (images == np.rint(images)).all():  # noqa: PLR2004
-        scaled = images
-    if scaled is not None:
-        return np.asarray(np.rint(scaled), dtype=np.uint8)
-    who = f"data: client '{client}'" if client else "data"
-    raise UserError(
-        f"{who}: float images go from {low:g} to {high:g}, must be from 0 to 1, -1 to 1, or whole "
-        "numbers to 255: leave out a Normalize, training does it"
+def _as_bytes(parts: Sequence[Part]) -> tuple[list[Part], tuple[str, ...]]:
+    """Return parts of float images as bytes, as images are stored, and a line that says so.
+
+    All clients have one range: from 0 to 1 (ToTensor), from -1 to 1, or whole numbers to 255.
+    """
+    lowest = min(parts, key=lambda part: part.examples.min())
+    highest = max(parts, key=lambda part: part.examples.max())
+    low, high = float(lowest.examples.min()), float(highest.examples.max())
+    from_, to = (
+        f"{value:g}" + (f" (client '{part.client}')" if part.client else "")
+        for value, part in ((low, lowest), (high, highest))
     )
+    if low >= -1 and high <= 1:
+        shift, scale = (0.0, 255.0) if low >= 0 else (1.0, 127.5)
+        taken = f"{0 - shift:g} to 1"
+        notes = (f"data: float images from {from_} to {to} are taken as {taken}, stored as 8 bits",)
+    elif low >= 0 and high <= 255 and all(_is_whole(p.examples) for p in parts):  # noqa: PLR2004
+        shift, scale, notes = 0.0, 1.0, ()
+    else:
+        raise UserError(
+            f"data: float images go from {from_} to {to}, must be from 0 to 1, -1 to 1, or whole "
+            "numbers to 255: leave out a Normalize, training does it"
+        )
+    return [
+        replace(p, examples=np.rint((p.examples + shift) * scale).astype(np.uint8)) for p in parts
+    ], notes
+
+
+def _is_whole(numbers: Array) -> bool:
+    return bool((numbers == np.rint(numbers)).all())
 
 
 def _shape_of(value: Any) -> str:
@@ -353,7 +369,8 @@ def _of_parts(given: Given, image: Inputs, classes: tuple[str, ...]) -> Stream:
 def _notes(
     given: Given, kept: Sequence[tuple[Array, Indices]], inputs: Inputs, classes: tuple[str, ...]
 ) -> Iterator[str]:
-    """Yield what was understood, and where it is when it is large."""
+    """Yield what was understood and changed, and where it is when it is large."""
+    yield from given.notes
     count = sum(len(places) for _, places in kept)
     size = sum(stored.nbytes for stored, _ in kept)
     line = f"data: {count:,} {PLURAL[inputs.kind]} {inputs.shape}, {len(classes)} classes"

@@ -5,6 +5,7 @@
 the clients with each message, in place of the run config that ``fedhet run`` sends.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,12 +19,13 @@ from flwr.serverapp import ServerApp as FlowerServerApp
 
 from fedhet.client_app import RUN, make_app, own_name
 from fedhet.config.checks import COMMON
-from fedhet.config.load import load_noted, resumed_config
+from fedhet.config.load import load_noted
 from fedhet.config.registry import METHODS, Method, folder_name, method_keys
 from fedhet.config.schema import RunConfig, kebab
 from fedhet.data.objects import understand
 from fedhet.data.partition import split_client
 from fedhet.engines.launch import Launch, OnRound
+from fedhet.engines.session import check_whole, reopen
 from fedhet.plugins import giving, name_of
 from fedhet.records.run_folder import RunFolder
 from fedhet.server_app import log, log_to_stderr, outside, serve
@@ -61,6 +63,8 @@ class Site:
             places = [int(one) if one.isdecimal() else len(names) for one in given.classes]
             if not set(given.classes) <= set(names) and all(p < len(names) for p in places):
                 given = replace(given, classes=tuple(names[place] for place in places))
+        for line in given.notes:
+            print(f"fedhet: client {client}: {line}", file=sys.stderr, flush=True)
         with giving({given.name: given}):
             dataset = open_given(config, given.name)
         every = np.arange(len(dataset.labels))
@@ -97,6 +101,7 @@ def ServerApp(  # noqa: N802  (as Flower's)
     *,
     on_round: OnRound | None = None,
     resume: str = "",
+    trust: bool = False,
     **keys: Any,
 ) -> FlowerServerApp:
     """Return a Flower ServerApp that runs a method with the clients of a :func:`ClientApp`.
@@ -106,7 +111,7 @@ def ServerApp(  # noqa: N802  (as Flower's)
     them; those that are not fedhet's are left to the app. ``on_round`` gets the record of every
     round, and ends the run by returning False. The run folder is below ``out``
     (``~/.fedhet/runs``). ``resume``, here or in the ``run_config``, is the folder of a run to go on
-    with.
+    with, which is checked as by ``fedhet resume``; ``trust``: another user may have made it.
     """
     made = FlowerServerApp()
 
@@ -125,7 +130,7 @@ def ServerApp(  # noqa: N802  (as Flower's)
         if metrics:
             values["metrics"] = {n: [name_of(f) if callable(f) else f] for n, f in metrics.items()}
         with giving(objects):
-            launch = _launch(config, values, dict(context.run_config), resume)
+            launch = _launch(config, values, dict(context.run_config), resume, trust=trust)
             launch = replace(launch, on_round=on_round)
             serve(Telling(grid, launch.envelope()), launch)  # type: ignore[arg-type]
 
@@ -133,7 +138,12 @@ def ServerApp(  # noqa: N802  (as Flower's)
 
 
 def _launch(
-    preset: str | None, values: Mapping[str, Any], sent: dict[str, Any], resume: str
+    preset: str | None,
+    values: Mapping[str, Any],
+    sent: dict[str, Any],
+    resume: str,
+    *,
+    trust: bool,
 ) -> Launch:
     """Return the run that arguments, and the run config that replaces them, describe."""
     folder = str(sent.pop("resume", "") or resume)
@@ -142,9 +152,13 @@ def _launch(
         log.info("run_config: %s: keys of the app, not of fedhet", ", ".join(others))
     values = {**values, **{key: value for key, value in sent.items() if key in known}}
     if folder:
-        resumed = RunFolder(Path(folder).expanduser())
         changes = {key: value for key, value in values.items() if key == "rounds"}
-        return Launch(resumed_config(resumed.started_config(), changes), resumed, resume=True)
+        resumed, resumed_config = reopen(Path(folder), changes, trust=trust)
+        with resumed.lock():
+            check_whole(resumed, resumed_config)
+            launch = Launch(resumed_config, resumed, resume=True)
+            launch.write_config()
+        return launch
     text = "texts" if values.get("text") else "table"
     data = {"dataset": text if values.get("target") else DATA}
     config = load_noted(Path(preset) if preset else None, changes=data | values)[0]

@@ -13,6 +13,7 @@ from fedhet.config.registry import METHODS
 from fedhet.engines.alone import one_run
 from fedhet.engines.grid import Inline, SimulationGrid
 from fedhet.engines.worker import contexts_of
+from fedhet.errors import Damaged
 from fedhet.protocol.flower import simulating
 
 
@@ -77,6 +78,28 @@ def test_the_run_config_replaces_arguments_and_a_run_is_resumed(tmp_path):
     assert (whole["rounds"], cut["rounds"], cut["seed"]) == (2, 1, 4)
     again = federate(client, server, resume=str(cut["folder"]), rounds=2, **words)
     assert again["run_sha256"] == whole["run_sha256"] != cut["run_sha256"]
+    assert fedhet.load_run(cut["folder"]).config["rounds"] == 2
+
+
+def test_resume_goes_through_the_door_of_fedhet_resume(tmp_path, monkeypatch):
+    client = fedhet.ClientApp(models=Net, data=load)
+    words = {"out": str(tmp_path), "rounds": 1}
+    folder = federate(client, fedhet.ServerApp(**KEYS), **words)["folder"]
+    words = {"out": str(tmp_path), "rounds": 2, "resume": str(folder)}
+    with pytest.raises(fedhet.UserError, match="is completed; to add rounds"):
+        federate(client, fedhet.ServerApp(**KEYS), **words | {"rounds": 1})
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path / "of another user"))
+        with pytest.raises(fedhet.UserError, match="names code that would run as you: app:data"):
+            federate(client, fedhet.ServerApp(**KEYS), **words)
+    lines = (folder / "rounds.jsonl").read_bytes()
+    (folder / "rounds.jsonl").write_bytes(
+        lines.replace(b"test_accuracy_mean", b"test_accuracy_Mean")
+    )
+    with pytest.raises(Damaged):
+        federate(client, fedhet.ServerApp(**KEYS), **words)
+    (folder / "rounds.jsonl").write_bytes(lines)
+    assert federate(client, fedhet.ServerApp(**KEYS), **words)["rounds"] == 2
 
 
 def test_a_node_whose_data_cannot_be_loaded_is_left_out_with_its_frames_alone(tmp_path, capsys):

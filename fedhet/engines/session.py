@@ -183,16 +183,7 @@ def resume(
     Raises Damaged if something in the folder is damaged; ``accept_lost`` goes on without the
     clients whose states are. ``trust``: its code and its services are the user's own.
     """
-    folder = _existing(path)
-    config = resumed_config(folder.opened(trust=trust), changes)
-    check_given(config)
-    if not trust:
-        folder.check_reach(config)
-    if "state-dir" in changes:
-        config = absolute_paths(config)
-        folder.states_named = True
-    folder.states(config)
-    _check_resumable(folder, config)
+    folder, config = reopen(path, changes, trust=trust)
     check(config, console, connection)
     if connection is None:
         kept = load_checkpoint(folder.checkpoint)
@@ -210,6 +201,33 @@ def resume(
         launch = Launch(config, folder, resume=True, on_round=on_round)
         _run(launch, console, connection, accept_lost=accept_lost)
     return folder
+
+
+def reopen(
+    path: Path, changes: Mapping[str, Any], *, trust: bool = False
+) -> tuple[RunFolder, RunConfig]:
+    """Return a run folder to go on with, and its configuration with these ``changes``.
+
+    Raises UserError for a finished run, another's code (unless ``trust``) or a missing object.
+    """
+    folder = _existing(path)
+    config = resumed_config(folder.opened(trust=trust), changes)
+    check_given(config)
+    if not trust:
+        folder.check_reach(config)
+    if "state-dir" in changes:
+        config = absolute_paths(config)
+        folder.states_named = True
+    folder.states(config)
+    _check_resumable(folder, config)
+    return folder, config
+
+
+def check_whole(folder: RunFolder, config: RunConfig, *, accept_lost: bool = False) -> None:
+    """Raise Damaged if anything in a run folder does not fit the rest of it."""
+    started = build_config(folder.started_config())
+    started = started.model_copy(update={"state_dir": config.state_dir})
+    verification.verify(folder, started, _check_arrays).raise_for(accept_lost=accept_lost)
 
 
 def verify(path: Path, *, trust: bool = False) -> tuple[RunFolder, Verification]:
@@ -307,11 +325,7 @@ def _run(
     config = launch.config
     try:
         if launch.resume:
-            started = build_config(launch.folder.started_config())
-            started = started.model_copy(update={"state_dir": config.state_dir})
-            verification.verify(launch.folder, started, _check_arrays).raise_for(
-                accept_lost=accept_lost
-            )
+            check_whole(launch.folder, config, accept_lost=accept_lost)
         with (
             console.beside(launch.folder),
             console.progress(config.method, config.rounds, config.metric) as progress,

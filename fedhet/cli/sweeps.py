@@ -149,7 +149,8 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
 def _check_mixed(opened: "Sweep", what: str, other: str) -> None:
     """Raise UserError if finished cells are of other code."""
     if mixed := opened.mixed():
-        raise UserError(f"{mixed}: {what} of different code are not compared; use another {other}")
+        text = f"{what} of different code or data are not compared; use another {other}"
+        raise UserError(f"{mixed}: {text}")
 
 
 def _raise_failed(opened: "Sweep", what: str) -> None:

@@ -33,7 +33,7 @@ from fedhet.engines.session import check_ray_address
 from fedhet.engines.system import end_with_maker, look_away
 from fedhet.errors import Damaged, RunFailed, UserError, one_line
 from fedhet.files import check_entries, cpus, read_json, read_yaml, write_json, write_text
-from fedhet.records.run_folder import LOCK, RunFolder, source_digest, versions
+from fedhet.records.run_folder import DATA, LOCK, RunFolder, source_digest, versions
 from fedhet.records.summary import DIVERGENCE, diverged
 from fedhet.sweeps.grid import Cell, deciding
 
@@ -368,7 +368,9 @@ class Sweep:
 
     def mixed(self) -> str:
         """Return what finished rounds were made with, if not with what is here; else empty."""
-        now = made_with()
+        from fedhet.site.local_data import load_dataset  # noqa: PLC0415  (torch)
+
+        now, looked_at = made_with(), set[object]()
         for job in self.jobs:
             path = job.folder / "environment.json"
             if not job.rounds or not path.exists():
@@ -381,6 +383,12 @@ class Sweep:
             for what, value in now.items():
                 if then[what] != value:
                     return f"cell {job.cell.name} was run with {what} {then[what]}, not {value}"
+            config = job.cell.config
+            data = config.dataset, config.data_path, config.image_size
+            if kept.get(DATA) and data not in looked_at:
+                looked_at.add(data)
+                if load_dataset(config).digest != kept[DATA]:
+                    return f"cell {job.cell.name} was run on data with other values"
         return ""
 
     def run(self, workers: int, tell: Callable[["Sweep"], None]) -> None:

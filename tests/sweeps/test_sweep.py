@@ -63,6 +63,10 @@ def test_results_of_another_torch_are_noticed(cells, tmp_path) -> None:
     (tmp_path / cells[0].name / "environment.json").write_text("{}")
     found = Sweep.open("s", tmp_path, cells[:1], execute)
     assert "environment.json' is damaged" in found.mixed()
+    leave(tmp_path, cells[2])
+    path = tmp_path / cells[2].name / "environment.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"data_sha256": "0" * 64}))
+    assert "data with other values" in Sweep.open("s", tmp_path, cells[2:], execute).mixed()
 
 
 def cut(name):

@@ -138,9 +138,7 @@ def _deal(rng: np.random.Generator, counts: Indices, needs: npt.NDArray[np.float
     return chosen
 
 
-def _split_few(
-    which: Indices, labels: Indices, groups: npt.NDArray[Any], split: Sequence[int]
-) -> None:
+def _split_few(which: Indices, labels: Indices, groups: Any, split: Sequence[int]) -> None:
     """Cut the windows of a class by time where it has fewer recordings than there are parts.
 
     Its last windows are test then: whole recordings would leave it without.
@@ -151,9 +149,7 @@ def _split_few(
             which[rows] = _in_turn(labels[rows], split)
 
 
-def _split_by_time(
-    times: npt.NDArray[np.float64], groups: npt.NDArray[Any], split: Sequence[int]
-) -> Indices:
+def _split_by_time(times: npt.NDArray[Any], groups: Any, split: Sequence[int]) -> Indices:
     """Return the part (n,) of every row: the latest are test. A group is as late as its last row.
 
     Rows of one time stay together; test and val have as many times as come nearest to their share.
@@ -175,8 +171,7 @@ def _split_by_time(
 
 # --- partition=file ----------------------------------------------------------------
 
-HEADER = ["path", "client", "split"]
-SPLITS = ("train", "val", "test")
+HEADER, SPLITS = ["path", "client", "split"], ("train", "val", "test")
 
 
 def read_partition_file(
@@ -223,13 +218,12 @@ def read_partition_file(
 
 
 def _check_count(clients: int, found: int, who: str) -> None:
-    """Raise UserError for another number of clients than is found; 0 takes all."""
     if clients not in (0, found):
         raise UserError(f"clients {clients} is not allowed: {who} (0 takes all)")
 
 
 def count_clients(file: str) -> int:
-    """Return how many clients a partition file names; raise UserError if it is none."""
+    """Return how many clients a partition file names; UserError for another file."""
     return len({client for _, (_, client, *_) in _file_rows(file)})
 
 
@@ -241,7 +235,7 @@ def _file_rows(file: str) -> Iterator[tuple[int, list[str]]]:
             header = next(reader, [])
             for row in chain([header], filter(None, reader)):
                 line, what = max(1, reader.line_num), ""
-                if line == 1 and row not in (HEADER, [*HEADER, "group"]):
+                if header not in (HEADER, [*HEADER, "group"]):
                     what = f"header {','.join(row)!r} must be {','.join(HEADER)!r} [,group]"
                 elif len(row) != len(header):
                     what = f"{len(row)} fields in {','.join(row)!r}, expected {len(header)}"
@@ -261,18 +255,16 @@ def _file_rows(file: str) -> Iterator[tuple[int, list[str]]]:
 
 MIN_CLIENT_IMAGES = 10
 MAX_TRIES = 1000
-_LOW, _HIGH = 0.4, 0.6
 
 
 def classes_per_client(rng: np.random.Generator, data: Content, config: RunConfig) -> Indices:
     """Give every client ``classes-per-client`` classes (Shamsian et al. 2021, pFedHN, corrected).
 
-    Clients take, one after the other, c different classes with the
-    most slots left, ties at random. Taken slots then never differ by more than one between
-    classes, so none of the ceil(N c / C) slots of a class is exceeded, there is no dead end, and
-    it is enough to count what was taken. The owners of a class share it by U(0.4, 0.6),
-    normalised over the slots taken, rounded down; what is left goes out one image per owner.
-    Raise UserError if an owner would get no image of its class.
+    Clients take, one after the other, c different classes with the most slots left, ties at random.
+    Taken slots then never differ by more than one between classes, so none of the ceil(N c / C)
+    slots of a class is exceeded. Its owners share it by U(0.4, 0.6), normalised over the slots
+    taken, rounded down; what is left goes out one image per owner. Raise UserError if an owner
+    would get no image of its class.
     """
     sizes = _sizes(data)
     taken = np.zeros(len(sizes), dtype=np.int64)
@@ -284,7 +276,7 @@ def classes_per_client(rng: np.random.Generator, data: Content, config: RunConfi
             owners[label].append(client)
     counts = []
     for name, size, takers in zip(data.classes, sizes, owners, strict=True):
-        shares = rng.uniform(_LOW, _HIGH, len(takers))
+        shares = rng.uniform(0.4, 0.6, len(takers))
         images = np.floor(size * shares / shares.sum()).astype(np.int64)
         if len(takers):
             images[: size - images.sum()] += 1
@@ -326,8 +318,7 @@ def dirichlet(rng: np.random.Generator, data: Content, config: RunConfig) -> Ind
 def quantity(rng: np.random.Generator, data: Content, config: RunConfig) -> Indices:
     """Draw sizes by q ~ Dir(alpha 1_N) until every client has 10 examples; classes by chance.
 
-    The quantity skew of NIID-Bench (Li et al. 2022, arXiv 2102.02079). Raise UserError as
-    :func:`dirichlet`.
+    The quantity skew of NIID-Bench (arXiv 2102.02079). Raise UserError as :func:`dirichlet`.
     """
     return _by_chance(rng, _enough_each(rng, data, config, np.array(len(data.labels))))
 
@@ -335,8 +326,7 @@ def quantity(rng: np.random.Generator, data: Content, config: RunConfig) -> Indi
 def iid(rng: np.random.Generator, data: Content, config: RunConfig) -> Indices:
     """Give everybody the same number within one, by chance; UserError: fewer than 10 each."""
     _check_enough(data, config)
-    parts = np.array_split(data.labels, config.clients)
-    return _by_chance(rng, np.array([len(part) for part in parts]))
+    return _by_chance(rng, np.bincount(np.arange(len(data.labels)) % config.clients))
 
 
 def _check_enough(data: Content, config: RunConfig) -> None:
@@ -379,8 +369,7 @@ def _by_chance(rng: np.random.Generator, counts: Indices) -> Indices:
 def _cuts(shares: npt.NDArray[np.float64], size: Indices) -> Indices:
     """Turn shares (..., N) into counts (..., N) by rounding down their cumulative sums."""
     size = size[..., None]
-    upper = np.floor(np.cumsum(shares, axis=-1) * size).astype(np.int64)
-    upper = np.minimum(upper, size)
+    upper = np.minimum(np.floor(np.cumsum(shares, axis=-1) * size).astype(np.int64), size)
     upper[..., -1:] = size
     return np.diff(upper, axis=-1, prepend=0)
 
@@ -392,7 +381,7 @@ _DRAWS = {
     "dirichlet": dirichlet,
 }  # fmt: skip
 PREFIX = "flwr:"  # and the class of a partitioner of flwr-datasets, with its keywords
-_NAMED = 5
+_NAMED = 5  # in a line
 _GROUPS = 20  # groups in test below which a figure is chance
 _TESTED = 5  # test examples of a class from which on a metric of rare classes says something
 CODED = 8  # classes up to which it is said that sites may code them in other ways
@@ -409,16 +398,10 @@ class Partition:
     ids: tuple[str, ...]
     warnings: tuple[str, ...]
 
-    def seen(self, k: int, labels: Indices) -> Indices:
-        """Return the classes in client k's train split, int64, ascending; ``labels`` (n,)."""
-        return np.unique(labels[self.clients[k].train]).astype(np.int64)
-
     def counts(self, labels: Indices, num_classes: int) -> Indices:
         """Return int64 (N, C): images of each class on each client, all splits together."""
-        rows = [
-            np.bincount(labels[np.concatenate([c.train, c.val, c.test])], minlength=num_classes)
-            for c in self.clients
-        ]
+        own = (labels[np.concatenate([c.train, c.val, c.test])] for c in self.clients)
+        rows = [np.bincount(one, minlength=num_classes) for one in own]
         return np.array(rows, dtype=np.int64).reshape(len(rows), num_classes)
 
 
@@ -429,33 +412,31 @@ def make_partition(data: Content, config: RunConfig) -> Partition:
     UserError for examples of one class, an infeasible setting, or an error in the file.
     """
     check_groups(data, config)
-    about, lines = about_classes(data, noun(config.dataset)), list[str]()
+    lines = about_classes(data, noun(config.dataset))
     if config.partition == "file":
         known = data.paths or [str(index) for index in range(len(data.labels))]
         ids, clients = read_partition_file(config.partition_file, known, config.clients)
     elif config.partition == "natural":
-        ids, clients, lines = _natural(data, config)
+        ids, clients, left_out = _natural(data, config)
+        lines += left_out
     else:
         owner, count = _owners(data, config)
         if data.grouped:
             owner = _whole_groups(data, owner, count, config.data_seed)
         ids = tuple(str(k) for k in range(count))
         clients = tuple(_splits(data, config, ids, owner))
-    lines += [*about, *_coded_by_site(data), *_about_groups(clients, data, config)]
+    lines += [*_coded_by_site(data), *_about_groups(clients, data, config)]
     lines += _about_clients(Partition(clients, ids, ()), data, config)
     return Partition(clients, ids, tuple(lines))
 
 
 def check_groups(data: Content, config: RunConfig) -> None:
     """Raise UserError for keys that this data set cannot follow."""
-    for key, values, there in (
-        ("group", config.group, data.grouped), ("split-by", config.split_by, len(data.times)),
-    ):  # fmt: skip
-        if values and not there:
-            name = ",".join(values) if key == "group" else values
-            raise UserError(
-                f"{key}: '{name}' is not allowed: dataset {config.dataset} has no such column"
-            )
+    group, no = ",".join(config.group), f"dataset {config.dataset} has no such column"
+    if group and not data.grouped:
+        raise UserError(f"group: '{group}' is not allowed: {no}")
+    if config.split_by and not len(data.times):
+        raise UserError(f"split-by: '{config.split_by}' is not allowed: {no}")
 
 
 def _about_groups(
@@ -475,10 +456,7 @@ def _about_groups(
         return
     figure = f"{seen:,} of {total:,} test {what} have their {by} in train"
     if not data.grouped:
-        yield (
-            f"{figure}, so the test figures may be those of {what} seen in training: group={by} "
-            f"keeps all {what} of one in one split"
-        )
+        yield f"{figure}: group={by} keeps all {what} of one in one split"
     elif by == RECORDING and config.partition != "file":
         yield f"{figure}: some class of theirs has fewer than 3 recordings, and was cut by time"
     elif config.partition == "natural":
@@ -497,14 +475,14 @@ def _owners(data: Content, config: RunConfig) -> tuple[Indices, int]:
         return flower_owner(data, config)
     if config.clients < 1:
         raise UserError(f"clients 0 is not allowed with partition {config.partition} (>= 1)")
-    owned = config.partition == "classes-per-client"
-    if owned and config.classes_per_client > len(data.classes):
+    most = len(data.classes)
+    if config.partition == "classes-per-client" and config.classes_per_client > most:
         raise UserError(
-            f"classes-per-client {config.classes_per_client} is not allowed: "
-            f"the data set has {len(data.classes)} classes (1..{len(data.classes)})"
+            f"classes-per-client {config.classes_per_client} is not allowed: the data set has "
+            f"{most} classes (1..{most})"
         )
-    draw = _DRAWS[config.partition]
-    return draw(generator(config.data_seed, "partition"), data, config), config.clients
+    rng = generator(config.data_seed, "partition")
+    return _DRAWS[config.partition](rng, data, config), config.clients
 
 
 def _whole_groups(data: Content, owner: Indices, clients: int, seed: int) -> Indices:
@@ -523,8 +501,7 @@ def _whole_groups(data: Content, owner: Indices, clients: int, seed: int) -> Ind
     first[codes] = owner
     split = np.zeros(len(counts), dtype=bool)
     split[codes[first[codes] != owner]] = True
-    for group in np.flatnonzero(~split):
-        needs[first[group]] -= counts[group]
+    np.subtract.at(needs, first[~split], counts[~split])
     first[split] = _deal(generator(seed, "groups"), counts[split], needs)
     owner = np.where(first == clients, -1, first)[codes]
     if missing := sorted(set(range(clients)) - set(owner.tolist())):
@@ -555,15 +532,15 @@ def _natural(
             "return `clients` in a fedhet.Data"
         )
     names, what = data.site_names, noun(config.dataset)
-    splits = dict(zip(names, _splits(data, config, names, data.sites), strict=True))
-    ids = sorted(splits, key=client_order)
-    found = {n: splits[n] for n in ids if len(splits[n].train) and len(splits[n].test)}
+    pairs = zip(names, _splits(data, config, names, data.sites), strict=True)
+    splits = dict(sorted(pairs, key=lambda pair: client_order(pair[0])))
+    found = {n: one for n, one in splits.items() if len(one.train) and len(one.test)}
     if not found:
         raise UserError(f"partition natural: no client has enough {what} to train and to test")
     who = f"the data names {len(found)} clients that can be trained and tested"
     _check_count(config.clients, len(found), who)
-    held = np.bincount(data.sites, minlength=len(ids))
-    small = [f"{n} ({held[names.index(n)]})" for n in ids if n not in found]
+    held = np.bincount(data.sites, minlength=len(names))
+    small = [f"{n} ({held[names.index(n)]})" for n in splits if n not in found]
     left = f"{len(small)} clients are left out, with too few {what} to train and to test: "
     return tuple(found), tuple(found.values()), [left + listed(small, _NAMED)] if small else []
 
@@ -619,11 +596,7 @@ def _about_clients(partition: Partition, data: Content, config: RunConfig) -> It
     for which, text in (
         (unowned, "classes have no owner and are dropped"),
         (single, "classes occur at only one client, so nothing is averaged for them"),
-        (
-            one,
-            "clients have one class: always to answer it is right, and balanced accuracy and "
-            "AUROC are not defined for them",
-        ),
+        (one, "clients have one class, so balanced accuracy and AUROC are not defined for them"),
         (untested, f"clients have no test {what.removesuffix('s')}"),
     ):
         if which:
@@ -631,20 +604,17 @@ def _about_clients(partition: Partition, data: Content, config: RunConfig) -> It
     unused = total - int(held.sum())
     if unused and not unowned:
         yield f"{unused} of {total} {what} belong to no client"
-    fewer = int(((held > 0).sum(axis=1) < config.classes_per_client).sum())
-    if config.partition == "classes-per-client" and fewer:
-        yield f"{fewer} clients drew a class twice and have fewer than classes-per-client"
     tested = [np.bincount(data.labels[c.test], minlength=len(names)) for c in partition.clients]
     few = [
-        f"client {client} has {count[label]} of '{names[label]}'"
-        for client, count, own in zip(partition.ids, tested, held, strict=True)
-        for label in np.flatnonzero((own > 0) & (count < _TESTED))
+        f"client {client} has {n[label]} of '{names[label]}'"
+        for client, n, own in zip(partition.ids, tested, held, strict=True)
+        for label in np.flatnonzero((own > 0) & (n < _TESTED))
     ]
     if few and config.metric != "accuracy":
-        more = 'a larger test set (split="6:1:3") and several seeds say more'
-        if 10 * config.split[2] >= 3 * sum(config.split):
-            more = "a sweep over several partition seeds says more (docs/tutorials/1-patients.md)"
-        yield f"few test {what} of a class: {listed(few, _NAMED)}: such metrics are chance; {more}"
+        yield (
+            f"few test {what} of a class: {listed(few, _NAMED)}: such metrics are chance; a larger "
+            'test set (split="6:1:3") and several seeds say more'
+        )
 
 
 # --- partitioners of flwr-datasets ----------------------------------------------------------------
@@ -666,10 +636,8 @@ def flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
     ours = {"num_partitions": config.clients, "partition_by": "label", "seed": config.data_seed}
     given = {key: value for key, value in ours.items() if key in takes} | keywords
     columns = {"label": data.labels.tolist(), "index": list(range(count))}
-    if data.site_names:
-        columns["site"] = np.array(data.site_names)[data.sites].tolist()
+    columns |= {"site": [data.site_names[k] for k in data.sites]} if data.site_names else {}
     try:
-        signature(make).bind_partial(**given)  # a misspelt keyword before a missing one
         signature(make).bind(**given)
     except TypeError as error:
         raise UserError(f"partition: '{kind}': {error}; it takes {', '.join(takes)}") from error
@@ -686,22 +654,19 @@ def flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
     except Exception as error:  # whatever another's code raises for such values
         raise UserError(f"partition: '{kind}' cannot be made: {brief(error)}") from error
     _check_count(config.clients, found, f"'{kind}' makes {found}")
-    sizes = [len(mine) for mine in held]
-    owner = np.full(count, -1, dtype=np.int64)
+    sizes, owner = [len(mine) for mine in held], np.full(count, -1, dtype=np.int64)
     owner[np.concatenate(held)] = np.repeat(np.arange(found), sizes)
-    what = f"leaves client {sizes.index(0)} without examples" if 0 in sizes else ""
-    if sum(sizes) != (owner >= 0).sum():
-        what = "gives some examples to several clients"
-    if what:
-        raise UserError(f"partition: '{kind}' {what}: use fewer clients")
+    several = sum(sizes) != (owner >= 0).sum()
+    if several or 0 in sizes:
+        what = "gives some examples to several" if several else "leaves some without examples"
+        raise UserError(f"partition: '{kind}' {what} clients: use fewer clients")
     return owner, found
 
 
 def says_clients(kind: str) -> bool:
     """Return whether a partitioner says itself how many clients there are."""
-    if not kind.startswith(PREFIX):
-        return False
-    return "num_partitions" not in signature(_partitioner(kind)[0]).parameters
+    known = kind.startswith(PREFIX) and signature(_partitioner(kind)[0]).parameters
+    return known is not False and "num_partitions" not in known
 
 
 def _partitioner(kind: str) -> tuple[Callable[..., Any], dict[str, Any]]:

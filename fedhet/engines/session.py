@@ -436,7 +436,7 @@ def few_owners(config: RunConfig, dataset: Dataset, partition: Partition) -> lis
     strategy = find_method(config.method).strategy
     if not config.summed or not strategy.sends_class_rows(config, config.params):
         return []
-    seen = [partition.seen(k, dataset.labels) for k in range(len(partition.clients))]
+    seen = [np.unique(dataset.labels[one.train]) for one in partition.clients]
     owners = np.bincount(np.concatenate(seen), minlength=len(dataset.classes)).astype(np.float64)
     few, owned = too_few(owners, config.sum_owners), int((owners > 0).sum())
     return [about_few(owners, config.sum_owners)] if few and few == owned else []

@@ -96,7 +96,7 @@ class MethodStrategy(Strategy, Generic[P]):
 
     @classmethod
     def check_aggregate(cls, config: RunConfig) -> None:
-        """Raise UserError for a run that a class with its own ``aggregate`` cannot make.
+        """Raise UserError for a ``config`` that a class with its own ``aggregate`` cannot run.
 
         The sums and medians of the class that it derives from are not its own.
         """
@@ -417,9 +417,9 @@ class MethodStrategy(Strategy, Generic[P]):
     def check_replies(
         self, server_round: int, replies: Sequence[tuple[str, Reply]]
     ) -> Checked | None:
-        """Return the replies that count; None if fewer than ``min-replies`` do.
+        """Return those ``replies`` of round ``server_round`` that count; None: too few do.
 
-        Those that do not are named in the round's failures.
+        The others are named in the round's failures.
         """
         return self.aggregator.check(server_round, replies, self, self.deadline)
 

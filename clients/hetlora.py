@@ -55,8 +55,8 @@ class HetLoRAClient(MethodClient[HetLoRAParams]):
 
     def check_download(self, payload: Payload) -> None:
         """Raise Refused for factors of another network, or of other layers."""
-        known = isinstance(payload, Adapters) and payload.tensors
-        if known and not np.array_equal(payload.digest, self._digest()):
+        assert isinstance(payload, Adapters)
+        if payload.tensors and not np.array_equal(payload.digest, self._digest()):
             raise Refused("the adapters are of another network, or of other layers")
 
     def receive(self, payload: Payload) -> None:

@@ -159,9 +159,9 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
                 (t[place + 1] if each > 1 else np.zeros((0, len(t[place])), np.float32), t[place])
                 for t in stacks
             ]
-            layer, numbers = self._layer(pairs, weights)
+            layer, lengths = self._layer(pairs, weights)
             self.layers.append((layer[0].astype(np.float32), layer[1].astype(np.float32)))
-            squares += numbers
+            squares += lengths
         lost, whole, cut, energy = squares
         numbers = {"left_out_networks": float(len(uploads) - len(kept))}
         if whole > 0:

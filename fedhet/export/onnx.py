@@ -8,7 +8,7 @@ import logging
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -91,7 +91,7 @@ def _convert(model: Any, path: Path, example: Tensor, name: str) -> None:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             torch.onnx.export(
-                model,
+                cast("torch.nn.Module", model),
                 (example,),
                 path,
                 input_names=[name],

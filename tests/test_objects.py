@@ -297,3 +297,11 @@ def test_the_stub_names_what_there_is():
     stub = (Path(fedhet.__file__).parent / "__init__.pyi").read_text()
     named = {line.split()[-1] for line in stub.splitlines() if " as " in line}
     assert named == set(fedhet.__all__)
+
+
+def test_a_methods_file_imports_from_one_place():
+    page = Path(__file__).parents[1] / "docs" / "how-to" / "own-method.md"
+    lines = [line for line in page.read_text().splitlines() if line.startswith("from fedhet")]
+    assert len(lines) > 3 and all(line.startswith("from fedhet import") for line in lines)
+    for line in lines:
+        exec(line, {})

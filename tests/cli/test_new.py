@@ -21,6 +21,7 @@ def test_the_skeleton_passes_lint_types_and_its_tests(tmp_path, monkeypatch, cap
     monkeypatch.syspath_prepend(tmp_path)
     assert execute(["new", "method", "my_method"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith("method=my_method:METHOD")
+    assert "from fedhet." not in Path("my_method.py").read_text()  # one place gives all
     config = ["--config", str(ROOT / "pyproject.toml")]
     written = sorted(tmp_path.glob("*.py"))
     commands = [["ruff", "check", *config], ["ruff", "format", "--check", *config]]

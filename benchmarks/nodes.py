@@ -2,11 +2,9 @@
 
 Real processes on 127.0.0.1 with TLS, ``fedhet server`` and ``fedhet node``. What the server spends
 without any node is measured first, then with nodes that have nothing to do, then a run of a few
-digits and CNN-5 on all of them: with nodes that run installed code (a process that stays), then
-with those that run what the server sends (Flower starts a program for each message).
+digits and CNN-5 on all of them.
 
-    python -m benchmarks.nodes [--nodes 8] [--seconds 30] [--rounds 8]
-        [--method fedssa] [--kind installed|sent]
+    python -m benchmarks.nodes [--nodes 8] [--seconds 30] [--rounds 8] [--method fedssa]
 """
 
 import argparse
@@ -127,7 +125,7 @@ def run(
 
 
 @contextlib.contextmanager
-def federation(kind: str, nodes: int) -> Iterator[tuple[Home, Callable[[], None]]]:
+def federation(nodes: int) -> Iterator[tuple[Home, Callable[[], None]]]:
     """Yield a settled server, and what starts that many nodes and waits for them to settle."""
     with tempfile.TemporaryDirectory() as folder:
         home, fedhet = Home(Path(folder)), script("fedhet")
@@ -140,7 +138,7 @@ def federation(kind: str, nodes: int) -> Iterator[tuple[Home, Callable[[], None]
             for k in range(nodes):
                 home.start(
                     fedhet, "node", f"tls/clients/{k}", "--server", f"127.0.0.1:{port}",
-                    "--partition", f"{k}/{nodes}", "--code", kind,
+                    "--partition", f"{k}/{nodes}",
                 )  # fmt: skip
             time.sleep(SETTLE + 3 * nodes)
 
@@ -152,9 +150,9 @@ def federation(kind: str, nodes: int) -> Iterator[tuple[Home, Callable[[], None]
             home.stop()
 
 
-def measure(kind: str, method: str, nodes: int, seconds: float, rounds: int) -> None:
-    """Everything with one kind of node; prints its line."""
-    with federation(kind, nodes) as (home, join):
+def measure(method: str, nodes: int, seconds: float, rounds: int) -> None:
+    """Measure everything; print its line."""
+    with federation(nodes) as (home, join):
         alone = cpu_per_second(home.server(), seconds)
         join()
         busy = cpu_per_second(home.server(), seconds)
@@ -163,7 +161,7 @@ def measure(kind: str, method: str, nodes: int, seconds: float, rounds: int) -> 
             raise SystemExit("a process ended early")
         figures = run(home, method, nodes, rounds)
     emit(
-        "nodes", kind=kind, method=method, nodes=nodes, superlink_cpu_share_alone=round(alone, 4),
+        "nodes", method=method, nodes=nodes, superlink_cpu_share_alone=round(alone, 4),
         superlink_cpu_milliseconds_per_idle_node_and_second=round(1e3 * (busy - alone) / nodes, 2),
         node_cpu_milliseconds_per_idle_node_and_second=round(1e3 * idle / nodes, 2),
         **figures,
@@ -177,10 +175,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--method", default="fedssa")
-    parser.add_argument("--kind", choices=["installed", "sent"], action="append")
     chosen = parser.parse_args()
-    for kind in chosen.kind or ("installed", "sent"):
-        measure(kind, chosen.method, chosen.nodes, chosen.seconds, chosen.rounds)
+    measure(chosen.method, chosen.nodes, chosen.seconds, chosen.rounds)
 
 
 if __name__ == "__main__":

@@ -627,8 +627,7 @@ def flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
 
     The partition is ``flwr:CLASS keyword=value ...``. Keywords are checked against the class; those
     that it takes and nobody gives are ``num_partitions`` (``clients``), ``partition_by``
-    (``label``) and ``seed``. Raise UserError for what the class does not take, lacks or refuses,
-    and where somebody would have nothing to train on.
+    (``label``) and ``seed``. Raise UserError for what the class refuses, and for empty clients.
     """
     kind, count = config.partition, len(data.labels)
     make, keywords = _partitioner(kind)
@@ -638,6 +637,7 @@ def flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
     columns = {"label": data.labels.tolist(), "index": list(range(count))}
     columns |= {"site": [data.site_names[k] for k in data.sites]} if data.site_names else {}
     try:
+        signature(make).bind_partial(**given)  # a misspelt keyword before a missing one
         signature(make).bind(**given)
     except TypeError as error:
         raise UserError(f"partition: '{kind}': {error}; it takes {', '.join(takes)}") from error

@@ -84,14 +84,7 @@ from fedhet.sums.masks import (
     stream,
     to_words,
 )
-from fedhet.sums.messages import (
-    Cohort,
-    Introduction,
-    Opened,
-    Survivors,
-    digest_of_sent,
-    read_sum,
-)
+from fedhet.sums.messages import Cohort, Introduction, Opened, Survivors, digest_of_sent, read_sum
 
 KEY, KEYS, LAST = SUM_KEY, "sum-keys", "sum-last"  # notes
 ALIVE = "alive"  # purpose of a signature of survivors

@@ -18,7 +18,7 @@ import pandas as pd
 
 from fedhet.cli.common import RunProgress, tell
 from fedhet.config.load import load_noted
-from fedhet.config.registry import METHODS, Method, folder_name
+from fedhet.config.registry import folder_name, named
 from fedhet.config.schema import METRICS, kebab
 from fedhet.data.inputs import safe_ids
 from fedhet.data.objects import understand
@@ -29,7 +29,7 @@ from fedhet.errors import UserError, one_line
 from fedhet.export.model import Personalised, load_model, states_of
 from fedhet.files import is_id, plain_path
 from fedhet.models.names import DEFAULT_GROUP
-from fedhet.plugins import giving, look_here, name_of
+from fedhet.plugins import giving, look_here
 from fedhet.records.formats import FIRST, read_evaluations
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import headline
@@ -211,24 +211,7 @@ def load_run(path: str | os.PathLike[str], **objects: Any) -> Run:
 
 def _named(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return keys with names in place of objects, and the objects by their names."""
-    values, objects = dict(keys), dict[str, Any]()
-
-    def name(thing: Any) -> Any:
-        if thing is None or isinstance(thing, str):
-            return thing
-        objects[named := name_of(thing)] = thing
-        return named
-
-    if isinstance(method := values.get("method"), Method):
-        ours = next((key for key, one in METHODS.items() if one is method), None)
-        values["method"] = ours or name(method)
-    if "models" in values and not isinstance(values["models"], str):
-        models = values["models"]
-        values["models"] = [
-            name(m) for m in (models if isinstance(models, list | tuple) else [models])
-        ]
-    if isinstance(values.get("metrics"), Mapping):
-        values["metrics"] = {str(key): [name(one)] for key, one in values["metrics"].items()}
+    values, objects = named(keys)
     if values.get("data") is not None:
         values |= _data(values.pop("data"), values, objects)
     return values, objects
@@ -264,11 +247,11 @@ def _again(path: Path, keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
         return values, {}
     started = RunFolder(plain_path(path)).started_config()
     like = {key: started.get(key) for key in ("text", "site", "clients") if started.get(key)}
-    named, objects = _named(like | about)
-    named.setdefault("method", started.get("method"))
+    again, objects = _named(like | about)
+    again.setdefault("method", started.get("method"))
     for key in about:
         stored = "dataset" if key == "data" else key
-        before, now = started.get(stored), named[stored]
+        before, now = started.get(stored), again[stored]
         if stored == "metrics":
             now = {name: function for name, (function,) in now.items()}
         if now != before:

@@ -20,13 +20,13 @@ from flwr.serverapp import ServerApp as FlowerServerApp
 from fedhet.client_app import RUN, make_app, own_name
 from fedhet.config.checks import COMMON
 from fedhet.config.load import load_noted
-from fedhet.config.registry import METHODS, Method, folder_name, method_keys
+from fedhet.config.registry import Method, folder_name, method_keys, named
 from fedhet.config.schema import RunConfig, kebab
 from fedhet.data.objects import understand
 from fedhet.data.partition import split_client
 from fedhet.engines.launch import Launch, OnRound
 from fedhet.engines.session import check_whole, reopen
-from fedhet.plugins import giving, name_of
+from fedhet.plugins import giving
 from fedhet.records.run_folder import RunFolder
 from fedhet.server_app import log, log_to_stderr, outside, serve
 from fedhet.site.local_data import LocalData, open_given
@@ -87,12 +87,9 @@ def ClientApp(  # noqa: N802  (as Flower's)
     one client: (x, y), (x, y, x_test, y_test), a DataFrame, a torch Dataset. ``method`` and
     ``metrics`` are those of the ServerApp, where they are objects.
     """
-    listed = models if isinstance(models, list | tuple) else [models]
-    objects = {one if isinstance(one, str) else name_of(one): one for one in listed}
-    names = list(objects)
-    for thing in (method, *(metrics or {}).values()):
-        if thing is not None:
-            objects[name_of(thing)] = thing
+    values, objects = named({"models": models, "method": method, "metrics": metrics})
+    listed = values["models"]
+    names = [listed] if isinstance(listed, str) else listed
     return make_app(Site(names, objects, data))
 
 
@@ -118,17 +115,7 @@ def ServerApp(  # noqa: N802  (as Flower's)
     @made.main()
     def main(grid: Grid, context: Context) -> None:
         log_to_stderr()
-        values = {kebab(key): value for key, value in keys.items()}
-        method = values.get("method")
-        objects = {}
-        if isinstance(method, Method):
-            values["method"] = next((n for n, one in METHODS.items() if one is method), "")
-            values["method"] = values["method"] or name_of(method)
-            objects[values["method"]] = method
-        metrics = values.get("metrics") or {}
-        objects |= {name_of(one): one for one in metrics.values() if callable(one)}
-        if metrics:
-            values["metrics"] = {n: [name_of(f) if callable(f) else f] for n, f in metrics.items()}
+        values, objects = named({kebab(key): value for key, value in keys.items()})
         with giving(objects):
             launch = _launch(config, values, dict(context.run_config), resume, trust=trust)
             launch = replace(launch, on_round=on_round)

@@ -1,6 +1,6 @@
 """Files: read and checked, made or replaced in one step; ids that become names of files.
 
-What is read is plain data: JSON, JSON lines, YAML, TOML and safetensors. Nothing is unpickled.
+What is read is plain data: JSON, JSON lines, YAML and safetensors. Nothing is unpickled.
 """
 
 import contextlib
@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import tempfile
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -430,15 +429,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise UserError(f"{source}: must be a mapping of keys to values")
     return loaded
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Return a TOML file; raise Damaged if it is none, OSError if there is no file."""
-    source = f"'{path}'"
-    try:
-        return tomllib.loads(decoded(read_bytes(path), source))
-    except (ValueError, RecursionError) as error:
-        raise Damaged.at(source, "", f"not TOML: {one_line(error)}") from error
 
 
 def read_tensors(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, str]]:

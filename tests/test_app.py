@@ -70,11 +70,13 @@ def test_an_app_of_ones_own_runs_any_method_also_with_masks(tmp_path, keys):
 
 
 def test_the_run_config_replaces_arguments_and_a_run_is_resumed(tmp_path):
-    client = fedhet.ClientApp(models=Net, data=load)
+    client = fedhet.ClientApp(models=[Net, Net, Wide], data=load)
     server = fedhet.ServerApp(method="fedssa", **KEYS)
     words = {"out": str(tmp_path), "num-server-rounds": 9, "seed": 4}
     whole = federate(client, server, **words)
     cut = federate(client, server, rounds=1, **words)
+    models = fedhet.load_run(whole["folder"]).clients.groupby("client")["model"].first()
+    assert [name.split(":")[1] for name in models] == ["Net", "Net", "Wide"]
     assert (whole["rounds"], cut["rounds"], cut["seed"]) == (2, 1, 4)
     again = federate(client, server, resume=str(cut["folder"]), rounds=2, **words)
     assert again["run_sha256"] == whole["run_sha256"] != cut["run_sha256"]

@@ -5,6 +5,7 @@ client, parameters and strategy hooks, and no other method.
 """
 
 import difflib
+from collections.abc import Mapping
 from functools import cached_property
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -180,3 +181,27 @@ def folder_name(method: str) -> str:
         return method.split(":")[1][:40]
     module, _, name = method.rpartition(":")
     return (module if module and name == "METHOD" else name)[:40]
+
+
+def named(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return keys of a run with names in place of objects, and the objects by their names.
+
+    Those are a ``method``, ``models`` and ``metrics``; a name given as such stays.
+    """
+    values, objects = dict(keys), dict[str, Any]()
+
+    def name(thing: Any) -> Any:
+        if thing is None or isinstance(thing, str):
+            return thing
+        objects[short := plugins.name_of(thing)] = thing
+        return short
+
+    if isinstance(method := values.get("method"), Method):
+        ours = next((key for key, one in METHODS.items() if one is method), None)
+        values["method"] = ours or name(method)
+    if "models" in values and not isinstance(models := values["models"], str):
+        listed = models if isinstance(models, list | tuple) else [models]
+        values["models"] = [name(model) for model in listed]
+    if isinstance(values.get("metrics"), Mapping):
+        values["metrics"] = {str(key): [name(one)] for key, one in values["metrics"].items()}
+    return values, objects

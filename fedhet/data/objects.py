@@ -308,12 +308,13 @@ def _as_bytes(parts: Sequence[Part]) -> tuple[list[Part], tuple[str, ...]]:
         f"{value:g}" + (f" (client '{part.client}')" if part.client else "")
         for value, part in ((low, lowest), (high, highest))
     )
+    notes: tuple[str, ...] = ()
     if low >= -1 and high <= 1:
         shift, scale = (0.0, 255.0) if low >= 0 else (1.0, 127.5)
         taken = f"{0 - shift:g} to 1"
         notes = (f"data: float images from {from_} to {to} are taken as {taken}, stored as 8 bits",)
     elif low >= 0 and high <= 255 and all(_is_whole(p.examples) for p in parts):  # noqa: PLR2004
-        shift, scale, notes = 0.0, 1.0, ()
+        shift, scale = 0.0, 1.0
     else:
         raise UserError(
             f"data: float images go from {from_} to {to}, must be from 0 to 1, -1 to 1, or whole "

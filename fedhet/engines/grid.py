@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any, Protocol, TextIO
 
 import torch
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message
 from flwr.serverapp import Grid
 
 from fedhet import client_app, server_app
@@ -104,30 +104,12 @@ class SimulationGrid(Grid):
             self._replies[reply.metadata.reply_to_message_id] = reply
         return [self._replies.pop(i) for i in asked if i in self._replies]
 
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Raise NotImplementedError: :func:`fedhet.protocol.mail.exchange` replaces this."""
+    def _absent(self, *_: Any, **__: Any) -> Any:
+        """Raise NotImplementedError: what sends messages of ours calls none of these."""
         raise NotImplementedError
 
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Raise NotImplementedError: ``Message(...)`` replaces this."""
-        raise NotImplementedError
-
-    def set_run(self, run: Any) -> None:
-        """Do nothing: Flower knows of no run here."""
-
-    @property
-    def run(self) -> Any:
-        """Raise NotImplementedError: there is none."""
-        raise NotImplementedError("a simulation of fedhet's runs without a Flower run")
+    send_and_receive = create_message = set_run = _absent
+    run = property(_absent)
 
 
 class Inline:

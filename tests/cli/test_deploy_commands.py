@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -27,7 +28,6 @@ from fedhet.deploy.node import REFUSALS, Node, NodePlan, said
 from fedhet.engines import launch
 from fedhet.engines.system import Interrupted, free_ports
 from fedhet.errors import RunFailed, UserError
-from fedhet.files import read_toml
 from fedhet.records.formats import Line
 from fedhet.records.run_folder import RunFolder
 
@@ -109,7 +109,8 @@ def test_a_second_server_leaves_the_first_one_reachable(tls, capsys):
 def test_flower_reads_the_path_of_a_folder_whatever_it_is_called(tls, tmp_path):
     moved = tls.rename(tmp_path / 'tls "😀"')
     _served(moved, 4711)
-    found = read_toml(ServerFolder(moved).flwr_home / "config.toml")["superlink"][CONNECTION]
+    config = tomllib.loads((ServerFolder(moved).flwr_home / "config.toml").read_text())
+    found = config["superlink"][CONNECTION]
     assert found["root-certificates"] == str(ServerFolder(moved).inner.ca)
     with pytest.raises(UserError, match="cannot be printed"):
         ServerFolder(moved.rename(tmp_path / "a\x7f")).make()
@@ -137,6 +138,7 @@ def test_what_flower_says_is_said_once_and_plainly(tmp_path):
 
 FORGETS = """#!{python}
 import time
+import tomllib
 print("INFO :  SuperNode ID: 17", flush=True)
 print("INFO :  Run ID 5 is not in `RUNNING` status. Ignoring reply message 6.", flush=True)
 print({line!r}, flush=True)

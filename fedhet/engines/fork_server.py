@@ -139,7 +139,9 @@ def serve(control: int, command: int) -> NoReturn:
     os.dup2(2, 1)
     gc.set_threshold(*RARELY)
     from fedhet.engines.worker import answer_all  # noqa: PLC0415  (torch and the ClientApp)
+    from fedhet.models.flops import torchs_formulas  # noqa: PLC0415  (torch)
 
+    torchs_formulas()
     gc.collect()
     gc.freeze()  # pages with objects stay shared with the workers
     own = os.getpid()

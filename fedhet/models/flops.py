@@ -6,81 +6,143 @@ Biases, activations, pooling and normalisation count as zero (``torch.utils.flop
 formulas these are, with those that it lacks, and one that it has wrong).
 """
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedhet.data.inputs import Inputs
 from fedhet.models.base import untouched
 from fedhet.models.zoo import build_model
 
+log = logging.getLogger("fedhet")
+# Names of operators that multiply and add; what else has no formula costs nothing worth counting.
+_WORK = re.compile(r"rnn|lstm|gru|attention|transformer|conv|mm|matmul|linear|einsum|bilinear|fft")
 _MATRIX = 2  # dimensions
 _MIB = 2**20
 
 
-def _formulas(torchs: Any) -> dict[Any, Callable[..., int]]:
-    """Return formulas, of shapes, of operators that torch has no right one for, if it has them.
+@cache
+def torchs_formulas() -> Any:
+    """Return ``torch.utils.flop_counter``, which imports Triton: imported when it is needed."""
+    return import_module("torch.utils.flop_counter")
 
-    Of a convolution's backward torch's formula leaves out the groups of the weights' gradient: a
-    depthwise convolution of 512 channels would count 512 times. In a recurrent layer every weight
-    matrix meets every step of every example.
+
+def _recurrent(weights: Any, inputs: torch.Tensor) -> int:
+    """Return the cost of every weight matrix meeting every step of every example."""
+    steps = inputs.shape[0] * inputs.shape[1] if inputs.dim() > _MATRIX else inputs.shape[0]
+    size = sum(w.numel() for w in weights if w is not None and w.dim() == _MATRIX)
+    return 2 * int(steps) * int(size)
+
+
+def _convolution_back(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *args: Any, **__: Any
+) -> int:
+    """Return what the forward costs for each gradient that is asked for.
+
+    torch's formula leaves the groups out of the weights' gradient: a depthwise convolution of 512
+    channels would count 512 times.
     """
+    transposed, wanted = args[4], args[7]
+    count = torchs_formulas().conv_flop_count
+    forward = count(list(x.shape), list(weight.shape), list(grad.shape), transposed)
+    return int(forward * sum(wanted[:2]))
 
-    def convolution_back(grad: Any, x: Any, weight: Any, *args: Any, **_: Any) -> int:
-        forward = torchs.conv_flop_count(list(x), list(weight), list(grad), args[4])
-        return int(forward * sum(args[7][:2]))
 
-    def recurrent(x: Any, weights: Any) -> int:
-        size = sum(math.prod(w) for w in weights if w is not None and len(w) == _MATRIX)
-        return int(2 * math.prod(x[:-1]) * size)
+def _formulas() -> dict[Any, Callable[..., int]]:
+    """Return formulas of operators that torch has no right one for, if this torch has them."""
 
-    def attention(formula: Callable[..., int], tensors: int) -> Callable[..., int]:
-        return lambda *shapes, **_: formula(*shapes[:tensors])
+    def attention(formula: str, tensors: int) -> Callable[..., int]:
+        def flops(*args: Any, **_: Any) -> int:
+            shapes = (one.shape for one in args[:tensors])
+            return int(getattr(torchs_formulas(), formula)(*shapes))
+
+        return flops
 
     flash = "_scaled_dot_product_flash_attention_for_cpu"
     wanted: dict[str, Callable[..., int]] = {
-        "convolution_backward": convolution_back,
-        "mkldnn_rnn_layer": lambda x, *args, **_: recurrent(x, args[:4]),
-        "mkldnn_rnn_layer_backward": lambda x, *args, **_: 2 * recurrent(x, args[:4]),
-        "_cudnn_rnn": lambda x, weights, *_, **__: recurrent(x, weights),
-        "_cudnn_rnn_backward": lambda x, weights, *_, **__: 2 * recurrent(x, weights),
-        flash: attention(torchs.sdpa_flop_count, 3),
-        f"{flash}_backward": attention(torchs.sdpa_backward_flop_count, 4),
+        "convolution_backward": _convolution_back,
+        "mkldnn_rnn_layer": lambda x, *args, **_: _recurrent(args[:4], x),
+        "mkldnn_rnn_layer_backward": lambda x, *args, **_: 2 * _recurrent(args[:4], x),
+        "_cudnn_rnn": lambda x, weights, *_, **__: _recurrent(weights, x),
+        "_cudnn_rnn_backward": lambda x, weights, *_, **__: 2 * _recurrent(weights, x),
+        flash: attention("sdpa_flop_count", 3),
+        f"{flash}_backward": attention("sdpa_backward_flop_count", 4),
     }
     aten = torch.ops.aten
     return {getattr(aten, name): own for name, own in wanted.items() if hasattr(aten, name)}
 
 
-@contextmanager
-def counting() -> Iterator[Any]:
-    """Count what runs inside ``with`` by torch's ``FlopCounterMode``, with the formulas above.
+_OURS = _formulas()
 
-    Attention layers take the way that training takes: the fast one of inference is one operator
-    without a formula.
+
+class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the formula of every operation that runs inside ``with``.
+
+    torch's ``FlopCounterMode`` adds the same formulas per module, and imports torch's compiler for
+    it: a second of CPU, which a deployed client would pay with every message. Attention layers
+    take the way that training takes, since the fast one of inference is one operator of which
+    nobody has a formula. An operator that looks like work and has none is named once.
     """
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    torchs = import_module("torch.utils.flop_counter")  # it imports Triton
-    counter = torchs.FlopCounterMode(display=False, custom_mapping=_formulas(torchs))
-    try:
-        with counter:
-            yield counter
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total: int = 0
+        self._registry = torchs_formulas().flop_registry
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # no compiler runs here
+
+    def __enter__(self) -> Any:
+        """Start counting, without the fast path."""
+        self._fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        """Stop counting, with the fast path as before."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        torch.backends.mha.set_fastpath_enabled(self._fast)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        """Run the operation and count it."""
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        formula: Callable[..., int] | None = self._registry.get(func.overloadpacket)
+        if func.overloadpacket in _OURS:
+            self.total += _OURS[func.overloadpacket](*args, **kwargs)
+        elif formula is not None:
+            self.total += formula(*args, **kwargs, out_val=out)
+        else:
+            _name_once(func.overloadpacket)
+        return out
+
+
+@cache
+def _name_once(packet: Any) -> None:
+    """Warn of an operator without a formula that looks like work, once in a process."""
+    namespace, _, operator = str(packet).partition(".")
+    if namespace not in {"aten", "prim", "prims"} or _WORK.search(operator):
+        log.warning("FLOPs: operator %s has no formula and is counted as 0", packet)
 
 
 def forward_flops(model: nn.Module, inputs: Inputs) -> int:
     """Return FLOPs of one forward of one example; the model is left as it was."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     x = torch.from_numpy(inputs.blank(1)).to(device)
-    with untouched(model), counting() as counter:
+    counter = FlopCounter()
+    with untouched(model), counter:
         model(x)
-    return int(counter.get_total_flops())
+    return counter.total
 
 
 def training_flops(step: Callable[[], torch.Tensor]) -> int:
@@ -88,9 +150,10 @@ def training_flops(step: Callable[[], torch.Tensor]) -> int:
 
     Both really run: gradients are added and BatchNorm's buffers move, so give it a step on copies.
     """
-    with counting() as counter:
+    counter = FlopCounter()
+    with counter:
         torch.autograd.backward(step())
-    return int(counter.get_total_flops())
+    return counter.total
 
 
 def model_sizes(names: Sequence[str], classes: int, d: int, inputs: Inputs) -> list[dict[str, Any]]:

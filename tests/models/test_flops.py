@@ -1,10 +1,12 @@
 """FLOPs against formulas written out here, and the sizes that ``fedhet models`` prints."""
 
+import pytest
 import torch
 from torch import nn
 
 from fedhet.data.inputs import Inputs
 from fedhet.models import build_model, forward_flops, model_sizes, training_flops
+from fedhet.models.flops import FlopCounter
 
 # CNN-1 at 32 x 32, 10 classes: outputs x multiply-adds per output.
 CONV1 = 28 * 28 * 16 * (3 * 25)
@@ -52,3 +54,14 @@ def test_sizes_of_models() -> None:
     channels = 2 * (4800 + 3)  # mean and deviation, of BatchNorms and of the images
     assert rows[1]["buffers"] == channels + 20, "and 20 counters"
     assert rows[1]["buffers_mib"] == (channels * 4 + 20 * 8) / 2**20
+
+
+def test_an_operator_without_a_formula_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(4, 8)
+    for _ in range(2):
+        with caplog.at_level("WARNING", logger="fedhet"), FlopCounter() as counter:
+            torch.fft.rfft(x)
+            x.relu().sum()
+    assert counter.total == 0
+    named = [record.getMessage() for record in caplog.records]
+    assert len(named) == 1 and "_fft_r2c has no formula and is counted as 0" in named[0]

@@ -18,7 +18,7 @@ from helpers.pace import PATIENCE
 from helpers.programs import Process, wait_for
 
 from fedhet.config.load import build_config
-from fedhet.deploy.control import Control, ServerFolder
+from fedhet.deploy.control import ServerFolder
 from fedhet.engines.system import environment, free_ports, script
 from fedhet.errors import RunFailed
 from fedhet.protocol.messages import instruction
@@ -182,9 +182,8 @@ class Federation(Commands):
     # --- commands ------------------------------------------------------------------------------
 
     def online(self) -> int:
-        with contextlib.suppress(RunFailed):
-            control = Control(self.tls.control(), self.tls.credentials.ca)
-            with contextlib.closing(control):
+        with contextlib.suppress(RunFailed):  # mostly busy for a moment
+            with contextlib.closing(self.tls.connect()) as control:
                 return sum(node.status == "online" for node in control.nodes())
         return 0
 

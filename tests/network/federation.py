@@ -182,10 +182,11 @@ class Federation(Commands):
     # --- commands ------------------------------------------------------------------------------
 
     def online(self) -> int:
-        with contextlib.suppress(RunFailed):  # mostly busy for a moment
-            with contextlib.closing(self.tls.connect()) as control:
+        with contextlib.closing(self.tls.connect()) as control:
+            try:
                 return sum(node.status == "online" for node in control.nodes())
-        return 0
+            except RunFailed:  # mostly busy for a moment
+                return 0
 
     def run(self, name: str, **changes: object) -> "Run":
         """Start ``fedhet run --superlink`` with the preset and these changes (snake_case)."""

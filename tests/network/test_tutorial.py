@@ -3,10 +3,10 @@
 import shlex
 
 import pytest
-from docs.test_tutorials import blocks, check
 from helpers.programs import wait_for
 from network.federation import Commands
 
+from docs.site.tests.test_tutorials import blocks, check
 from fedhet.engines.system import free_ports
 
 pytestmark = pytest.mark.network

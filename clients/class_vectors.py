@@ -27,11 +27,11 @@ class ClassVectorClient(MethodClient[P]):
     caches_frozen = True
 
     def outputs(self, inputs: Tensor) -> Tensor:
-        """Return the vectors (B, w) whose means are sent: by default the representations."""
+        """Return vectors (B, w) float32 of ``inputs``, by default representations, to be sent."""
         return self.model.features(inputs)
 
     def sent_classes(self) -> Array:
-        """Ids of the classes whose vectors may come; by default of all."""
+        """Return ids (S,) int64 of the classes whose vectors may come; by default of all."""
         return np.arange(self.classes)
 
     def sent_width(self) -> int:

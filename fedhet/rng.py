@@ -22,7 +22,7 @@ def _entropy(seed: int, purpose: str, client: str, round_: int) -> list[int]:
 
 
 def generator(seed: int, purpose: str, client: str = "", round_: int = 0) -> np.random.Generator:
-    """NumPy generator of one purpose, e.g. ``("shuffle", client "3", round 7)``."""
+    """Return NumPy's generator for ``seed``, ``purpose``, ``client`` and round ``round_``."""
     return np.random.default_rng(np.random.SeedSequence(_entropy(seed, purpose, client, round_)))
 
 
@@ -34,7 +34,10 @@ def torch_seed(seed: int, purpose: str, client: str = "", round_: int = 0) -> in
 
 @contextmanager
 def torch_seeded(seed: int, purpose: str, client: str = "", round_: int = 0) -> Iterator[None]:
-    """Run the body with torch's global generators seeded, and restore them afterwards."""
+    """Seed torch's global generators for the body, and restore them afterwards.
+
+    ``seed``, ``purpose``, ``client`` and round ``round_`` are those of :func:`torch_seed`.
+    """
     # A process that has not used a GPU yet draws nothing on it in the body.
     devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=devices):

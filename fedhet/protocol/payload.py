@@ -23,7 +23,7 @@ def rest() -> Any:
 
 
 def blank(shape: Sequence[int], dtype: Any = np.float32) -> Array:
-    """Return zeros of any shape in the memory of one, where shape and dtype alone count."""
+    """Return zeros of a ``shape`` () or (n, ...) and ``dtype``, in the memory of one."""
     return np.broadcast_to(np.zeros((), dtype=dtype), tuple(shape))
 
 

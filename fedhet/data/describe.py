@@ -99,6 +99,11 @@ def site_like(name: str) -> bool:
     return not other and bool(_SITE_WORDS & {*plain.split("_")})
 
 
+def about_site(name: str) -> str:
+    """Return one line about a column that may be the site, where no key names one."""
+    return f"no site: site={name} would make each value of '{name}' a client"
+
+
 class Unclear(UserError):
     """A key that a person must give: its name, and the columns that it may be."""
 
@@ -405,7 +410,7 @@ class Description:
         def order(name: str) -> tuple[bool, bool, bool, int]:
             one, plain = self.columns[name], snake(name)
             few = one.values <= CLASSES and (bool(one.words) or one.values == 2)  # noqa: PLR2004
-            other = _DESCRIBES.search(plain) is not None or one.is_group
+            other = _DESCRIBES.search(plain) is not None or site_like(name) or one.is_group
             last = name == names[-1]
             return other, plain not in _TARGETS, not (few or last), -names.index(name)
 

@@ -20,6 +20,7 @@ from fedhet.data.describe import (
     UNUSED,
     Description,
     Unclear,
+    about_site,
     describe,
     site_like,
 )
@@ -103,7 +104,7 @@ def initialise(  # noqa: PLR0913, PLR0917  (what the command line is made of)
     keys = _training(keys, given, data)
     _write(target, keys, data)
     warnings = (f"warning: {one}" for one in (*data.warnings, *about))
-    for line in (*lines, *data.notes, *warnings):  # a column's name may have several
+    for line in dict.fromkeys((*lines, *data.notes, *warnings)):  # a name may have several lines
         yield one_line(line, None)
     yield from (f"wrote {target}; it runs with:", f"fedhet run {target}")
 
@@ -195,7 +196,7 @@ def _of_rows(
         keys["gaps"] = sorted({*filter(None, GAPS), *words})
     lines = _choose(keys, description)
     if likely and not description.reading.site:
-        lines.append(f"no site: site={likely[0]} would make each value of '{likely[0]}' a client")
+        lines.append(about_site(likely[0]))
     show(title, _HEADS, _table(description))
     return lines
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedhet.data.describe import Description, describe, leaks, named_columns
+from fedhet.data.describe import Description, about_site, describe, leaks, named_columns, site_like
 from fedhet.data.inputs import TOKENS, Encoded, Inputs, Reading, Stream, canonical, listed, shown
 from fedhet.data.keys import Keys, coded, need, places_of, present
 from fedhet.data.rows import DATA_FRAME, RowFile, to_numbers
@@ -142,11 +142,16 @@ def of_rows(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
         sampled.append(numbers[::step])
         count += len(numbers)
         yield numbers
+    seen = np.concatenate(sampled) if sampled else np.zeros((0, len(features)), dtype=np.float32)
+    if not (reading.site or reading.declared or file.site is not None):
+        pairs = zip(features, seen.T, strict=True)
+        different = {n: len(np.unique(x[~np.isnan(x)])) for n, x in pairs if site_like(n)}
+        likely = [name for name, many in different.items() if 2 <= many <= len(seen) // 10]  # noqa: PLR2004
+        lines += [about_site(likely[0])] if likely else []
     content = keys.content(rows.inputs, [rows.about_infinite()], [*lines, file.said])
     if reading.declared:
         return content
-    labels = content.labels[np.concatenate(places)]
-    told = leaks(features, np.concatenate(sampled), labels, reading.target)
+    told = leaks(features, seen, content.labels[np.concatenate(places)], reading.target)
     return replace(content, warnings=(*content.warnings, *told))
 
 

@@ -118,7 +118,7 @@ def test_the_headline_sees_rare_classes(tmp_path, ill, metric):
     assert config.metric == metric
     preset, rare = (tmp_path / "p.yaml").read_text(), "else 3" in ill
     assert ("\n# class-weights: balanced  # " in preset) == rare == (config.lr == 0.01)
-    for split, advice in ((8, 1, 1), 'split="6:1:3"'), ((6, 1, 3), "several partition seeds"):
+    for split, advice in ((8, 1, 1), 'split="6:1:3"'), ((6, 1, 3), "several seeds"):
         found = load_partition(config.model_copy(update={"split": split}), config.clients)[1]
         few = [one for one in found.warnings if "few test examples of a class: client 0 has" in one]
         assert [advice in one for one in few] == [True] * rare, few
@@ -129,6 +129,7 @@ TARGETS = {  # columns by a formula of the row's number; the class, or what is a
     "one exact name": ("pclass=1+k%3 age=k*7%50 survived=k%2", "survived"),
     "part of a name": ("age=k*7%50 PatientStatus='ab'[k%2]", "such as PatientStatus"),
     "two names": ("class='xyz'[k%3] age=k*7%50 survived=k%2", "such as survived .*, class"),
+    "a machine": ("machine='ab'[k%2] acc=k*0.37 state='xy'[k%2]", "such as state .*, machine"),
     "a count": ("num_visits=k%7 age=18+k%31 readmitted=['>30','<30','NO'][k%3]",
                 "such as readmitted .*, num_visits"),
     "a measurement of that name": ("age=k*7%50 y=k*0.37", "no column looks like a class"),
@@ -187,6 +188,25 @@ def test_what_is_not_clear_is_asked_for_on_a_terminal(tmp_path, monkeypatch, cap
     assert execute(["init", "p.csv"]) == 0
     config = load_config(tmp_path / "p.yaml")
     assert config.target == "readmitted" and config.site == ("ward",)
+
+
+@pytest.mark.parametrize(
+    ("columns", "likely"),
+    [("ward='abc'[k%3] dose=k*0.37", "ward"), ("device=1+k%5", "device"), ("ward=k*0.1", "")],
+)
+def test_no_run_is_silent_about_a_column_that_may_be_the_site(tmp_path, capsys, columns, likely):
+    frame_of(tmp_path / "p.csv", f"{columns} age=k*7%50 status=k*7//5%2")
+    line = f"no site: site={likely} would make each value of '{likely}' a client"
+    assert execute(["init", "p.csv"]) == 0
+    assert capsys.readouterr().out.splitlines().count(line) == bool(likely)
+    config = load_config(tmp_path / "p.yaml")
+    written = load_partition(config, config.clients)[0]
+    for given in (Reading(), Reading(target="status")):
+        bare = open_dataset("table", data_path="p.csv", reading=given)
+        assert [line in bare.notes, line in written.notes] == [bool(likely)] * 2
+    if likely:
+        named = Reading(target="status", site=(likely,))
+        assert line not in open_dataset("table", data_path="p.csv", reading=named).notes
 
 
 LEAKS = {  # a column beside the class ``ill``; what is said of it

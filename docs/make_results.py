@@ -37,6 +37,7 @@ TITLES = {  # of the settings in docs/data/NAME
     "ag-news": "AG News, 10 clients", "ag-news-tuned": "AG News, 10 clients, tuned",
     "cifar10-n10": "CIFAR-10, 10 clients", "cifar10-n100": "CIFAR-10, 100 clients, T = 15",
     "cifar10-n100-t100": "CIFAR-10, 100 clients", "cifar100-n100": "CIFAR-100, 100 clients, T = 15",
+    "cifar100-n100-as-published": "CIFAR-100, 100 clients, as published",
     "cifar100-n100-e10": "CIFAR-100, 100 clients, E = 10",
     "cifar100-n100-t100": "CIFAR-100, 100 clients",
     "cifar100-n100-t500": "CIFAR-100, 100 clients, T = 500", "digits": "Digits, 10 clients",

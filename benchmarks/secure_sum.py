@@ -86,7 +86,7 @@ def rounds(clients: int, count: int, repeats: int) -> None:
 
 def nodes(count: int, method: str, length: int) -> None:
     """Time a round of warm nodes in every mode; print a line for each."""
-    with federation("warm", count) as (home, join):
+    with federation(count) as (home, join):
         join()
         for mode in MODES:
             keys = [*mode_keys(mode), "max-images=400"]

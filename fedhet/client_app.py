@@ -465,8 +465,9 @@ def _step(message: Message, context: Context) -> str:
     """Return which client was about to do what, in words."""
     who = own_name(context)
     config: Mapping[str, Any] = message.content.config_records.get("config") or {}
-    round_ = int(str(config.get("round", 0)))
-    return f"client {who}, {message.metadata.message_type}" + f", round {round_}" * (round_ > 0)
+    round_ = config.get("round")  # of anybody: any value
+    where = f", round {round_}" if type(round_) is int and round_ > 0 else ""
+    return f"client {who}, {message.metadata.message_type}{where}"
 
 
 app = make_app()

@@ -48,6 +48,7 @@ def test_a_preset_runs_as_it_is(tmp_path, name, write, file, clients):
     write(tmp_path / file)
     own = [f"data-path={tmp_path / file}", "rounds=1", f"out={tmp_path}", "engine=inline"]
     sites = {"signals": "subject,device", "table": "hospital"}
+    own += ["target=num"] * (name == "table")
     if name in sites:
         own += [f"site={sites[name]}", "partition=natural", "clients=0"]
     config = session.resolve_clients(

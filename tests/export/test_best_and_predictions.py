@@ -34,7 +34,7 @@ def test_predictions_are_those_of_the_reported_accuracy(run, tmp_path):
     with (tmp_path / "p.csv").open(newline="") as file:
         found = list(csv.DictReader(file))
     assert len(found) == rows > 0
-    (last,) = [r for r in done.clients if r["client"] == "1" and r["round"] == 3]
+    (last,) = [r for r in done.clients.to_dict("records") if r["client"] == "1" and r["round"] == 3]
     mine = [r for r in found if r["client"] == "1" and r["split"] == "test"]
     right = [(float(r["p_yes"]) > 0.5) == (r["y"] == "yes") for r in mine]
     assert 100 * np.mean(right) == pytest.approx(last["test_accuracy"])
@@ -67,7 +67,7 @@ def test_a_model_predicts_a_frame_a_path_and_an_array_alike(run, tmp_path):
 
 def test_the_best_state_is_that_of_the_best_validation(run):
     done, _ = run
-    mine = [r for r in done.clients if r["client"] == "2"]
+    mine = [r for r in done.clients.to_dict("records") if r["client"] == "2"]
     best = max(mine, key=lambda r: (r["val_accuracy"], -r["round"]))
     (state,) = (done.path / "state").glob("*/2")
     assert f'"generation": {best["round"]}' in (state / "best.json").read_text()

@@ -70,7 +70,7 @@ def test_unreadable_files_are_named_and_left_out(model, tmp_path, capsys):
 
 CARDS = (
     ({"architecture": "cnn-1"}, "do not fit card.yaml"),
-    ({"architecture": "cnn-5 weights=/no/such"}, "omit weights="),
+    ({"architecture": "cnn-5 weights=/no/such"}, "names a file of weights"),
     ({"method": "fedmlr"}, "method"),
     ({"format": 2}, "not of format 1"),
     ({"hyper-parameters": {"d1": -1}}, "d1"),

@@ -82,7 +82,7 @@ def test_models_of_ones_own_as_a_user_runs_them(
     write(tmp_path / "d.csv")
     words = command.replace("FILE.csv", str(tmp_path / "d.csv")).split()[1:]
     quick = ["rounds=1", "engine=inline", "representation=24", f"out={tmp_path}"]
-    quick += ["clients=2", "local-epochs=1"]
+    quick += ["clients=2", "local-epochs=1"] + ["target=num"] * (preset == "table")
     assert execute([*words, "name=own", *quick]) == 0, capsys.readouterr().err
     rows = [line.split(",") for line in (tmp_path / "own/clients.csv").read_text().splitlines()]
     assert {row[2] for row in rows[1:]} == set(factories)

@@ -13,6 +13,7 @@ from fedhet.protocol.codes import Code
 from fedhet.protocol.flower import posted, simulating
 from fedhet.protocol.messages import instruction
 from fedhet.protocol.wire import arrays_of, to_record
+from fedhet.site import history
 from fedhet.site.history import NAME
 from fedhet.testing import LocalGrid, simulate, small
 
@@ -99,8 +100,9 @@ class Deployed:
         assert self.stamps() == before, name
 
     def stamps(self) -> dict[str, tuple[int, int, int]]:
-        """What a write to a file changes."""
-        found = ((path, path.stat()) for path in files(self.folder))
+        """What a write to a file changes; a question of a new run is noted in the history."""
+        states = (path for path in files(self.folder) if path.name != history.NAME)
+        found = ((path, path.stat()) for path in states)
         return {str(path): (s.st_ino, s.st_mtime_ns, s.st_size) for path, s in found}
 
     def refusal(self, content: RecordDict, kind: str = "train", name: str = "") -> str:

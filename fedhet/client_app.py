@@ -190,7 +190,7 @@ class Request:
                 "this node's data are not those that it had in this run: give them back, or begin "
                 "anew with fedhet node --new-data", Code.DATA, "other data than before",
             )  # fmt: skip
-        if note is None and self.kind != QUERY:
+        if note is None and self.kind != QUERY and self.what.generation == 0:
             store.write_note(DATA, own)
 
     def device(self) -> torch.device:

@@ -97,7 +97,8 @@ class Deployed:
         """Nothing that the client keeps changes meanwhile."""
         before = self.stamps()
         yield
-        assert self.stamps() == before, name
+        after = self.stamps()
+        assert after == before, (name, set(after.items()) ^ set(before.items()))
 
     def stamps(self) -> dict[str, tuple[int, int, int]]:
         """What a write to a file changes; a question of a new run is noted in the history."""

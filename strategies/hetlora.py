@@ -7,12 +7,12 @@ M = sum_k w_k B_k A_k with w_k = n_k / n. A mean of the factors is another map: 
 sum_k w_k (B_k - mean B)(A_k - mean A), a covariance, whose share ||M - mean(B) mean(A)|| / ||M|| is
 recorded in each round as ``lost_by_averaging``. By ``aggregate``:
 
-- ``svd`` (FlexLoRA, 2402.11505): the best factors of M of each client's rank, sqrt(S) on both
+- ``svd`` (FlexLoRA, arXiv 2402.11505): the best factors of M of each client's rank, sqrt(S) on both
   sides, by QR of the stacked factors and an SVD of their core in float64; M is never formed.
   ``lost_by_ranks`` is the mean share sum_{i > r_k} s_i^2 / sum s_i^2 that ranks cut off.
-- ``pad`` (HetLoRA, 2401.06432): factors padded with zeros and averaged; client k is sent its first
+- ``pad`` (HetLoRA, arXiv 2401.06432): factors padded with zeros, averaged; client k gets its first
   r_k rows and columns. Here with weights n_k, and without its penalty that shrinks ranks.
-- ``share-a`` (FedSA-LoRA, 2410.01463): A alone is sent, each row averaged over those who have it.
+- ``share-a`` (FedSA-LoRA, arXiv 2410.01463): A alone is sent, each row averaged over its owners.
 
 Up: r_k (m + n) floats a layer, ``share-a`` r_k n, and a digest of 16 numbers; down as much, nothing
 in round 1. All start from one A by the run's seed, nested by rows, and B = 0. These formulas were

@@ -94,7 +94,8 @@ def test_a_clock_that_is_behind_is_admitted_and_said(check, server):
     """Flower takes signatures that are up to 305 s old."""
     server.ahead = 40
     wrong, said = check()
-    assert wrong == {} and "this machine's clock is 40 s behind the server's" in said
+    assert wrong == {}  # less than 40 s by what the answer took
+    assert re.search(r"this machine's clock is (3\d|40) s behind the server's", said), said
 
 
 @pytest.mark.parametrize(

@@ -91,16 +91,19 @@ def _kinds(file: RowFile, root: Path) -> dict[str, bool]:
     for name in texts:
         values = head[name].dropna().head(_SAMPLE)
         embedded = bool(len(values)) and all(map(_is_embedded, values))
-        if embedded or (names and len(values) and _share(names, values) > 0.5):  # noqa: PLR2004
+        if embedded or (names and len(values) and _names_images(names, values)):
             kinds[name] = embedded
     return kinds
 
 
-def _share(names: _Names, values: Any) -> float:
+def _names_images(names: _Names, values: Any) -> bool:
+    """Return whether most values name images that are there, or one, and most end as images do."""
     try:
-        return float(np.mean([bool(names.find(str(value))) for value in values]))
+        share = float(np.mean([bool(names.find(str(value))) for value in values]))
     except UserError:  # such a name occurs twice
-        return 1.0
+        return True
+    endings = np.mean([is_image(str(value)) for value in values])
+    return share > 0.5 or (share > 0 and bool(endings > 0.5))  # noqa: PLR2004
 
 
 def image_column(file: RowFile, root: Path, reading: Reading) -> str:

@@ -147,7 +147,7 @@ def _dataset(path: Path, given: Mapping[str, Any]) -> tuple[Path, str]:
         return path, "image-folder"
     if is_image(path.name):
         raise UserError(f"'{path}' is one image: give the folder with a folder for each class")
-    return path, ""
+    return path, "image-folder" if given.get("image") else ""
 
 
 def _is_zipped_table(path: Path) -> bool:

@@ -119,6 +119,23 @@ def test_images_are_read_by_the_table_beside_them(tmp_path, monkeypatch, capsys,
     assert data.examples[:, 0, 0, 0].tolist() == list(range(1, 39)) and data.grouped
 
 
+@pytest.mark.parametrize("words", [[], ["image=photo"]])
+def test_a_table_most_of_whose_images_are_elsewhere_still_lists_images(
+    tmp_path, monkeypatch, capsys, words
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "cache"))
+    for k in range(100, 140):
+        (tmp_path / f"{k:03}.png").write_bytes(photo(k))
+    rows = [(f"{k:03}.png", k % 7, ("ok", "ill")[k % 2]) for k in range(140)]
+    pd.DataFrame(rows, columns=["photo", "age", "label"]).to_csv("p.csv", index=False)
+    assert execute(["init", "p.csv", *words]) == 0
+    assert "100 rows name no image that is there: 000.png" in capsys.readouterr().out
+    config = load_config(tmp_path / "p.yaml")
+    assert (config.dataset, config.image) == ("image-folder", "photo")
+    assert len(load_dataset(config).labels) == 40
+
+
 @pytest.mark.parametrize("cell", [bytes, lambda data: {"bytes": data, "path": "x.png"}])
 def test_images_inside_parquet_are_decoded(tmp_path, opened, cell):
     pytest.importorskip("pyarrow")

@@ -158,7 +158,13 @@ def python_page() -> str:
     import fedhet  # noqa: PLC0415
 
     names = [getattr(fedhet, name) for name in sorted(fedhet.__all__, key=str.lower)]
-    parts = [f"::: {one.__module__}.{one.__qualname__}" for one in names]
+    named = [one for one in names if inspect.isclass(one) or inspect.isfunction(one)]
+    halves = ("fedhet.clients.", "fedhet.strategies.")  # packages beside the folder fedhet
+    places = [
+        one.__module__.removeprefix("fedhet.") if one.__module__.startswith(halves) else
+        one.__module__ for one in named
+    ]  # fmt: skip
+    parts = [f"::: {place}.{one.__qualname__}" for place, one in zip(places, named, strict=True)]
     head = "# fedhet from Python\n\nWhat `import fedhet` gives.\n"
     return "\n\n".join([head, *parts]) + "\n"
 

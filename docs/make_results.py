@@ -155,7 +155,7 @@ def leaderboard(runs: Runs, pages: dict[str, str]) -> str:
                 f"{mean:.{one.digits}f}",
                 "-" if pd.isna(best) else f"{one.participants['participants_best'][variant]:.2f}",
                 f"{one.costs['floats'][variant]:,.0f}",
-                f"`{command}`", f"[{own['run'].split('/')[1]}](../data/{own['run']}.run)",
+                f"`{command}`", f"`docs/data/{own['run']}.run`",
             ]  # fmt: skip
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

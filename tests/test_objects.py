@@ -121,8 +121,8 @@ def test_resume_asks_for_the_objects_again_and_refuses_others(tmp_path):
 
 
 def test_a_template_is_copied_and_its_weights_are_the_start(tmp_path):
-    torch.manual_seed(5)
-    template = Small(3, fedhet.Inputs.table(("a", "b", "c", "d")))
+    with fedhet.torch_seeded(5, "template"):
+        template = Small(3, fedhet.Inputs.table(("a", "b", "c", "d")))
     before = {name: value.clone() for name, value in template.state_dict().items()}
     run = go(tmp_path, models=[template], rounds=1, lr=1e-12, method="standalone")
     kept = run.model("north").state_dict()

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-import torch
+
+from fedhet.rng import torch_seeded
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 WORDS = ("oil bank price", "goal match team", "atom star light")
@@ -22,42 +23,42 @@ def bert(folder: Path, words: str = " ".join(WORDS), seed: int = 0) -> Path:
     known = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words.split(), *"0123456789,"]
     (folder / "vocab.txt").write_text("\n".join(known) + "\n")
     transformers.BertTokenizerFast(vocab_file=str(folder / "vocab.txt")).save_pretrained(folder)
-    torch.manual_seed(seed)
     config = transformers.BertConfig(
         **TINY, vocab_size=len(known), intermediate_size=32, max_position_embeddings=32
     )
-    transformers.BertModel(config).save_pretrained(folder)
+    with torch_seeded(seed, "bert"):
+        transformers.BertModel(config).save_pretrained(folder)
     return folder
 
 
 def vit(folder: Path, side: int = 16, seed: int = 0) -> Path:
     """A ViT for square images."""
     transformers = library()
-    torch.manual_seed(seed)
     config = transformers.ViTConfig(**TINY, intermediate_size=32, image_size=side, patch_size=8)
-    transformers.ViTModel(config).save_pretrained(folder)
+    with torch_seeded(seed, "vit"):
+        transformers.ViTModel(config).save_pretrained(folder)
     return folder
 
 
 def beit(folder: Path, side: int = 16) -> Path:
     """BERT's sibling for images: a BEiT."""
     transformers = library()
-    torch.manual_seed(1)
     config = transformers.BeitConfig(**TINY, intermediate_size=32, image_size=side, patch_size=8)
-    transformers.BeitModel(config).save_pretrained(folder)
+    with torch_seeded(1, "beit"):
+        transformers.BeitModel(config).save_pretrained(folder)
     return folder
 
 
 def wav(folder: Path) -> Path:
     """A wav2vec2 for signals of one channel."""
     transformers = library()
-    torch.manual_seed(2)
     config = transformers.Wav2Vec2Config(
         **TINY, intermediate_size=32, conv_dim=(8, 8), conv_kernel=(4, 4), conv_stride=(2, 2),
         num_feat_extract_layers=2, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
         mask_time_prob=0.0,
     )  # fmt: skip
-    transformers.Wav2Vec2Model(config).save_pretrained(folder)
+    with torch_seeded(2, "wav2vec2"):
+        transformers.Wav2Vec2Model(config).save_pretrained(folder)
     return folder
 
 
@@ -66,12 +67,10 @@ def resnet(folder: Path) -> Path:
     from safetensors.torch import save_file  # noqa: PLC0415
     from torchvision.models import get_model  # noqa: PLC0415  (late, as the zoo does)
 
-    torch.manual_seed(3)
     folder.mkdir(parents=True, exist_ok=True)
-    network = get_model("mobilenet_v3_small", weights=None)
-    save_file(
-        {k: v.contiguous() for k, v in network.state_dict().items()}, folder / "m.safetensors"
-    )
+    with torch_seeded(3, "resnet"):
+        weights = get_model("mobilenet_v3_small", weights=None).state_dict()
+    save_file({k: v.contiguous() for k, v in weights.items()}, folder / "m.safetensors")
     return folder / "m.safetensors"
 
 

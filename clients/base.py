@@ -28,7 +28,7 @@ from fedhet.protocol.flower import NumPyClient, Scalar
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.rng import generator, torch_seed, torch_seeded
 from fedhet.site.limits import Limits, check_steps
-from fedhet.site.local_data import LocalData, PublicSet, examples_of, open_public, texts_of
+from fedhet.site.local_data import LocalData, examples_of, texts_of
 from fedhet.site.privacy import Budget, UploadProtection
 from fedhet.site.state import (
     BEST,
@@ -406,15 +406,6 @@ class MethodClient(NumPyClient, Generic[P]):
             self.before = {
                 f"{n}_before": value for n, value in found.items() if n not in BESIDE_ACCURACY
             }
-
-    @property
-    def public(self) -> PublicSet:
-        """The run's public data set, this node's copy; opened when first asked for.
-
-        For methods whose strategy says ``public_set = "everybody"``: the handshake then makes sure
-        that all have the same.
-        """
-        return PublicSet(open_public(self.config), self.device)
 
     # --- the base's own work -----------------------------------------------------------------
 

@@ -5,7 +5,7 @@ server averages them, and every client comes closer to that consensus before it 
 images. Up: (n, C) floats for the n = `alignment` public images of the next round; down: as many,
 their unweighted mean (nothing in round 1). Run it here with
 
-    fedhet run quickstart method=fedmd:METHOD public-path=FOLDER alignment=500
+    fedhet run quickstart method=fedmd:METHOD public=digits alignment=500
 
 Digestion minimises the mean absolute error between logits, as the authors' code does. Differs from
 the paper: a round is one exchange, so the logits on round t's images are those after round t - 1
@@ -16,6 +16,7 @@ consensus that some liars cannot move (as in Cronus, Chang et al. 2019, arXiv 19
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -26,19 +27,44 @@ from torch import Tensor
 from fedhet.clients.base import MethodClient
 from fedhet.config.registry import Method
 from fedhet.config.schema import Params, RunConfig
+from fedhet.data.cache import Dataset, open_dataset
+from fedhet.data.preparation import preparation
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, Payload
+from fedhet.rng import generator
 from fedhet.strategies.averaging import average_uploads
 from fedhet.strategies.base import MethodStrategy, Reference, Upload
 from fedhet.strategies.robust import ROBUST
-from fedhet.training.loop import Phase, outputs_on
+from fedhet.training.loop import Examples, Phase, outputs_on
 
 
 class FedMDParams(Params):
     """Hyper-parameters of FedMD."""
 
+    public: str = Field(
+        "digits", pattern=r"^(digits|cifar100?|fashion-mnist|synthetic:[0-9]+x[0-9]+)$",
+        description="public data set, which every site has by its name",
+    )  # fmt: skip
     alignment: int = Field(5000, ge=1, description="public images per round; authors: 5000")
     digest_epochs: int = Field(1, ge=1, description="epochs towards the consensus; authors: 1")
+
+
+@lru_cache(maxsize=2)
+def public_set(config: RunConfig, name: str) -> Dataset:
+    """Return the public images; of another seed than the clients', should both be synthetic."""
+    return open_dataset(
+        name, image_size=config.image_size, grey=config.grey, seed=config.data_seed + 1
+    )
+
+
+def aligned(config: RunConfig, params: FedMDParams, round_: int, device: torch.device) -> Examples:
+    """Return a round's public images, the same at every client; labels are places among them."""
+    dataset = public_set(config, params.public)
+    drawn = generator(config.seed, "public", round_=round_).permutation(len(dataset.labels))
+    chosen = np.sort(drawn[: params.alignment])
+    images = torch.from_numpy(np.ascontiguousarray(dataset.examples[chosen]))
+    places = torch.arange(len(chosen), device=device)
+    return Examples(images.to(device), places, preparation(dataset.inputs))
 
 
 @dataclass(frozen=True)
@@ -54,7 +80,6 @@ class FedMDStrategy(MethodStrategy[FedMDParams]):
 
     broadcasts = True
     upload_type = Scores
-    public_set = "everybody"
     aggregations = ROBUST
 
     @classmethod
@@ -72,7 +97,8 @@ class FedMDStrategy(MethodStrategy[FedMDParams]):
 
     def reference(self, info: ClientInfo) -> Reference:
         """Logits on as many images as a round takes."""
-        images = min(self.params.alignment, len(self.public))
+        public = public_set(self.config, self.params.public)
+        images = min(self.params.alignment, len(public.labels))
         logits = np.zeros((images, self.classes), dtype=np.float32)
         return Reference(replace(self.consensus, logits=logits))
 
@@ -106,7 +132,7 @@ class FedMDClient(MethodClient[FedMDParams]):
     def receive(self, payload: Payload) -> None:
         """Keep the consensus."""
         assert isinstance(payload, Scores)
-        self.aligned = int(payload.round[0])
+        self.exchanged = int(payload.round[0])
         self.consensus = torch.as_tensor(payload.logits).to(self.device)
 
     def phases(self) -> list[Phase]:
@@ -114,7 +140,7 @@ class FedMDClient(MethodClient[FedMDParams]):
         private = super().phases()
         if not len(self.consensus):
             return private
-        images = self.public.sample(self.params.alignment, self.config.seed, self.aligned)
+        images = aligned(self.config, self.params, self.exchanged, self.device)
         groups, epochs = [(self.model, self.config.lr)], self.params.digest_epochs
         digest = Phase(self.digest, groups, epochs, name="digest", data=images)
         return [digest, *private]
@@ -126,7 +152,7 @@ class FedMDClient(MethodClient[FedMDParams]):
     def upload(self) -> Payload:
         """Logits on the next round's public images."""
         following = self.round + 1
-        images = self.public.sample(self.params.alignment, self.config.seed, following)
+        images = aligned(self.config, self.params, following, self.device)
         logits = outputs_on(self.model, images, self.config)
         return Scores(np.array([following]), logits.cpu().numpy())
 

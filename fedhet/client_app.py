@@ -59,8 +59,6 @@ from fedhet.site.local_data import (
     choose_device,
     client_name,
     load_local,
-    own_copy,
-    public_digest,
     without_rare,
 )
 from fedhet.site.privacy import UploadProtection
@@ -233,7 +231,7 @@ class Request:
         """Return the method's client, for this message."""
         data, device = data or self.data(), self.device()
         setup = Setup(
-            config=own_copy(self.config, self.node, simulated=self.simulated),
+            config=self.config,
             data=data,
             classes=self.what.classes,
             model=self.model(data),
@@ -316,10 +314,6 @@ def query(asked: Request) -> Reply:
         "device": str(asked.device()),
         "inputs": data.dataset.inputs.text(),
     }
-    if asked.method.strategy.public_set == "everybody":
-        with coded(Code.PUBLIC):
-            own = own_copy(config, asked.node, simulated=asked.simulated)
-            info["public"] = public_digest(own)
     if config.summed:
         return Reply(info | sums.own_key(asked, data.client))
     asked.store(data.client)  # refused where the run began with masked sums

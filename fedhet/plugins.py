@@ -229,13 +229,13 @@ def named(values: Mapping[str, Any]) -> list[str]:
     models = models.split(",") if isinstance(models, str) else models
     one = [values.get(key) for key in ("method", *MODEL_KEYS)]
     many = models if isinstance(models, list | tuple) else ()
-    data = [str(values.get(key, "")).strip() for key in ("dataset", "public-dataset")]
+    data = str(values.get("dataset", "")).strip()
     # Of a model without its file of weights, whose path may have a colon too.
     names = [name.strip().partition(" ")[0] for name in (*one, *many) if isinstance(name, str)]
     metrics = values.get("metrics")
     functions = metrics.values() if isinstance(metrics, Mapping) else ()
     names += [str(one) for own in functions for one in ([own] if isinstance(own, str) else own)]
-    return names + [name for name in data if not name.startswith(("synthetic", "hf:"))]
+    return names + [data] * (not data.startswith(("synthetic", "hf:")))
 
 
 def require_trust(what: str, values: Mapping[str, Any], *, trusted: bool) -> None:

@@ -25,7 +25,6 @@ from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import left_out
 from fedhet.records.tracker import Tracker
 from fedhet.rng import one_blas_thread
-from fedhet.site.local_data import public_digest
 
 LOG_FORMAT = "fedhet %(levelname)s: %(message)s"
 app = ServerApp()
@@ -110,16 +109,14 @@ def run(grid: Grid, launch: Launch, roster: Roster) -> None:
     simulated = is_simulated(grid)
     if simulated:
         folder.states(config)  # Damaged before anything is sent
-    strategy_type = find_method(config.method).strategy
-    public = public_digest(config) if strategy_type.public_set == "everybody" else ""
     state_dir = str(folder.state_dir(config))
-    handshake = Handshake(grid, experiment, roster, config, state_dir, public)
+    handshake = Handshake(grid, experiment, roster, config, state_dir)
     expected = len(roster.ids) or config.clients
     handshake.wait(expected, config.start_timeout, folder.wait_for)
     if not roster.classes:
         roster.fix_classes(config.classes, config.max_classes)
     folder.write_partition(roster.counts(), roster.classes)
-    strategy = strategy_type(config, roster)
+    strategy = find_method(config.method).strategy(config, roster)
     strategy.prepare(handshake, folder, kept)
     with Tracker(config, folder.path, experiment) as tracker:
         strategy.start(grid, on_round=lambda record: _tell(record, tracker, launch.on_round))

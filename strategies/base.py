@@ -23,10 +23,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Generic, Literal, cast
+from typing import Any, ClassVar, Generic, cast
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -46,7 +45,6 @@ from fedhet.protocol.wire import message_bytes, to_record
 from fedhet.records.ledger import Checkpoint, Ledger, save_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import confusion_rows, headline, imbalance, out_of_patience
-from fedhet.site.local_data import PublicSet, open_public
 from fedhet.strategies.aggregator import PlainAggregator, Reference, Upload
 from fedhet.strategies.robust import Rule
 from fedhet.sums.contribution import Own, Summand, Vector, sum_unit
@@ -65,7 +63,6 @@ class MethodStrategy(Strategy, Generic[P]):
     plans_rounds = False  # whether a round depends on the total number of rounds
     aggregations: ClassVar[Sequence[str]] = ("mean",)  # values of `aggregation` that it supports
     metric_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}  # range of each own metric
-    public_set: ClassVar[Literal["nobody", "server", "everybody"]] = "nobody"  # who reads one
     shares_small_model = False  # whether clients share the model that `small-model` names
     broadcasts = False  # whether all clients are sent the same payload
     noise_on_steps = False  # whether noise is for upload - download, and `combine` gets its sum
@@ -240,11 +237,6 @@ class MethodStrategy(Strategy, Generic[P]):
     def weighs_images(cls, config: RunConfig, params: P) -> bool:
         """Return whether a contribution is weighed by images, by ``config`` and ``params``."""
         return config.weighting == "samples" and "weighting" not in cls.ignores(config, params)
-
-    @property
-    def public(self) -> PublicSet:
-        """The run's public data set, on the CPU; opened when first asked for (``public_set``)."""
-        return PublicSet(open_public(self.config), torch.device("cpu"))
 
     # --- the loop ----------------------------------------------------------------------------
 

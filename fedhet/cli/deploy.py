@@ -114,9 +114,6 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     state: Annotated[
         Path | None, typer.Option(help="folder of the private model; default: ~/.fedhet/NAME")
     ] = None,
-    public: Annotated[
-        Path | None, typer.Option(help="own copy of the run's public data set, a folder or zip")
-    ] = None,
     limits: Annotated[Path | None, typer.Option(help="YAML file: what a run may do here")] = None,
     ca: Annotated[
         Path | None, typer.Option(help="the CA's certificate; default: ca.crt near the key")
@@ -158,7 +155,6 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     extra: dict[str, object] = {"state-dir": home, "model": _model(model), "device": device}
     extra["limits"] = _file(limits, "--limits") if limits else None
     extra["split-file"] = _file(split, "--split") if split else None
-    extra["public-path"] = _file(public, "--public", or_folder=True) if public else None
     config |= {option: str(value) for option, value in extra.items() if value}
     key, ca = _file(key, "KEY"), _ca(key, ca)
     certificate = key.with_name(f"{key.name}.crt")

@@ -51,7 +51,7 @@ def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, Idle]:
     data, kind, rule = config.dataset, config.partition, config.aggregation
     file, built_in = kind == "file", data == "digits" or data.startswith("synthetic")
     sums, strategy = f"secure-sum={config.secure_sum}", find_method(config.method).strategy
-    none, of_other = "it reads no public data set", f"partition={kind}; it is for partition="
+    of_other = f"partition={kind}; it is for partition="
     rows: list[tuple[int, bool, str, Sequence[str]]] = [
         (NOTED, file, "the partition-file has the split of each image", ["split"]),
         (NOTED, file and not built_in, "the partition-file names the clients", ["partition-seed"]),
@@ -86,8 +86,6 @@ def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, Idle]:
         (NEVER, rule != "mean", f"aggregation={rule} does not use weights", ["max-weight"]),
         (NEVER, not strategy.shares_small_model, f"method={config.method} shares no model",
          ["small-model"]),
-        (NEVER, strategy.public_set == "nobody", f"method={config.method}: {none}",
-         ["public-dataset", "public-path"]),
         *((NEVER, True, f"method={config.method}: {why}", [key])
           for key, why in strategy.ignores(config, config.params).items()),
         (NEVER, config.summed, f"{sums}: the server sees no single uploads",
@@ -189,8 +187,6 @@ def check_combinations(config: RunConfig) -> None:
         raise UserError(f"secure-sum: '{config.secure_sum}' {named}: {strategy.not_summed}")
     strategy.check_aggregate(config)
     strategy.check_config(config, config.params)
-    if strategy.public_set != "nobody":
-        _check_public(config, named)
 
 
 def check_kind(config: RunConfig, kind: str) -> None:
@@ -230,21 +226,6 @@ def _check_metrics(config: RunConfig) -> None:
     for _, (function,) in config.metrics:
         if not is_own("metric", function):
             raise UserError(f"metrics: '{function}' is not of the form module:function")
-
-
-def _check_public(config: RunConfig, named: str) -> None:
-    """Raise UserError for a public data set that is missing, or is the clients' own."""
-    public = (config.public_dataset or "image-folder", config.public_path)
-    if not any((config.public_dataset, config.public_path)):
-        raise UserError(
-            f"public-path: '' {named}, which needs a public data set: give public-path=FOLDER, or "
-            "public-dataset=NAME"
-        )
-    if public == (config.dataset, config.data_path) and not public[0].startswith("synthetic"):
-        raise UserError(
-            f"public-{'path' if public[1] else 'dataset'}: '{public[1] or public[0]}' is not "
-            "allowed: it is what the clients' own examples are taken from"
-        )
 
 
 def check_replies(config: RunConfig) -> None:

@@ -80,7 +80,7 @@ TUNABLE = frozenset({
     "optimizer", "grad-clip", "augment", "class-weights",
 })  # fmt: skip
 # Keys whose value is a path: the business of one machine.
-PATHS = ("out", "data-path", "partition-file", "public-path", "state-dir")
+PATHS = ("out", "data-path", "partition-file", "state-dir")
 REGISTERED, OFF = "registered", "off"
 Precision = Literal["fp32", "tf32", "bf16"]
 
@@ -268,10 +268,6 @@ class RunConfig(Schema):
     standardise: bool = False
     """images of 8 bits by mean and deviation of each channel of the client's own training
     images, instead of to [-1, 1]"""
-    public_dataset: str = ""
-    """public data set, for methods that use one; values as of dataset"""
-    public_path: str = ""
-    """its folder or zip on the server; each node names its own copy"""
     image_size: Annotated[Side | tuple[Side, Side], BeforeValidator(_size)] = 32
     """side of the square input, pixels, or HEIGHTxWIDTH such as 48x64"""
     grey: bool = False

@@ -42,8 +42,6 @@ class Code(StrEnum):
         "site does not tell them")  # fmt: skip
     DATA = ("data", "its data cannot be used: missing, damaged, or with a class that the run "
         "lacks")  # fmt: skip
-    PUBLIC = ("public-data", "its copy of the public data set is missing or cannot be opened "
-        "(fedhet node --public)")  # fmt: skip
     MODEL = "model", "its model cannot be built there"
     DEVICE = "device", "its device is not available"
     METHOD = ("method", "its method, model or data set does not fit this version of fedhet")

@@ -33,7 +33,7 @@ from fedhet.protocol.codes import distinct
 from fedhet.protocol.flower import NodeInfo
 from fedhet.protocol.mail import REMIND_AFTER, Mail
 from fedhet.protocol.messages import QUERY, Instruction, Reply, SumRecord, read_reply, request
-from fedhet.protocol.wire import LONGEST_TEXT, WIRE, Id, Name, from_wire, shown
+from fedhet.protocol.wire import LONGEST_TEXT, WIRE, Id, Name, from_wire
 from fedhet.rng import generator
 from fedhet.sums.masks import SumKey
 
@@ -59,7 +59,6 @@ class Declaration:
     device: Annotated[StrictStr, Field(pattern=r"^[a-z]{1,16}(:\d{1,4})?$")]
     inputs: StrictStr
     clients: Annotated[StrictInt, Field(ge=0, le=1_000_000)] = 0
-    public: StrictStr = ""
     seen: tuple[Name, ...] | None = None
     images: tuple[Count, ...] | None = None
     train_images: Count | None = None
@@ -84,14 +83,11 @@ class ClientInfo:
     inputs: Inputs | None = None  # what its examples are; None in records older than the question
 
 
-def read_declaration(
-    reply: Reply, config: RunConfig, public: str = ""
-) -> tuple[ClientInfo, Declaration]:
+def read_declaration(reply: Reply, config: RunConfig) -> tuple[ClientInfo, Declaration]:
     """Return a client's declaration; raise a one-line ValueError if any part is invalid.
 
     Class names must be distinct. Each seen class needs a positive number of images, and these must
-    add up to the training images. In a run with sums none of these may be declared. ``public`` is
-    the digest of the public data set that everybody must have.
+    add up to the training images. In a run with sums none of these may be declared.
     """
     declared = from_wire(Declaration, reply.info)
     who = f"client '{declared.client}'"
@@ -107,11 +103,6 @@ def read_declaration(
         raise ValueError(f"{who} declares more images than max-images={config.max_images}")
     if unknown := sorted(set(seen) - set(declared.classes)):
         raise ValueError(f"{who} has seen class '{unknown[0]}', which is not in its own list")
-    if public and declared.public != public:
-        raise ValueError(
-            f"{who} has another public data set ({shown(declared.public)}) than the server "
-            f"('{public}'): give both the same images"
-        )
     fits = len(images) == len(seen) and sum(images) == total > 0
     if not config.summed and not fits:
         raise ValueError(
@@ -372,13 +363,12 @@ class Handshake:
         roster: Roster,
         config: RunConfig | None = None,
         state_dir: str = "",
-        public: str = "",
     ) -> None:
-        """Take a ``state_dir`` of simulated clients, and ``public`` for read_declaration."""
+        """Take a ``state_dir`` of simulated clients."""
         self.grid = grid
         self.experiment = experiment
         self.roster = roster
-        self.config, self.public = config or RunConfig(), public
+        self.config = config or RunConfig()
         self.state_dir = state_dir
         self._mail = Mail(grid)
         self._names = Names(self.config.client_keys)
@@ -545,7 +535,7 @@ class Handshake:
             if reply.error:
                 self._informed.add(node)  # it says so itself
                 raise ValueError(reply.error)
-            info, declared = read_declaration(reply, self.config, self.public)
+            info, declared = read_declaration(reply, self.config)
             client, key = info.client, None
             if self.config.summed:
                 key = SumKey.of_fields(declared.sum_key)

@@ -161,15 +161,11 @@ class RunFolder:
             )
         from fedhet.data.sources import TORCHVISION  # noqa: PLC0415  (torch)
 
-        for key, name, place in (
-            ("data-path", config.dataset, config.data_path),
-            ("public-path", config.public_dataset, config.public_path),
-        ):
-            if name in TORCHVISION and place:
-                raise UserError(
-                    f"{key}: '{place}' is not allowed for a run that you did not make: '{name}' "
-                    "would be downloaded there; give --trust to allow it"
-                )
+        if config.dataset in TORCHVISION and config.data_path:
+            raise UserError(
+                f"data-path: '{config.data_path}' is not allowed for a run that you did not make: "
+                f"'{config.dataset}' would be downloaded there; give --trust to allow it"
+            )
 
     def write_config(self, config: RunConfig, experiment: str) -> None:
         """Write the run's identity and ``config.yaml``; the caller has checked that they may be."""

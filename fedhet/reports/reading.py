@@ -35,7 +35,7 @@ from fedhet.records.summary import diverged, participants_mean
 FORMAT = "fedhet run record 1"
 SUFFIX = ".run"  # JSON inside; Flower sends every .json of a repository to all clients
 DEPTH = 2  # a sweep's folder holds run folders; a folder of sweeps may be given as well
-FILES = ("data-path", "partition-file", "public-path")  # keys of which the last part is kept
+FILES = ("data-path", "partition-file")  # keys of which the last part is kept
 _MACHINE = {"out", "name", "state-dir"}  # keys of the configuration that a record leaves out
 _CLOSE = 1e-6  # points; some packed records keep ten digits
 _NEEDED = ["round", "replied", "train_flops", "uplink_floats", "downlink_floats"]

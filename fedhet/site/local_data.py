@@ -1,9 +1,4 @@
-"""A client's identity, device and examples, and its copy of the public data set.
-
-The public data set of a run is examples that everybody may have, beside the clients' own (FedMD,
-Cronus, FedDF). It is a data set like any other, through the same sources and the same cache; none
-of it is a client's: it is in no partition and in no count. It is opened when a method asks for it.
-"""
+"""A client's identity, device and examples."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -27,20 +22,19 @@ from fedhet.data.partition import (
     read_partition_file,
     split_client,
 )
-from fedhet.data.preparation import normalise, preparation
+from fedhet.data.preparation import normalise
 from fedhet.errors import Refused, UserError
 from fedhet.files import check_id
 from fedhet.models.names import FOLDER as MODEL_FOLDER
 from fedhet.models.names import SMALLEST, parse
 from fedhet.protocol.codes import Code
-from fedhet.protocol.payload import Array
 from fedhet.rng import generator
 from fedhet.training.loop import Examples, Recent
 
 DEFAULT_CLIENTS = 10  # N of `fedhet run`'s own simulation where the config says 0
 NODE_KEYS = {
     "partition-id", "num-partitions", "data-dir", "name", "model", "device", "state-dir",
-    "split-file", "limits", "public-path", "key", "certificate", "ca",
+    "split-file", "limits", "key", "certificate", "ca",
 }  # fmt: skip
 
 
@@ -258,6 +252,9 @@ def check_no_weights(config: RunConfig) -> None:
             )
 
 
+FOLDER = "image-folder"  # what a path alone means
+
+
 # --- on the device ----------------------------------------------------------------------------
 
 
@@ -329,75 +326,3 @@ def examples_of(
 def texts_of(data: LocalData, part: str) -> list[str]:
     """Return the texts of ``part``, for a model with a tokenizer of its own."""
     return texts_at(data.dataset, getattr(data.split, part))
-
-
-# --- the public data set ----------------------------------------------------------------------
-
-
-FOLDER = "image-folder"  # what a path alone means
-
-
-@dataclass(frozen=True)
-class PublicSet:
-    """The examples, in an order that is the same everywhere; labels index ``dataset.classes``."""
-
-    dataset: Dataset
-    device: torch.device
-
-    def __len__(self) -> int:
-        return len(self.dataset.labels)
-
-    def take(self, positions: Array) -> Examples:
-        """Return those at ``positions`` (m,), on the device, in that order."""
-        examples = torch.from_numpy(np.ascontiguousarray(self.dataset.examples[positions]))
-        labels = torch.from_numpy(self.dataset.labels[positions])
-        return Examples(
-            examples.to(self.device), labels.to(self.device), preparation(self.dataset.inputs)
-        )
-
-    def sample(self, count: int, seed: int, round_: int) -> Examples:
-        """Return at most ``count`` for a round, the same at the server and at every client.
-
-        Each one's label is its place among them, such as the row of a consensus that it has.
-        """
-        drawn = generator(seed, "public", round_=round_).permutation(len(self))[:count]
-        found = self.take(np.sort(drawn))
-        return replace(found, labels=torch.arange(len(found), device=self.device))
-
-
-def own_copy(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -> RunConfig:
-    """Return the configuration with the path of this node's own copy of the public set."""
-    if simulated:
-        return config
-    return config.model_copy(update={"public_path": str(node.get("public-path", ""))})
-
-
-@lru_cache(maxsize=2)
-def open_public(config: RunConfig) -> Dataset:
-    """Return the data set of ``public-dataset`` and ``public-path``; UserError if it is none."""
-    name, path = config.public_dataset or FOLDER, config.public_path
-    if name == FOLDER and not path:
-        raise UserError(
-            "public-path: '' is not allowed: this run uses a public data set; a node names its own "
-            "copy (`fedhet node --public FOLDER`, or public-path in its node-config)"
-        )
-    try:
-        seed = config.data_seed + 1  # other than the clients', should both be synthetic
-        dataset = open_dataset(
-            name, data_path=path, image_size=config.image_size, grey=config.grey, seed=seed,
-            standardise=config.standardise,
-        )  # fmt: skip
-    except UserError as error:
-        raise UserError(f"public data set: {error}") from error
-    if dataset.inputs.fitted:
-        raise UserError(
-            f"public data set: kind {dataset.inputs.kind} is not allowed, since each client "
-            "prepares such examples by its own data"
-        )
-    return dataset
-
-
-def public_digest(config: RunConfig) -> str:
-    """Return the number of examples and the digest of all of them."""
-    dataset = open_public(config)
-    return f"{len(dataset.labels)} examples, sha256 {dataset.digest}"

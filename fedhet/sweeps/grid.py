@@ -22,7 +22,7 @@ from fedhet.files import read_yaml
 
 # What changes neither a bit of the result nor what is recorded of it.
 INERT = {"out", "name", "actors", "engine", "keep-state", "state-dir", "tracker", "start-timeout"}
-PATHS = ("data-path", "partition-file", "public-path")
+PATHS = ("data-path", "partition-file")
 SWEEP_KEYS = {"grid", "paired", "title"}  # of a preset, not of its cells
 PROFILES = {"full": (1.0, 1.0), "quick": (0.1, 0.2)}  # shares of the rounds and of the epochs
 

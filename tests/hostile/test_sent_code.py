@@ -125,7 +125,7 @@ def test_limits_forbid_what_a_run_names_before_it_is_imported(site):
     (site.home / "lab.yaml").write_text("modules: [lab]\n")
     none, lab = ({"limits": str(site.home / f"{name}.yaml")} for name in ("none", "lab"))
     for names in ({"method": "lab:M"}, {"models": "lab:make"}, {"dataset": "lab.data:load"},
-                  {"public-dataset": "lab:load"}, {"small-model": "lab:make"}):  # fmt: skip
+                  {"small-model": "lab:make"}):  # fmt: skip
         refused = told(site.ask(config=PLAIN | names, limits=none))
         assert (refused["error"], refused["about"]) == ("limit", "modules")
     assert "client" in told(site.ask(limits=none)) and not list(site.marks.iterdir())

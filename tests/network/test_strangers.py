@@ -2,11 +2,8 @@
 
 import shutil
 
-import numpy as np
 import pytest
-import torch
 from engines.commands import Command, summary
-from helpers.pictures import write_images
 from network.federation import EXAMPLES
 
 from fedhet.config.load import load_config
@@ -17,19 +14,16 @@ pytestmark = pytest.mark.network
 
 SMALL = (
     "dataset=synthetic:160x10", "models=cnn-5", "clients=4", "classes-per-client=5",
-    "public-path=public", "alignment=8", "rounds=2",
+    "public=synthetic:12x2", "alignment=8", "rounds=2",
 )  # fmt: skip
 RAISE = "raise SystemExit('a stranger was imported')\n"
 
 
 @pytest.mark.parametrize("engine", ["processes", "ray"])
-def test_workers_find_the_users_own_method_its_public_images_and_our_modules(
-    tmp_path, monkeypatch, engine
-) -> None:
+def test_workers_find_the_users_own_method_and_our_modules(tmp_path, monkeypatch, engine) -> None:
     """Nothing in the folder hides a module of ours, of Flower's or of Python's.
 
-    The method is one of `examples/`, in a package that is called as one of ours; its public images
-    are a folder that is named from where one is.
+    The method is one of `examples/`, in a package that is called as one of ours.
     """
     here = tmp_path / "here"
     for name in ("clients", "strategies", "configs", "fedhet", "flwr"):
@@ -37,10 +31,6 @@ def test_workers_find_the_users_own_method_its_public_images_and_our_modules(
         (here / name / "__init__.py").write_text("" if name == "clients" else RAISE)
     (here / "queue.py").write_text(RAISE)
     shutil.copy(EXAMPLES / "fedmd.py", here / "clients" / "own.py")
-    for name in ("x", "y"):
-        (here / "public" / name).mkdir(parents=True)
-        noise = np.random.default_rng(len(name)).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
-        write_images(here / "public" / name, torch.from_numpy(noise))
     words = ["method=clients.own:METHOD", *SMALL, f"engine={engine}", "name=a", "actors=1"]
     command = Command(here / "runs" / "a", "run", "quickstart", *words, cwd=here)
     code, _, said = command.end()

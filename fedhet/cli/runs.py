@@ -3,7 +3,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -59,9 +59,7 @@ def run(  # noqa: PLR0913, PLR0917  (one argument per option)
         start_early()
     shown = _console(quiet=as_json)
     if watching:
-        from fedhet.deploy.control import tls_of
-
-        shown = replace(shown, beside=_page_of(tls_of(superlink)))
+        shown = replace(shown, beside=_beside)
     folder = session.start(loaded, path.stem, shown, superlink, notes=notes)
     _print_result(folder, as_json=as_json)
 
@@ -220,22 +218,18 @@ def _partition_table(counts: Any, classes: Sequence[str], ids: Sequence[str], wh
 
 def watch(
     place: Annotated[
-        Path | None, typer.Argument(metavar="RUN_OR_SWEEP", help="run folder, or a folder of them")
-    ] = None,
-    superlink: Annotated[
-        str, typer.Option(metavar="TLS", help="folder of `fedhet server`: its sites and last run")
-    ] = "",
+        Path, typer.Argument(metavar="RUN_OR_SWEEP", help="run folder, or a folder of them")
+    ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port")] = 0,
     plain: Annotated[bool, typer.Option("--plain", help="lines of text instead of a page")] = False,
 ) -> None:
     """Show a run or sweep, running or finished, as a page on 127.0.0.1 or as text."""
     if plain and port:
         raise UserError("--port cannot be used with --plain: give one of them")
-    from fedhet.watch.plain import follow
     from fedhet.watch.server import listen, page_server
-    from fedhet.watch.view import open_view
+    from fedhet.watch.view import follow, open_view
 
-    view = open_view(place, superlink)
+    view = open_view(place)
     try:
         with interruptible():
             if plain:
@@ -251,18 +245,15 @@ def watch(
         return
 
 
-def _page_of(tls: str) -> Callable[["RunFolder"], contextlib.AbstractContextManager[None]]:
-    """Return what serves a run's page meanwhile, for its console."""
+@contextlib.contextmanager
+def _beside(folder: "RunFolder") -> Iterator[None]:
+    """Serve a run's page meanwhile."""
     from fedhet.watch.server import watcher
 
-    @contextlib.contextmanager
-    def beside(folder: "RunFolder") -> Iterator[None]:
-        with watcher(folder.path, tls) as where:
-            tell(f"watch it at {where}")
-            yield
-        tell(f"see it again with: fedhet watch {folder.path}")
-
-    return beside
+    with watcher(folder.path) as where:
+        tell(f"watch it at {where}")
+        yield
+    tell(f"see it again with: fedhet watch {folder.path}")
 
 
 def export(  # noqa: PLR0913, PLR0917  (options of a command)

@@ -8,7 +8,6 @@ load only its own script and style.
 import asyncio
 import contextlib
 import hashlib
-import json
 import secrets
 import socket
 import threading
@@ -23,11 +22,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from fedhet.errors import UserError
-from fedhet.files import finite
 from fedhet.watch.view import RunView, SweepView, open_view, word
 
 HOST = "127.0.0.1"
@@ -44,64 +42,57 @@ HEADERS = {
 ASSETS = {"page.js": "text/javascript", "page.css": "text/css"}
 
 
-class Page:
-    """Answers requests below the token."""
+def _application(view: RunView | SweepView, token: str, host: str) -> Starlette:
+    """Return what answers requests below the token, with a check of every request in front."""
+    lock, loader = asyncio.Lock(), PackageLoader("fedhet.watch", "page")
+    pages = Environment(autoescape=True, loader=loader, trim_blocks=True)
+    pages.filters["word"] = word
 
-    def __init__(self, view: RunView | SweepView, token: str, port: int) -> None:
-        self.token, self.host = token, f"{HOST}:{port}"
-        self.view, self.lock = view, asyncio.Lock()
-        loader = PackageLoader("fedhet.watch", "page")
-        self.pages = Environment(autoescape=True, loader=loader, trim_blocks=True)
-        self.pages.filters["word"] = word
-
-    def app(self) -> Starlette:
-        """Return the application, with the check of requests in front."""
-        check = Middleware(BaseHTTPMiddleware, dispatch=self.check)
-        app = Starlette(routes=[Route("/{token}/{rest:path}", self.answer)], middleware=[check])
-        app.router.redirect_slashes = False
-        return app
-
-    async def check(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
+    async def check(request: Request, call_next: RequestResponseEndpoint) -> Response:
         """Refuse requests of other pages and other hosts."""
-        headers = request.headers
-        if headers.getlist("host") != [self.host]:
+        sent = request.headers.getlist
+        if sent("host") != [host]:
             answer: Response = PlainTextResponse("no such host", 421)
-        elif set(headers.getlist("origin")) - {f"http://{self.host}"}:
+        elif set(sent("origin")) - {f"http://{host}"}:
             answer = PlainTextResponse("another origin", 403)
-        elif set(headers.getlist("sec-fetch-site")) - {"same-origin", "none"}:
+        elif set(sent("sec-fetch-site")) - {"same-origin", "none"}:
             answer = PlainTextResponse("another site", 403)
+        elif not secrets.compare_digest(request.url.path.split("/")[1].encode(), token.encode()):
+            answer = PlainTextResponse("not found", 404)
         else:
             answer = await call_next(request)
         answer.headers.update(HEADERS)
         return answer
 
-    async def answer(self, request: Request) -> Response:
-        """Return the page (``""``), its ``data``, both of a cell (``run/NAME/``), or an asset."""
-        token, rest = request.path_params["token"], request.path_params["rest"]
-        known = secrets.compare_digest(token.encode(errors="replace"), self.token.encode())
-        if known and rest in ASSETS:
-            content = (files("fedhet.watch") / "page" / rest).read_bytes()
-            return Response(content, media_type=f"{ASSETS[rest]}; charset=utf-8")
-        cell, _, last = rest.rpartition("/")
-        name = cell.removeprefix("run/")
-        view = None
-        if known and last in {"", "data"} and (not cell or name != cell):
-            view = self.view.runs.get(name) if name else self.view
-        if view is None:
+    async def asset(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in ASSETS:
             return PlainTextResponse("not found", 404)
-        async with self.lock:
-            look = await run_in_threadpool(view.look)
-        root = f"/{token}/"
-        if not last:
-            page = self.pages.get_template("page.html")
-            shown = page.render(root=root, inner=name, name=look["name"])
-            return Response(shown, media_type="text/html; charset=utf-8")
-        look["html"] = self.pages.get_template("look.html").render(root=root, look=look)
-        text = json.dumps(finite(look), allow_nan=False)
+        content = (files("fedhet.watch") / "page" / name).read_bytes()
+        return Response(content, media_type=f"{ASSETS[name]}; charset=utf-8")
+
+    async def page(request: Request) -> Response:
+        """Return the page, of all or of a cell, or what is on it now."""
+        cell = request.path_params.get("cell", "")
+        shown = view.runs.get(cell) if cell else view
+        if shown is None:
+            return PlainTextResponse("not found", 404)
+        async with lock:
+            look = await run_in_threadpool(shown.look)
+        now = request.url.path.endswith("/now")
+        template = pages.get_template("look.html" if now else "page.html")
+        text = template.render(root=f"/{token}/", inner=cell, look=look)
         tag = f'"{hashlib.sha256(text.encode()).hexdigest()[:20]}"'
-        if request.headers.get("if-none-match") == tag:
+        if now and request.headers.get("if-none-match") == tag:
             return Response(status_code=304)
-        return Response(text, media_type="application/json", headers={"ETag": tag})
+        return HTMLResponse(text, headers={"ETag": tag})
+
+    places = ["/{token}/", "/{token}/now", "/{token}/run/{cell}/", "/{token}/run/{cell}/now"]
+    routes = [*(Route(place, page) for place in places), Route("/{token}/{name}", asset)]
+    checks = [Middleware(BaseHTTPMiddleware, dispatch=check)]
+    app = Starlette(routes=routes, middleware=checks)
+    app.router.redirect_slashes = False
+    return app
 
 
 def listen(port: int) -> socket.socket:
@@ -124,21 +115,18 @@ def page_server(view: RunView | SweepView, found: socket.socket) -> tuple[uvicor
     """Return a server of the page, to be run with the socket ``found``, and its address."""
     token, port = secrets.token_urlsafe(24), found.getsockname()[1]
     config = uvicorn.Config(
-        Page(view, token, port).app(), log_level="critical", access_log=False, ws="none",
-        server_header=False, proxy_headers=False, lifespan="off", timeout_graceful_shutdown=3,
-        http="h11", h11_max_incomplete_event_size=HEAD,
+        _application(view, token, f"{HOST}:{port}"), log_level="critical", access_log=False,
+        ws="none", server_header=False, proxy_headers=False, lifespan="off", http="h11",
+        timeout_graceful_shutdown=3, h11_max_incomplete_event_size=HEAD,
     )  # fmt: skip
     return uvicorn.Server(config), f"http://{HOST}:{port}/{token}/"
 
 
 @contextlib.contextmanager
-def watcher(folder: Path, tls: str = "") -> Iterator[str]:
-    """Serve the page of a run folder from a thread within this block; yield its address.
-
-    ``tls`` is the folder of the server whose sites are shown with it, if there is one.
-    """
+def watcher(folder: Path) -> Iterator[str]:
+    """Serve the page of a run folder from a thread within this block; yield its address."""
     with listen(0) as found:
-        server, where = page_server(open_view(folder, tls), found)
+        server, where = page_server(open_view(folder), found)
         thread = threading.Thread(target=server.run, args=([found],), daemon=True)
         thread.start()
         try:

@@ -1,14 +1,12 @@
 """Read a run folder or a folder of runs as one value, a look, for the page and the terminal.
 
-Only files are read, and a server's Control API with ``--superlink``. A look has columns and tables;
-a column is a title and a kind: text, count, percent, number, bytes.
+Only files are read. A look has facts, tables and curves. A column of a table is a title and a kind:
+text, count, percent, number or bytes.
 """
 
-import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from fedhet.config.schema import METRICS
-from fedhet.errors import Damaged, RunFailed, UserError, one_line
+from fedhet.errors import Damaged, UserError, one_line
 from fedhet.files import NOBODY, client_order, read_json, read_yaml, shaped
 from fedhet.records.formats import Started, read_evaluations, read_partition
 from fedhet.records.run_folder import LOCK, RunFolder, held
@@ -25,36 +23,28 @@ from fedhet.records.summary import duration, percent, seconds_left
 WAITING, RUNNING, IDLE, GONE = "waiting", "running", "not running", "gone"
 PENDING, FINISHED, DIVERGED = "pending", "finished", "diverged"
 FAILED, BROKEN = "failed", "broken off"
-ASK = 5.0  # seconds between questions to a lock or a server
-CLIENTS, FAILURES, ROUNDS, CELLS = 500, 100, 2_000, 2_000  # that are shown at most
+ASK = 5.0  # seconds between looks at a lock
+POLL = 1.0  # seconds between looks of the terminal
+PATIENCE = 3  # looks after which a run that nobody writes counts as broken off
+CLIENTS, FAILURES, POINTS, CELLS = 500, 100, 500, 2_000  # that are shown at most
+INDEXES = "sweeps/*/sweep.json"
 BLOCKS = ("partition-seed", "seed")  # keys that make a grid's columns
 Look = dict[str, Any]
 Columns = Sequence[tuple[str, str]]
 Line = Mapping[str, Any]  # of rounds.jsonl
 
 
-def open_view(path: Path | None, superlink: str = "") -> "RunView | SweepView":
-    """Open a run folder or a folder of runs; raise UserError if it is neither.
-
-    With ``superlink``, the folder that `fedhet server` was given, the sites of that server are
-    shown with it; without ``path`` it is the server's last run.
-    """
-    sites = ServerSites(Path(superlink).expanduser().absolute()) if superlink else None
-    if path is None:
-        if sites is None:
-            raise UserError("watch: give a run folder or a sweep's, --superlink TLS, or both")
-        path = sites.last_run()
+def open_view(path: Path) -> "RunView | SweepView":
+    """Open a run folder or a folder of runs; raise UserError if it is neither."""
     path = path.expanduser().absolute()
     if (path / "config.yaml").is_file():
-        return RunView(path, sites)
+        return RunView(path)
     if not path.exists():
         raise UserError(f"'{path}' does not exist; `fedhet runs DIR` lists the run folders in DIR")
-    if not any([*path.glob("sweeps/*/sweep.json"), *path.glob("*/config.yaml")]):
+    if not any([*path.glob(INDEXES), *path.glob("*/config.yaml")]):
         raise UserError(
             f"'{path}' is not a run folder (it has no config.yaml) nor a sweep's: give one of them"
         )
-    if sites is not None:
-        raise UserError("--superlink is only used with a single run: name one, or leave it out")
     return SweepView(path)
 
 
@@ -65,15 +55,16 @@ class _Files:
         self.folder = folder
         self.problems: dict[Path, str] = {}
         self._read: dict[Path, tuple[object, Any]] = {}
+        self._asked, self._busy = -ASK, False
 
-    def get(self, path: Path, read: Callable[[], Any], default: Any) -> Any:
+    def get(self, path: Path, read: Callable[[Path], Any], default: Any) -> Any:
         """Return a file's content; ``default`` while it is not there, or is damaged."""
         try:
             found = path.stat()
             seen = (found.st_ino, found.st_size, found.st_mtime_ns)
             if self._read.get(path, (None,))[0] != seen:
                 self._read[path] = seen, default
-                self._read[path] = seen, read()
+                self._read[path] = seen, read(path)
                 self.problems.pop(path, None)
             return self._read[path][1]
         except FileNotFoundError:
@@ -82,23 +73,18 @@ class _Files:
             self.problems[path] = one_line(str(error).replace(f"{self.folder}/", ""), 300)
         return default
 
-
-class _Recent:
-    """An answer that is requested again after :data:`ASK` seconds."""
-
-    def __init__(self, ask: Callable[[], Any]) -> None:
-        self.ask, self.at, self.answer = ask, -ASK, None
-
-    def __call__(self) -> Any:
-        if time.monotonic() - self.at >= ASK:
-            self.at = time.monotonic()
-            with contextlib.suppress(Damaged):  # not a lock of a run, such as a link
-                self.answer = self.ask()
-        return self.answer
+    def busy(self, ask: Callable[[], bool]) -> bool:
+        """Return whether somebody holds a lock, asked for every :data:`ASK` seconds."""
+        if time.monotonic() - self._asked >= ASK:
+            self._asked = time.monotonic()
+            try:
+                self._busy = ask()
+            except Damaged:  # not a lock of a run, such as a link
+                self._busy = False
+        return self._busy
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """Return a configuration, with the types checked of the keys that a look uses."""
     config = read_yaml(path)
     shaped(Started, config, f"'{path}'")
     return config
@@ -107,18 +93,16 @@ def _read_config(path: Path) -> dict[str, Any]:
 class RunView:
     """A run folder; its texts are shown, and nothing else is done with them."""
 
-    def __init__(self, path: Path, sites: "ServerSites | None" = None) -> None:
-        self.folder, self.sites = RunFolder(path), sites
-        self.files = _Files(path)
+    def __init__(self, path: Path) -> None:
+        self.folder, self.files = RunFolder(path), _Files(path)
         self.runs: Mapping[str, RunView] = {}  # inside this one there is none
-        self._written = _Recent(self.folder.being_written)
 
     def read(self) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
         """Return summary, lines of the rounds and configuration, each empty while there is none."""
         folder, get = self.folder, self.files.get
-        summary = get(folder.summary, folder.read_summary, {})  # first: a run writes it last
-        rounds = get(folder.rounds, folder.read_rounds, [])
-        return summary, rounds, get(folder.config, partial(_read_config, folder.config), {})
+        summary = get(folder.summary, lambda _: folder.read_summary(), {})  # a run writes it last
+        rounds = get(folder.rounds, lambda _: folder.read_rounds(), [])
+        return summary, rounds, get(folder.config, _read_config, {})
 
     def status(self, summary: Mapping[str, Any], begun: object) -> tuple[str, str]:
         """Return the state of the run, and a sentence about it."""
@@ -126,7 +110,7 @@ class RunView:
             return one_line(summary["status"], 40), one_line(summary["reason"], 500)
         if not self.folder.path.is_dir():
             return GONE, "the folder does not exist"
-        if not self._written():
+        if not self.files.busy(self.folder.being_written):
             said = "it was interrupted; `fedhet resume` continues it"
             return IDLE, said if begun else "it has not begun, or was interrupted"
         waits = self.folder.waits_for()
@@ -139,117 +123,117 @@ class RunView:
         folder, get = self.folder, self.files.get
         summary, rounds, config = self.read()
         status, says = self.status(summary, rounds)
-        lines = get(folder.clients, lambda: read_evaluations(folder.clients), ())
-        scores = {line.client: line for line in lines}
-        dealt = get(folder.partition, lambda: read_partition(folder.partition), None)
+        scores = {line.client: line for line in get(folder.clients, read_evaluations, ())}
+        dealt = get(folder.partition, read_partition, None)
         examples = {client: sum(row) for client, row in dealt.counts.items()} if dealt else {}
-        metrics = _metrics(config, rounds)
+        metrics, wanted = _metrics(config, rounds), config.get("rounds", 0)
         failed = [
             (line["round"], one_line(one["client"], 80), one_line(one["reason"], 300))
             for line in rounds for one in line["failures"]
         ]  # fmt: skip
-        tables = [_clients(rounds, scores, examples, failed, metrics)]
-        if failed:
-            heads = [("round", "count"), ("client", "text"), ("why", "text")]
-            newest = [
-                (at, "", f"the round is lost: {why}") if client == NOBODY else (at, client, why)
-                for at, client, why in failed[: -FAILURES - 1 : -1]
-            ]
-            more = len(failed) - len(newest)
-            tables.append(_table("failures", "Failures", heads, newest, more))
-        if self.sites is not None:
-            times = Counter(client for _, client, _ in failed)
-            tables.insert(0, self.sites.table(scores, times))
-            self.files.problems |= {Path("sites"): self.sites.problem}
-        columns, rows = _rounds(rounds, *metrics)
-        wanted = config.get("rounds", 0)
-        facts = {"round": f"{len(rows)} of {wanted or '?'}"}
+        columns, rows = _rounds(rounds, metrics)
         left = seconds_left([line["seconds"] for line in rounds], wanted)
+        facts = {"round": f"{len(rows)} of {wanted or '?'}"}
         if status == RUNNING and wanted and left is not None:
             facts["time left"] = f"about {duration(left)}"
-        facts |= _facts(columns, rows)
+        if rows:
+            last = dict(zip(columns, rows[-1], strict=True))
+            facts |= {title: word(value, kind) for (title, kind), value in list(last.items())[1:-7]}
+            facts |= {
+                "replied": f"{rounds[-1]['replied']} of {rounds[-1]['sampled']}",
+                "failures": f"{len(failed):,}",
+                "sent up": decimal(sum(line["uplink_bytes"] for line in rounds)),
+                "sent down": decimal(sum(line["downlink_bytes"] for line in rounds)),
+                "time so far": duration(sum(line["seconds"] for line in rounds)),
+            }
         if examples:
             facts["clients"] = f"{len(examples):,}"
-        step = 1 + len(rows) // ROUNDS
+        newest = [
+            (at, "", f"the round is lost: {why}") if client == NOBODY else (at, client, why)
+            for at, client, why in failed[: -FAILURES - 1 : -1]
+        ]
+        heads = [("round", "count"), ("client", "text"), ("why", "text")]
+        tables = [_clients(rounds, scores, examples, failed, metrics)]
+        tables += [_table("failures", heads, newest, len(failed) - len(newest))] * bool(failed)
         return {
             "name": one_line(folder.path.name, 200),
             "title": one_line(f"{config.get('method', '?')} on {config.get('dataset', '?')}", 160),
             "status": status, "over": status not in {RUNNING, WAITING}, "says": says,
-            "facts": list(facts.items()),
-            "tables": tables, "grids": [], "columns": columns, "of": len(rows),
-            "rounds": rows[(len(rows) - 1) % step :: step],
-            "curves": [
-                {"title": _figure(metrics[0])[0], "lines": [["test", 1], ["validation", 2]]
-                 + [["10th percentile", 4]] * (metrics[0] == "accuracy")},
-                {"title": "Training loss", "lines": [["loss", 5]]},
-                {"title": "Traffic", "lines": [["up", 11], ["down", 12]]},
-            ],
-            "damage": [problem for problem in self.files.problems.values() if problem],
+            "facts": facts, "tables": tables, "grids": [], "columns": columns, "rounds": rows,
+            "curves": _curves(rounds, metrics[0]) if rounds else [],
+            "damage": list(self.files.problems.values()),
         }  # fmt: skip
 
 
-def _metrics(config: Mapping[str, Any], rounds: Sequence[Line]) -> tuple[str, str]:
-    """Return the run's headline and a second metric; empty where accuracy alone was recorded."""
+def _metrics(config: Mapping[str, Any], rounds: Sequence[Line]) -> list[str]:
+    """Return the run's headline and, where it was recorded, a second metric."""
     last = rounds[-1] if rounds else {}
     known = [name for name in METRICS if f"test_{name}_mean" in last] or ["accuracy"]
-    asked = config.get("metric", "accuracy")
-    metric = asked if asked in known else "accuracy"
-    beside = [n for n in ("balanced_accuracy", "accuracy") if n in known and n != metric]
-    return metric, beside[0] if beside else ""
+    order = [config.get("metric", "accuracy"), "accuracy"]
+    headline = next((name for name in order if name in known), "accuracy")
+    beside = [n for n in ("balanced_accuracy", "accuracy") if n in known and n != headline]
+    return [headline, *beside[:1]]
 
 
-def _figure(metric: str) -> tuple[str, str]:
-    """Return the title and the kind of a metric's column."""
-    about = METRICS.get(metric)
-    return (about.title, "percent" if about.percent else "number") if about else ("", "percent")
+def _column(metric: str) -> tuple[str, str]:
+    return METRICS[metric].title, "percent" if METRICS[metric].percent else "number"
 
 
-def _rounds(rounds: Sequence[Line], metric: str, second: str) -> tuple[Columns, list[list[Any]]]:
-    """Return columns and a row a round; a column without a title is not shown."""
-
-    def of(key: str) -> list[Any]:
-        return [line.get(key) for line in rounds]
-
-    up, down = of("uplink_bytes"), of("downlink_bytes")
-    of_accuracy = "" if metric == "accuracy" else " of accuracy"
+def _rounds(rounds: Sequence[Line], metrics: Sequence[str]) -> tuple[Columns, list[list[Any]]]:
+    """Return columns and a row a round."""
+    headline, *second = metrics
+    title, kind = _column(headline)
+    of_accuracy = "" if headline == "accuracy" else " of accuracy"
     table = [
-        ("round", "count", of("round")),
-        (*_figure(metric), of(f"test_{metric}_mean")),
-        ("validation", _figure(metric)[1], of(f"val_{metric}_mean")),
-        (*_figure(second), of(f"test_{second}_mean")),
-        (f"10th percentile{of_accuracy}", "percent", of("test_accuracy_p10")),
-        ("training loss", "number", of("train_loss")),
-        ("asked", "count", of("sampled")),
-        ("replied", "count", of("replied")),
-        ("failed", "count", [len(line["failures"]) for line in rounds]),
-        ("sent up", "bytes", up),
-        ("sent down", "bytes", down),
-        ("up so far", "bytes", list(accumulate(up))),
-        ("down so far", "bytes", list(accumulate(down))),
-        ("seconds", "number", of("seconds")),
-    ]
+        ("round", "count", "round"), (title, kind, f"test_{headline}_mean"),
+        ("validation", kind, f"val_{headline}_mean"),
+        *((*_column(name), f"test_{name}_mean") for name in second),
+        (f"10th percentile{of_accuracy}", "percent", "test_accuracy_p10"),
+        ("training loss", "number", "train_loss"), ("asked", "count", "sampled"),
+        ("replied", "count", "replied"), ("failed", "count", "failed"),
+        ("sent up", "bytes", "uplink_bytes"), ("sent down", "bytes", "downlink_bytes"),
+        ("seconds", "number", "seconds"),
+    ]  # fmt: skip
+    lines = [{**line, "failed": len(line["failures"])} for line in rounds]
     columns = [(title, kind) for title, kind, _ in table]
-    return columns, [list(row) for row in zip(*(values for *_, values in table), strict=True)]
+    return columns, [[line.get(key) for *_, key in table] for line in lines]
 
 
-def _facts(columns: Columns, rows: Sequence[Sequence[Any]]) -> dict[str, str]:
-    """Return the main numbers of the run; none before the first round."""
-    if not rows:
-        return {}
-    last = dict(zip(columns, rows[-1], strict=True))
-    shown = {title: word(value, kind) for (title, kind), value in last.items() if title}
-    facts = {title: shown[title] for title in list(shown)[1:5] if title != "training loss"}
-    return facts | {
-        "replied": f"{shown['replied']} of {shown['asked']}",
-        "failures": f"{sum(row[8] for row in rows):,}",
-        "sent up": shown["up so far"], "sent down": shown["down so far"],
-        "time so far": duration(sum(row[13] for row in rows)),
-    }  # fmt: skip
+def _curves(rounds: Sequence[Line], metric: str) -> list[Look]:
+    """Return curves over the rounds, each line as points of a box of 100 by 100."""
+    shown = rounds[(len(rounds) - 1) % (step := 1 + len(rounds) // POINTS) :: step]
+    title, kind = _column(metric)
+    keys = {"test": f"test_{metric}_mean", "validation": f"val_{metric}_mean"}
+    keys |= {"10th percentile": "test_accuracy_p10"} if metric == "accuracy" else {}
+    scores = {name: [line.get(key) for line in shown] for name, key in keys.items()}
+    loss = {"loss": [line["train_loss"] for line in shown]}
+    sums = {
+        way: list(accumulate(line[f"{way}link_bytes"] for line in rounds)) for way in ("up", "down")
+    }
+    sent = {way: [total[line["round"] - 1] for line in shown] for way, total in sums.items()}
+    first, last = shown[0]["round"], shown[-1]["round"]
+    curves = []
+    kinds = {title: (kind, scores), "training loss": ("number", loss), "traffic": ("bytes", sent)}
+    for name, (unit, lines) in kinds.items():
+        known = [value for values in lines.values() for value in values if value is not None]
+        low, high = (min(known), max(known)) if known else (0, 0)
+        drawn = []
+        for label, values in lines.items():
+            places = [
+                f"{100 * (line['round'] - first) / max(1, last - first):.4g},"
+                f"{100 - 100 * (value - low) / (high - low or 1):.4g}"
+                for line, value in zip(shown, values, strict=True) if value is not None
+            ]  # fmt: skip
+            newest = word(next((v for v in reversed(values) if v is not None), None), unit)
+            drawn.append((label, " ".join([*places[:1], *places]), newest))  # one point is a dot
+        ends = {"low": word(low, unit), "high": word(high, unit), "first": first, "last": last}
+        curves.append({"title": name, "lines": drawn} | ends)
+    return curves
 
 
 def _clients(
     rounds: Sequence[Line], scores: Mapping[str, Any], examples: Mapping[str, int],
-    failed: Sequence[tuple[int, str, str]], metrics: tuple[str, str],
+    failed: Sequence[tuple[int, str, str]], metrics: Sequence[str],
 ) -> Look:  # fmt: skip
     """Return a table of the known clients; of too many those with failures first."""
     last = rounds[-1] if rounds else {}
@@ -259,7 +243,6 @@ def _clients(
     lost = {one["client"]: f"lost: {one['reason']}" for one in last.get("lost", ())}
     known = {*scores, *examples, *lost, *trouble}
     chosen = sorted(known, key=lambda c: (c not in trouble, client_order(c)))[:CLIENTS]
-    shown = [name for name in metrics if name]
     rows = []
     for client in sorted(chosen, key=client_order):
         score, (at, why) = scores.get(client), trouble.get(client, (0, ""))
@@ -267,63 +250,20 @@ def _clients(
         figures = vars(score) | dict(score.other) if score else {}
         rows.append(
             [client, one_line(score.model, 80) if score else "", examples.get(client), done,
-             *(figures.get(f"test_{name}") for name in shown), times[client],
+             *(figures.get(f"test_{name}") for name in metrics), times[client],
              "failed" if at == now > 0 else "replied" if done == now and now > 0 else "",
              one_line(lost.get(client, ""), 300) or (f"round {at}: {why}" if at else "")]
         )  # fmt: skip
     columns = [
         ("client", "text"), ("model", "text"), ("examples", "count"), ("last round", "count"),
-        *map(_figure, shown),
+        *map(_column, metrics),
         ("failures", "count"), ("in the last round", "text"), ("why", "text"),
     ]  # fmt: skip
-    return _table("clients", "Clients", columns, rows, len(known) - len(rows))
+    return _table("clients", columns, rows, len(known) - len(rows))
 
 
-def _table(
-    name: str, title: str, columns: Columns, rows: Sequence[Any], more: int = 0, note: str = ""
-) -> Look:
-    table = {"name": name, "title": title, "columns": columns, "rows": rows}
-    return table | {"more": more, "note": note}
-
-
-class ServerSites:
-    """The sites of a server of ours, asked through its Control API on this machine."""
-
-    def __init__(self, tls: Path) -> None:
-        """``tls``: the folder that `fedhet server` was given; UserError if it never was."""
-        from fedhet.deploy.control import ServerFolder  # noqa: PLC0415  (Flower)
-
-        folder = ServerFolder(tls)
-        self.control = folder.connect()
-        self.problem = ""
-        self._nodes = _Recent(self._ask)
-
-    def _ask(self) -> Sequence[Any]:
-        try:
-            self.problem = ""
-            return sorted(self.control.nodes(), key=lambda node: node.name)
-        except RunFailed as error:
-            self.problem = one_line(error, 300)
-            return self._nodes.answer or ()
-
-    def last_run(self) -> Path:
-        """Return the folder of the run that was submitted last and is on this machine."""
-        for run in self.control.runs():
-            if run.folder and Path(run.folder).is_dir():
-                return Path(run.folder)
-        raise UserError("watch: the folders of this server's runs are not here: name a run folder")
-
-    def table(self, scores: Mapping[str, Any], failed: Mapping[str, int]) -> Look:
-        """Return every site with the last round that it took part in, and its failures."""
-        columns = [("site", "text"), ("now", "text"), ("since (UTC)", "text"),
-                   ("last round", "count"), ("failures", "count")]  # fmt: skip
-        rows = [
-            [one_line(node.name or str(node.id), 80), node.status,
-             node.since[:19].replace("T", " "),
-             getattr(scores.get(node.name), "generation", None), failed.get(node.name, 0)]
-            for node in self._nodes()
-        ]  # fmt: skip
-        return _table("sites", "Sites", columns, rows, note="offline: silent since then")
+def _table(name: str, columns: Columns, rows: Sequence[Any], more: int = 0) -> Look:
+    return {"name": name, "columns": columns, "rows": rows, "more": more}
 
 
 class SweepView:
@@ -332,24 +272,21 @@ class SweepView:
     def __init__(self, path: Path) -> None:
         self.path, self.files = path, _Files(path)
         self.runs: dict[str, RunView] = {}
-        indexes = "sweeps/*/sweep.json"
-        self._busy = _Recent(lambda: any(held(one.parent / LOCK) for one in path.glob(indexes)))
 
     def look(self) -> Look:
-        """Read what is new; never raises for what the files say."""
+        """Read what is new; never raise for what the files say."""
         cells = [self._cell(*one) for one in self._listed()]
         counts = Counter(cell["state"] for cell in cells)
-        over = not (counts[RUNNING] or self._busy())
+        locks = [one.parent / LOCK for one in self.path.glob(INDEXES)]
+        over = not (counts[RUNNING] or self.files.busy(lambda: any(map(held, locks))))
         done = counts[FINISHED] + counts[DIVERGED] == len(cells) > 0
-        facts = [(state, f"{number:,}") for state, number in sorted(counts.items())]
-        facts.append(
-            ("rounds", f"{sum(c['done'] for c in cells):,} of {sum(c['of'] for c in cells):,}")
-        )
+        facts = {state: f"{number:,}" for state, number in sorted(counts.items())}
+        facts["rounds"] = f"{sum(c['done'] for c in cells):,} of {sum(c['of'] for c in cells):,}"
         paces = [cell["pace"] for cell in cells if cell["state"] == RUNNING and cell["pace"]]
         if paces:
             open_ = [cell for cell in cells if cell["state"] in {RUNNING, PENDING}]
             todo = sum(max(0, cell["of"] - cell["done"]) for cell in open_)
-            facts.append(("time left", f"about {duration(todo * sum(paces) / len(paces) ** 2)}"))
+            facts["time left"] = f"about {duration(todo * sum(paces) / len(paces) ** 2)}"
         columns = [("cell", "text"), ("state", "text"), ("round", "text"), ("metric", "number"),
                    ("what", "text"), ("why", "text")]  # fmt: skip
         names = ("name", "state", "round", "figure", "what", "why")
@@ -358,17 +295,16 @@ class SweepView:
         return {
             "name": one_line(self.path.name, 200), "title": f"{len(cells):,} runs", "says": "",
             "status": ("completed" if done else IDLE) if over else RUNNING, "over": over,
-            "facts": facts, "tables": [_table("cells", "Cells", columns, rows)],
+            "facts": facts, "tables": [_table("cells", columns, rows)],
             "grids": [_grid(name, [c for c in cells if c["sweep"] == name]) for name in sweeps],
-            "columns": [], "rounds": [], "of": 0, "curves": [],
-            "damage": list(self.files.problems.values()),
+            "columns": [], "rounds": [], "curves": [], "damage": list(self.files.problems.values()),
         }  # fmt: skip
 
     def _listed(self) -> list[tuple[str, str, Mapping[str, Any]]]:
         """Return name, sweep and entry of every cell: those of an index first, then other runs."""
         found: dict[str, tuple[str, str, Mapping[str, Any]]] = {}
-        for path in sorted(self.path.glob("sweeps/*/sweep.json")):
-            cells = self.files.get(path, partial(read_json, path), {}).get("cells")
+        for path in sorted(self.path.glob(INDEXES)):
+            cells = self.files.get(path, read_json, {}).get("cells")
             for one in cells if isinstance(cells, list) else []:
                 name = one.get("name") if isinstance(one, dict) else None
                 if isinstance(name, str) and Path(name).name == name and "\0" not in name:
@@ -380,9 +316,9 @@ class SweepView:
     def _cell(self, name: str, sweep: str, entry: Mapping[str, Any]) -> Look:
         run = self.runs.setdefault(name, RunView(self.path / name))
         summary, rounds, config = run.read()
-        preset = self.path / "sweeps" / sweep / f"{name}.yaml"
         if not config and sweep:
-            config = self.files.get(preset, partial(_read_config, preset), {})
+            preset = self.path / "sweeps" / sweep / f"{name}.yaml"
+            config = self.files.get(preset, _read_config, {})
         state, why = run.status(summary, rounds)
         told, problems = entry.get("state"), list(run.files.problems.values())
         idle = BROKEN if rounds else PENDING
@@ -394,7 +330,7 @@ class SweepView:
         elif told == FAILED and state == idle:
             state, why = FAILED, str(entry.get("reason") or "")
         why = "" if state in {FINISHED, RUNNING, PENDING, BROKEN} else why
-        metric, _ = _metrics(config, rounds)
+        headline = _metrics(config, rounds)[0]
         seconds = [line["seconds"] for line in rounds][-10:]
         values = entry.get("values")
         values = values if isinstance(values, dict) else {}
@@ -405,7 +341,7 @@ class SweepView:
             "column": _label({key: values[key] for key in BLOCKS if key in values}) or "run",
             "begun": run.folder.config.is_file(),
             "done": done, "of": of, "round": f"{done}/{of or '?'}",
-            "figure": rounds[-1].get(f"test_{metric}_mean") if rounds else None,
+            "figure": rounds[-1].get(f"test_{headline}_mean") if rounds else None,
             "pace": sum(seconds) / len(seconds) if seconds else None,
         }  # fmt: skip
 
@@ -443,3 +379,62 @@ def word(value: Any, kind: str) -> str:
         return f"{value:.4g}"
     texts: dict[str, Callable[[Any], str]] = {"percent": percent, "bytes": decimal}
     return texts.get(kind, str)(value)
+
+
+# --- as lines, for a pipe, a screen reader, a terminal without colours ---------------------------
+
+
+def follow(view: RunView | SweepView) -> Iterator[str]:
+    """Yield lines as they come, until the run or all runs are over."""
+    look = view.look()
+    yield f"{look['name']}: {look['title']}"
+    told, rounds, idle = "", 0, 0
+    states: dict[str, str] = {}
+    while True:
+        if len(look["rounds"]) < rounds:
+            rounds = 0
+            yield "it started again"
+        yield from _new_rounds(look, rounds)
+        for table in look["tables"]:
+            for row in table["rows"] if table["name"] == "cells" else ():
+                if states.get(row[0]) != row[1]:
+                    states[row[0]] = row[1]
+                    yield _said(table["columns"], row)
+        if len(look["rounds"]) > rounds and (left := look["facts"].get("time left")):
+            yield f"time left: {left}"
+        rounds = len(look["rounds"])
+        idle = idle + 1 if look["status"] == IDLE else 0
+        over = look["over"] and (look["status"] != IDLE or idle >= PATIENCE)
+        damage = [f"cannot be read: {problem}" for problem in look["damage"]]
+        state = "\n".join([": ".join(filter(None, (look["status"], look["says"]))), *damage])
+        if over or (state != told and not look["over"]):
+            yield from state.split("\n")
+        told = state
+        if over:
+            break
+        time.sleep(POLL)
+        look = view.look()
+    yield ", ".join(f"{name}: {text}" for name, text in look["facts"].items())
+    for table in look["tables"]:
+        if table["name"] == "clients":
+            yield f"clients: {len(table['rows']) + table['more']:,}"
+            yield from (f"  {_said(table['columns'], row)}" for row in table["rows"])
+            yield from [f"  and {table['more']:,} more"] * bool(table["more"])
+
+
+def _new_rounds(look: Look, told: int) -> Iterator[str]:
+    """Yield a line for every new round and, below it, one for every client that failed in it."""
+    wanted = look["facts"].get("round", "").partition(" of ")[2]
+    failures = [row for t in look["tables"] if t["name"] == "failures" for row in t["rows"]]
+    for number, *row in look["rounds"][told:]:
+        pairs = zip(look["columns"][1:], row, strict=True)
+        said = ", ".join(f"{title} {word(value, kind)}" for (title, kind), value in pairs)
+        yield f"round {number} of {wanted}: {said}"
+        for at, client, why in failures:
+            if at == number:
+                yield f"  {client and f'client {client} failed: '}{why}"
+
+
+def _said(columns: Columns, row: Sequence[Any]) -> str:
+    pairs = zip(columns, row, strict=True)
+    return ", ".join(f"{t} {word(v, kind)}" for (t, kind), v in pairs if v not in {None, ""})

@@ -170,10 +170,6 @@ def test_a_lost_message_costs_a_restart_and_who_leaves_is_told(federation):
     wait_for(lambda: nodes[0].said("waiting for"), "it says what it waits for")
     federation.start_server()
     wait_for(lambda: federation.online() == 2, "so are two nodes", pause=1.0)
-    watched = federation.do("watch", "--plain", "--superlink", "tls").stdout.splitlines()
-    sites = [line.partition(", since (UTC) 20") for line in watched if line.startswith("site ")]
-    assert [head for head, _, _ in sites][:2] == ["site 0, now online", "site 1, now offline"]
-    assert all(rest.endswith(", last round 2, failures 0") for _, _, rest in sites)
 
 
 def test_a_process_that_dies_costs_its_message_and_nothing_else(federation):

@@ -11,8 +11,8 @@ from fedhet.cli.app import execute
 from fedhet.errors import UserError
 from fedhet.files import NOBODY
 from fedhet.records.run_folder import RunFolder
-from fedhet.watch import plain, view
-from fedhet.watch.view import RunView, SweepView, open_view
+from fedhet.watch import view
+from fedhet.watch.view import RunView, SweepView, follow, open_view
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def test_a_run_from_its_beginning_to_its_end(tmp_path):
             append(run / "rounds.jsonl", line(number))
         append(run / "rounds.jsonl", '{"round": 4')  # not whole yet
         look = one.look()
-        facts = dict(look["facts"])
+        facts = look["facts"]
         assert look["status"] == "running" and facts["round"] == "3 of 4"
         assert facts["time left"] == "about 0:02" and facts["sent down"] == "9.0 kB"
         assert facts["accuracy"] == "30.00 %" and "balanced accuracy" not in facts
@@ -66,9 +66,19 @@ def test_the_runs_metric_is_the_headline_with_a_second_beside_it(tmp_path):
     run = begin(tmp_path / "run", metric="log_loss")
     append(run / "rounds.jsonl", line(1, test_log_loss_mean=0.3, test_balanced_accuracy_mean=41.0))
     look = RunView(run).look()
-    assert dict(look["facts"])["log loss"] == "0.3"
-    assert dict(look["facts"])["balanced accuracy"] == "41.00 %"
+    assert look["facts"]["log loss"] == "0.3"
+    assert look["facts"]["balanced accuracy"] == "41.00 %"
     assert look["curves"][0]["title"] == "log loss"
+
+
+def test_curves_are_points_of_a_box(tmp_path):
+    run = begin(tmp_path / "run")
+    for number, loss in ((1, 3.0), (2, None), (3, 1.0)):
+        append(run / "rounds.jsonl", line(number, train_loss=loss))
+    loss, sent = RunView(run).look()["curves"][1:]
+    assert loss["lines"] == [("loss", "0,0 0,0 100,100", "1")]
+    assert (loss["low"], loss["high"], loss["first"], loss["last"]) == ("1", "3", 1, 3)
+    assert [newest for *_, newest in sent["lines"]] == ["3.0 kB", "9.0 kB"]
 
 
 def test_damage_is_named_and_looked_over(tmp_path):
@@ -80,13 +90,12 @@ def test_damage_is_named_and_looked_over(tmp_path):
 
 
 def test_places(tmp_path):
-    for words, said in (
-        ((None, ""), "give a run folder or a sweep's"),
-        ((tmp_path / "no", ""), "does not exist"),
-        ((tmp_path, ""), "is not a run folder"),
+    for place, said in (
+        (tmp_path / "no", "does not exist"),
+        (tmp_path, "is not a run folder"),
     ):
         with pytest.raises(UserError, match=said):
-            open_view(*words)
+            open_view(place)
 
 
 def sweep(folder: Path) -> Path:
@@ -126,7 +135,7 @@ def test_a_sweeps_grid(tmp_path):
     ]
     assert [cell["text"] for cell in grid["rows"][0][1]] == ["10.00", "running 10.00 1/4"]
     assert grid["rows"][1][1][1] == {"text": "pending", "state": "pending", "run": ""}
-    assert dict(look["facts"])["time left"] == "about 0:06" and look["status"] == "running"
+    assert look["facts"]["time left"] == "about 0:06" and look["status"] == "running"
 
 
 def test_cells_have_a_page(tmp_path):
@@ -144,7 +153,7 @@ def test_plain_lines_of_a_run(tmp_path, monkeypatch):
     steps = iter([lambda: append(run / "rounds.jsonl", line(2)), lambda: end(run, 2)])
     monkeypatch.setattr(time, "sleep", lambda _: next(steps)())
     with RunFolder(run).lock():
-        said = list(plain.follow(RunView(run)))
+        said = list(follow(RunView(run)))
     assert said[0] == "run: fedssa on digits"
     assert said[1].startswith("round 1 of 2: accuracy 10.00 %, validation 5.00 %, 10th percentile")
     assert said[2:5] == ["  the round is lost: no sum", "  client 1 failed: late", "running"]

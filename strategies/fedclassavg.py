@@ -13,7 +13,7 @@ minimises
 (``FedClassAvgClient.loss``); inference is by the local model. Both views go through the network:
 the FLOPs counted are about twice Standalone's.
 
-Differences from the authors' code: docs/reference/methods.md.
+Differences from the authors' code: docs/reference/method-notes.md.
 """
 
 from pydantic import Field

@@ -4,18 +4,17 @@ The overview and the project's pages are files of the checkout's top; the refere
 registry, the schema and the packages' public names.
 """
 
-import html
 import inspect
 import re
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import click
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from roles import cell, plain  # beside this file
 
 ROOT = Path(__file__).resolve().parents[2]
 TOP = {
@@ -23,24 +22,27 @@ TOP = {
     "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md",
 }  # fmt: skip
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s#]+)(#[^()\s]*)?\)")
-# What Markdown would take for markup in a cell of a table.
-_MARKUP = re.compile(r"[\\`*_|\[\]]")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put the methods' pages below the reference."""
     sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
     reference = next(part["Reference"] for part in config.nav or [] if "Reference" in part)
-    reference.append({"Methods": [{shown: page} for shown, page, _ in methods()]})
+    from methods import SPELT  # noqa: PLC0415  (beside this file, imports torch)
+
+    pages = [{shown: f"reference/methods/{name}.md"} for name, shown in SPELT.items()]
+    reference.append({"Methods": pages})
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what is made here."""
+    import methods  # noqa: PLC0415  (beside this file, imports torch)
+
     made = {page: (ROOT / name).read_text(encoding="utf-8") for name, page in TOP.items()}
-    made |= {page: text for _, page, text in methods()}
+    made |= {page: text for _, page, text in methods.pages()}
     made |= {
-        "reference/python.md": python_page(),
+        "reference/api.md": api_page(),
         "reference/keys.md": keys_page(),
         "reference/command-line.md": command_line_page(),
         "reference/strategies.md": hooks_page("strategies.base", "The server half of a method"),
@@ -71,35 +73,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return markdown if page.file.src_uri.startswith("reference/") else _LINK.sub(there, markdown)
 
 
-def methods() -> list[tuple[str, str, str]]:
-    """Return the spelling of every method, its page, and the page's text."""
-    from fedhet.cli.lists import schema_keys  # noqa: PLC0415  (torch)
-    from fedhet.config.registry import METHODS  # noqa: PLC0415
-    from fedhet.reports.settings import method_name  # noqa: PLC0415
-
-    found = []
-    for name, method in METHODS.items():
-        shown = method_name(name)
-        halves = (sys.modules[half.__module__] for half in (method.strategy, method.client))
-        about = "\n\n".join(map(quoted, halves))
-        own = schema_keys(method.params)
-        keys = f"{quoted(method.params)}\n\n{table(own)}" if own else "None of its own."
-        head = f"# {shown}\n\n`method: {name}`: {cell(method.about)}."
-        text = f"{head}\n\n{about}\n\n## Keys\n\n{keys}\n"
-        found.append((shown, f"reference/methods/{name}.md", text))
-    return found
-
-
 def quoted(thing: object) -> str:
     """Return a docstring as it stands: equations and tables in it are no Markdown."""
-    from roles import plain  # noqa: PLC0415  (beside this file)
-
     return f"```text\n{plain(inspect.getdoc(thing) or '')}\n```"
 
 
 def keys_page() -> str:
     """Return the page of every key of every run."""
-    from fedhet.cli.lists import schema_keys  # noqa: PLC0415  (torch)
+    from methods import schema_keys, table  # noqa: PLC0415  (torch)
+
     from fedhet.config.schema import RunConfig  # noqa: PLC0415
 
     head = "# Keys of a configuration\n\nEach method has its own besides: see its page.\n\n"
@@ -137,23 +119,7 @@ def option(one: click.Parameter) -> str:
     return f"| {shown} | {default} | {cell(getattr(one, 'help', None) or '')} |"
 
 
-def table(keys: dict[str, dict[str, Any]]) -> str:
-    """Return a table of keys with default, range and meaning."""
-    lines = ["| key | default | allowed | meaning |", "|---|---|---|---|"]
-    for key, what in keys.items():
-        default = what["default"]
-        shown = ",".join(default) if isinstance(default, list) else str(default)
-        shown = f"`{shown}`" if shown else ""
-        lines.append(f"| `{key}` | {shown} | {cell(what['allowed'])} | {cell(what['meaning'])} |")
-    return "\n".join(lines) + "\n"
-
-
-def cell(text: str) -> str:
-    """Return a text as it is, in a cell."""
-    return _MARKUP.sub(r"\\\g<0>", html.escape(" ".join(text.split()), quote=False))
-
-
-def python_page() -> str:
+def api_page() -> str:
     """Return the page of all that ``import fedhet`` gives."""
     import fedhet  # noqa: PLC0415
 
@@ -165,7 +131,7 @@ def python_page() -> str:
         one.__module__ for one in named
     ]  # fmt: skip
     parts = [f"::: {place}.{one.__qualname__}" for place, one in zip(places, named, strict=True)]
-    head = "# fedhet from Python\n\nWhat `import fedhet` gives.\n"
+    head = "# What fedhet exports\n\nEverything that `import fedhet` gives.\n"
     return "\n\n".join([head, *parts]) + "\n"
 
 

@@ -1,5 +1,6 @@
-"""Show names in Sphinx's roles as code in the docstrings of the site."""
+"""Show names in Sphinx's roles as code in the docstrings of the site; texts in cells."""
 
+import html
 import re
 
 import griffe
@@ -25,3 +26,9 @@ def _shown(role: re.Match[str]) -> str:
     whole = role[0].split("`")[1]
     name = role[1].rpartition(".")[2] if whole.startswith("~") else role[1]
     return f"`{name.removeprefix('.')}`"
+
+
+def cell(words: str) -> str:
+    """Return a text as it is, in a cell of a table."""
+    escaped = html.escape(" ".join(words.split()), quote=False)
+    return re.sub(r"[\\`*_|\[\]]", r"\\\g<0>", escaped)

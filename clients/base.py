@@ -17,13 +17,12 @@ from torch import Tensor, nn
 from fedhet.config.schema import BESIDE_ACCURACY, METRICS, P, RunConfig
 from fedhet.data.inputs import IMAGE, READ_KEYS, TOKENS, Inputs
 from fedhet.data.preparation import Preparation, as_they_are, normalise, preparation
-from fedhet.errors import Refused, RunFailed, UserError, brief
+from fedhet.errors import Code, Refused, RunFailed, UserError, brief, coded, refusing
 from fedhet.models import SplitModel, build_model
 from fedhet.models.names import FOLDER, parse, public_names
 from fedhet.models.pretrained import Backbone
 from fedhet.models.zoo import small_model
 from fedhet.protocol.checks import check_dtypes, check_shapes, finite_norm
-from fedhet.protocol.codes import Code, coded, refusing
 from fedhet.protocol.flower import NumPyClient, Scalar
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.rng import generator, torch_seed, torch_seeded

@@ -25,11 +25,14 @@ from fedhet.config.load import envelope, from_run_config
 from fedhet.config.registry import find_method
 from fedhet.config.schema import METRICS, RunConfig
 from fedhet.errors import (
+    MOST,
+    Code,
     Damaged,
     Refused,
     RunFailed,
     UserError,
     brief,
+    coded,
     one_line,
     place,
     shortened,
@@ -39,10 +42,8 @@ from fedhet.models import build_model
 from fedhet.models.names import parse
 from fedhet.plugins import giving
 from fedhet.protocol.checks import read_arrays, read_instruction
-from fedhet.protocol.codes import MOST, Code, coded
 from fedhet.protocol.flower import is_simulated
-from fedhet.protocol.messages import QUERY, Reply, answer
-from fedhet.protocol.wire import message_bytes
+from fedhet.protocol.messages import QUERY, Reply, answer, message_bytes
 from fedhet.rng import one_blas_thread
 from fedhet.site.history import History, state_root
 from fedhet.site.limits import (

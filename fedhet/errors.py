@@ -1,8 +1,12 @@
 """The kinds of failure that a user sees, and how they are worded."""
 
+import contextlib
 import difflib
+import re
+import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
 from pathlib import Path
 from traceback import FrameSummary
 
@@ -12,7 +16,7 @@ class UserError(Exception):
 
     The command line prints the line without a traceback and exits with code 2. ``code`` is the
     error code that a deployed node sends instead of the text, with ``about``, a word that the
-    server knows already: see fedhet.protocol.codes.
+    server knows already: see :class:`Code`.
     """
 
     exit_code = 2
@@ -102,3 +106,69 @@ def _theirs(frames: Iterable[FrameSummary]) -> list[FrameSummary]:
     python = str(Path(traceback.__file__).parent)
     ours = (*_ROOMS, python)
     return [f for f in frames if _LIBRARIES not in f.filename and not f.filename.startswith(ours)]
+
+
+# --- error codes: why a client takes no part -----------------------------------------------------
+# A deployed node sends a code and a number, drawn, since one that counts would tell how often a
+# site has failed; its own log has the text under that number. A simulation is one owner's on one
+# machine: there the whole text is sent.
+
+MOST = 999_999  # the largest number of an entry
+
+
+class Code(StrEnum):
+    """Error codes of a deployed node, each with its meaning."""
+
+    meaning: str
+
+    def __new__(cls, code: str, meaning: str = "") -> "Code":
+        """Make a member from its code and its meaning."""
+        made = str.__new__(cls, code)
+        made._value_, made.meaning = code, meaning
+        return made
+
+    INSTRUCTION = "instruction", "it received an invalid instruction"
+    PAYLOAD = "payload", "it received other arrays than the method sends: is its version another?"
+    GENERATION = "generation", "it was asked for generation 0, which it no longer keeps"
+    STATE = "state", "its private state cannot be written or read"
+    STATE_LOST = "state-lost", "the private state that the server asks for is lost or damaged"
+    NOT_FINITE = "not-finite", "training ended in NaN or infinity: a smaller lr, or grad-clip"
+    BUDGET = "budget", "its privacy budget does not allow this upload"
+    MEMORY = "out-of-memory", "it has too little memory: a smaller batch-size, or fewer processes"
+    CONFIGURATION = "configuration", "the run's configuration cannot work there"
+    CLASSES = "classes", "the run must name the classes (classes, or labels): a site tells none"
+    DATA = "data", "its data are missing, damaged, or have a class that the run lacks"
+    MODEL = "model", "its model cannot be built there"
+    DEVICE = "device", "its device is not available"
+    METHOD = "method", "its method, model or data set does not fit this version of fedhet"
+    UNEXPECTED = "unexpected", "an unexpected error"
+    LIMITS_FILE = "limits-file", "its site's file of limits cannot be read, so it allows no run"
+    LIMIT = "limit", "the run breaks a limit of its site"
+    RANGE = "sum-range", "its vector has an entry that is not finite, or beyond sum-range"
+    PROOF = "sum-proof", "its certificate does not prove that its key for the sums is its own"
+    SUM = "sum", "it may not answer this by its own rules for sums"  # about: which one
+
+
+@contextlib.contextmanager
+def coded(code: Code) -> Iterator[None]:
+    """Give a UserError without a code this one, within this block."""
+    try:
+        yield
+    except UserError as error:
+        error.code = error.code or code
+        raise
+
+
+@contextlib.contextmanager
+def refusing(code: Code = Code.PAYLOAD, text: str = "") -> Iterator[None]:
+    """Raise Refused for a ValueError within this block, with this text or the error's."""
+    try:
+        yield
+    except ValueError as error:
+        raise Refused(text or str(error), code) from error
+
+
+def distinct(reasons: Iterable[str], most: int = sys.maxsize) -> str:
+    """Return reasons side by side, each once whatever its number; of more than ``most`` a count."""
+    found = sorted({re.sub(r" \(its log: no\. \w+\)", "", text) for text in reasons})
+    return "; ".join([*found[:most], *[f"{len(found) - most} more"] * (len(found) > most)])

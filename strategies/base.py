@@ -32,16 +32,14 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedhet.config.schema import P, RunConfig
 from fedhet.data.inputs import Inputs
-from fedhet.errors import Rejected, RunFailed, UserError
+from fedhet.errors import Rejected, RunFailed, UserError, distinct
 from fedhet.files import client_order
 from fedhet.protocol.checks import FLOAT32, Checked, check_evaluation, form
-from fedhet.protocol.codes import distinct
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import ClientInfo, Handshake, Roster
 from fedhet.protocol.mail import exchange
-from fedhet.protocol.messages import EVALUATE, TRAIN, Reply, read_reply
+from fedhet.protocol.messages import EVALUATE, TRAIN, Reply, message_bytes, read_reply, to_record
 from fedhet.protocol.payload import Array, Empty, Payload
-from fedhet.protocol.wire import message_bytes, to_record
 from fedhet.records.ledger import Checkpoint, Ledger, save_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import confusion_rows, headline, imbalance, out_of_patience
@@ -396,7 +394,7 @@ class MethodStrategy(Strategy, Generic[P]):
         """Return replies in client order; note whose state is lost."""
         ordered = sorted(replies, key=lambda pair: client_order(pair[0]))
         for client, reply in ordered:
-            if reply.lost:
+            if reply.says("state-lost"):
                 self.roster.lose(client, self.ledger.round.number, reply.error)
         return ordered
 

@@ -18,7 +18,7 @@ from typer.models import ArgumentInfo
 
 from fedhet.config.schema import RunConfig
 from fedhet.engines.system import Interrupted, direct
-from fedhet.errors import RunFailed, UserError, brief, one_line
+from fedhet.errors import RunFailed, UserError, brief, distinct, one_line
 from fedhet.files import HOMELESS
 from fedhet.plugins import look_here
 
@@ -229,8 +229,7 @@ class RunProgress(Bar):
 
     def update(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Show the rounds finished so far, lines of ``rounds.jsonl``."""
-        from fedhet.protocol.codes import distinct  # noqa: PLC0415  (`--help` waits for neither)
-        from fedhet.records import summary  # noqa: PLC0415
+        from fedhet.records import summary  # noqa: PLC0415  (`--help` does not wait for it)
 
         # At first only the last round: those before it were shown before the run was resumed.
         new, self._shown = records[self._shown :], len(records)

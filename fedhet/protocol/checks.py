@@ -16,23 +16,23 @@ from flwr.app import Message
 from numpy.typing import NDArray
 
 from fedhet.config.schema import BESIDE_ACCURACY, RunConfig
-from fedhet.errors import Refused, Rejected, brief
-from fedhet.protocol.codes import Code, refusing
+from fedhet.errors import Code, Refused, Rejected, brief, refusing
 from fedhet.protocol.handshake import EXACT, ClientInfo
 from fedhet.protocol.messages import (
     AGREE,
     CONFUSION,
     INTRODUCE,
+    MAX_TEXT,
     OWNERS,
     SUM,
     TRAIN,
     UNMASK,
     Instruction,
     Reply,
+    arrays_of,
     instruction,
 )
 from fedhet.protocol.payload import Array, Payload
-from fedhet.protocol.wire import MAX_TEXT, arrays_of
 
 Floats = NDArray[np.float64]
 MAX_METRICS = 100

@@ -27,13 +27,23 @@ from pydantic.dataclasses import dataclass as wired
 
 from fedhet.config.schema import OFF, REGISTERED, RunConfig
 from fedhet.data.inputs import Inputs, load_inputs
-from fedhet.errors import RunFailed, one_line
+from fedhet.errors import RunFailed, distinct, one_line
 from fedhet.files import client_order
-from fedhet.protocol.codes import distinct
 from fedhet.protocol.flower import NodeInfo
 from fedhet.protocol.mail import REMIND_AFTER, Mail
-from fedhet.protocol.messages import QUERY, Instruction, Reply, SumRecord, read_reply, request
-from fedhet.protocol.wire import LONGEST_TEXT, WIRE, Id, Name, from_wire
+from fedhet.protocol.messages import (
+    LONGEST_TEXT,
+    QUERY,
+    WIRE,
+    Id,
+    Instruction,
+    Name,
+    Reply,
+    SumRecord,
+    from_wire,
+    read_reply,
+    request,
+)
 from fedhet.rng import generator
 from fedhet.sums.masks import SumKey
 
@@ -494,7 +504,7 @@ class Handshake:
         self._asked = {node: since for node, since in self._asked.items() if node in online}
         strangers = sorted(online - {*roster.nodes.values(), *roster.refused, *self._asked})
         self._asked |= dict.fromkeys(strangers, time.monotonic())
-        mail.add([request(QUERY, n, self.instruction(), QUERY_TTL) for n in strangers])
+        mail.waiting.extend([request(QUERY, n, self.instruction(), QUERY_TTL) for n in strangers])
         mail.remind(2 * REMIND_AFTER)
         new = []
         while mail:
@@ -512,7 +522,9 @@ class Handshake:
         self._informed.update(new)
         if new and not self._mail.simulated:
             whys = {node: self.instruction(refused=refused[node][:LONGEST_TEXT]) for node in new}
-            self._notices.add(request(QUERY, node, why, QUERY_TTL) for node, why in whys.items())
+            self._notices.waiting.extend(
+                request(QUERY, node, why, QUERY_TTL) for node, why in whys.items()
+            )
             self._notices.poll()
 
     def _until_heard(self) -> None:

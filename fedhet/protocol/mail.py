@@ -79,10 +79,6 @@ class Mail:
     def __bool__(self) -> bool:
         return bool(self.waiting or self.pending)
 
-    def add(self, messages: Iterable[Message]) -> None:
-        """Queue messages; :meth:`poll` sends them."""
-        self.waiting.extend(messages)
-
     def poll(self) -> list[tuple[Message, Message]]:
         """Send what the window allows; returns each message that is done, with its reply.
 
@@ -121,13 +117,12 @@ class Mail:
             for sent in waiting
             if sent.reminders < REMINDERS and now - sent.since > bound * 2**sent.reminders
         ]
-        if not late:
-            return []
         copies = [
             Message(m.content, m.metadata.dst_node_id, m.metadata.message_type, ttl=m.metadata.ttl)
             for m in (sent.message for sent in late)
         ]
-        for identity, sent in zip(self.grid.push_messages(copies), late, strict=False):
+        pushed = self.grid.push_messages(copies) if copies else ()
+        for identity, sent in zip(pushed, late, strict=False):
             sent.reminders += 1
             if identity:
                 self.pending[identity] = sent
@@ -178,7 +173,6 @@ class Mail:
         return sorted(found, key=lambda reply: place.get(reply.metadata.reply_to_message_id, -1))
 
     def _pull_some(self, identities: Sequence[str]) -> None:
-        """Pull replies in a thread of their own."""
         try:
             self._pulled.put((identities, list(self.grid.pull_messages(identities))))
         except Exception as error:  # noqa: BLE001  (raised where the result is wanted)
@@ -241,7 +235,7 @@ def exchange(
                 return True
         return False
 
-    mail.add(messages.values())
+    mail.waiting.extend(messages.values())
     while mail:
         if came(mail.poll()):
             return replies

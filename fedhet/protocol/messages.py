@@ -2,32 +2,28 @@
 
 A request holds ``arrays`` (the payload) and ``config`` (an :class:`Instruction`); a reply holds
 ``arrays``, ``metrics`` (numbers only: Flower's MetricRecord takes no text) and ``info`` (texts).
-A client that takes no part says why by an error code (:mod:`fedhet.protocol.codes`).
+A client that takes no part says why by an error code (:class:`fedhet.errors.Code`). Arrays travel
+in safetensors' format, so that nothing of the other side is ever executed.
 """
 
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+import numpy as np
+import pydantic
+from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from pydantic import StrictBool, StrictInt, StrictStr
+from pydantic import Field, StrictBool, StrictInt, StrictStr
 from pydantic.dataclasses import dataclass as wired
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
-from fedhet.errors import Rejected, brief, one_line
-from fedhet.protocol.codes import failure_text
+from fedhet.errors import MOST, Code, Rejected, brief, one_line
+from fedhet.files import is_id
 from fedhet.protocol.flower import NO_REPLY
 from fedhet.protocol.payload import Array
-from fedhet.protocol.wire import (
-    WIRE,
-    Id,
-    Text,
-    arrays_of,
-    from_wire,
-    message_bytes,
-    to_record,
-    to_wire,
-)
 
 SUM = "sum"  # the record of what a sum needs: see fedhet.sums.messages
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
@@ -36,6 +32,108 @@ CONFUSION = "evaluate.confusion"  # after the last round
 INTRODUCE, OWNERS = "query.introduce", "train.owners"
 AGREE, UNMASK = "train.agree", "train.unmask"
 QUERY_BYTES = 1 << 20  # largest reply that carries no arrays
+PACKED = "packed"  # the one array of a payload's record
+MAX_HEADER = 1 << 20  # bytes of a payload's header, enough for 10,000 arrays
+LONGEST_TEXT = 4096  # characters of a text in an instruction; a path is the longest
+MAX_TEXT = 255  # characters of a class's name, as of a file's on most systems
+
+
+def _id(name: str) -> str:
+    if not is_id(name):
+        raise ValueError("not an id of up to 64 characters of A-Z a-z 0-9 . _ -")
+    return name
+
+
+Id = Annotated[StrictStr, pydantic.AfterValidator(_id)]  # of a client or an experiment
+Name = Annotated[StrictStr, Field(max_length=MAX_TEXT, pattern=r"^(?: |[^\p{C}\p{Z}])+$")]
+Text = Annotated[StrictStr, Field(max_length=LONGEST_TEXT)]
+WIRE = pydantic.ConfigDict(extra="forbid")  # of a class that is read from the other side
+Wired = TypeVar("Wired")
+
+
+# --- dataclasses and arrays in Flower's records -----------------------------------------------
+
+
+def to_wire(values: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass as Flower's records take them, without None."""
+    pairs = ((one.name.replace("_", "-"), getattr(values, one.name)) for one in fields(values))
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in pairs if v is not None}
+
+
+def from_wire(kind: type[Wired], record: Mapping[str, Any]) -> Wired:
+    """Return the ``kind`` whose fields a record holds, as :func:`to_wire` wrote them.
+
+    Raise ValueError, in one line, for a field that is missing, unknown or not as ``kind`` says.
+    """
+    values = {key.replace("-", "_"): value for key, value in record.items()}
+    try:
+        return pydantic.TypeAdapter(kind).validate_python(values)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        why = one_line(first["msg"]).removeprefix("Value error, ")
+        named = place and first["type"] != "missing"
+        value = f"{shown(first['input'])} is not allowed: " if named else ""
+        raise ValueError(f"{place or kind.__name__}: {value}{why}") from error
+
+
+def shown(value: object) -> str:
+    """Return a stranger's value for a message."""
+    return f"'{one_line(str(value)[:80] if isinstance(value, str) else repr(value)[:80])}'"
+
+
+def pack(arrays: Sequence[Array]) -> bytes:
+    """Return arrays in safetensors' format, named by their places."""
+    return save({f"{i:05d}": np.asarray(array, order="C") for i, array in enumerate(arrays)})
+
+
+def unpack(data: bytes) -> list[Array]:
+    """Return the arrays that :func:`pack` wrote; raise ValueError for anything but numbers."""
+    if int.from_bytes(data[:8], "little") > MAX_HEADER:
+        raise ValueError(f"payload has a header of more than {MAX_HEADER} bytes")
+    try:
+        arrays = load(data)
+    except (SafetensorError, KeyError) as error:
+        raise ValueError(f"payload is not in safetensors' format: {error}") from error
+    if any(array.dtype.kind not in "biuf" for array in arrays.values()):
+        raise ValueError("payload has arrays that are not numbers")
+    return [arrays[name] for name in sorted(arrays)]
+
+
+def to_record(arrays: Sequence[Array]) -> ArrayRecord:
+    """Return arrays as a Flower record of one array, whose bytes are those of :func:`pack`.
+
+    Flower sends each array of a record as two objects, each in requests of its own, which cost the
+    SuperLink more than the arrays do.
+    """
+    data = pack(arrays)
+    packed = FlowerArray("uint8", (len(data),), "safetensors", data)
+    return ArrayRecord({PACKED: packed} if arrays else {})
+
+
+def arrays_of(message: Message) -> list[Array]:
+    """Return the payload arrays of a request or reply, in order; none if it carries none.
+
+    Raises ValueError for anything but plain numbers in safetensors' format.
+    """
+    record = message.content.array_records.get("arrays")
+    if not record:
+        return []
+    if set(record) != {PACKED}:
+        raise ValueError(f"payload has other records than '{PACKED}'")
+    return unpack(record[PACKED].data)
+
+
+def message_bytes(message: Message) -> int:
+    """Return the bytes of the records of a message as they are sent."""
+    return sum(
+        # count_bytes() of a ConfigRecord fails on empty texts and lists
+        len(record.deflate()) if isinstance(record, ConfigRecord) else record.count_bytes()
+        for record in message.content.values()
+    )
+
+
+# --- requests ---------------------------------------------------------------------------------
 
 
 class SumRecord:
@@ -72,36 +170,6 @@ class Instruction:
         return Reply({"client": client, "round": self.round, **info}, metrics or {}, arrays)
 
 
-@dataclass(frozen=True)
-class Reply:
-    """What a client said: texts, numbers, arrays. ``error`` is empty unless it failed."""
-
-    info: Mapping[str, Any]
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    arrays: Sequence[Array] = ()
-    message_bytes: int = 0
-
-    @property
-    def error(self) -> str:
-        """Reason of a failure, one line, or empty."""
-        return str(self.info.get("error", ""))
-
-    @property
-    def undelivered(self) -> bool:
-        """Whether no reply came: ``error`` is Flower's."""
-        return self.info.get("undelivered") is True
-
-    @property
-    def lost(self) -> bool:
-        """Whether the client says that the state which the server means is gone."""
-        return self.info.get("state-lost") is True
-
-    @property
-    def digest(self) -> str:
-        """Digest of the state that the client has saved."""
-        return str(self.info.get("digest", ""))
-
-
 def request(  # noqa: PLR0913
     kind: str,
     node: int,
@@ -133,14 +201,39 @@ def instruction(message: Message) -> Instruction:
     """
     content = message.content
     if not {"config"} <= set(content) <= {"config", "arrays", SUM}:
-        raise ValueError(
-            "an instruction has the record 'config', and 'arrays' and 'sum' at most beside it"
-        )
+        raise ValueError("an instruction has the record 'config'; beside it 'arrays' and 'sum'")
     config = content.config_records.get("config")
     keys = [one.name.replace("_", "-") for one in fields(Instruction)]
     if config is None or set(config) != set(keys):
         raise ValueError(f"an instruction has the keys {', '.join(keys)} and no others")
     return from_wire(Instruction, config)
+
+
+# --- replies ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client said: texts, numbers, arrays. ``error`` is empty unless it failed."""
+
+    info: Mapping[str, Any]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    arrays: Sequence[Array] = ()
+    message_bytes: int = 0
+
+    @property
+    def error(self) -> str:
+        """Reason of a failure, one line, or empty."""
+        return str(self.info.get("error", ""))
+
+    @property
+    def digest(self) -> str:
+        """Digest of the state that the client has saved."""
+        return str(self.info.get("digest", ""))
+
+    def says(self, word: str) -> bool:
+        """Whether ``undelivered`` (no reply came), or ``state-lost``, is true of it."""
+        return self.info.get(word) is True
 
 
 def answer(to: Message, reply: Reply) -> Message:
@@ -161,20 +254,16 @@ def read_reply(message: Message, limit: int = QUERY_BYTES) -> Reply:
     """
     size, lost = 0, False
     if message.has_error():
-        reason = one_line(message.error.reason)
-        own = message.error.code >= NO_REPLY  # words of fedhet's, not Flower's
-        text = reason if own else f"Flower error {message.error.code}: {reason}"
+        code, reason = message.error.code, one_line(message.error.reason)
+        text = reason if code >= NO_REPLY else f"Flower error {code}: {reason}"  # or our own words
         return Reply({"error": text, "undelivered": True})
     try:
-        size = message_bytes(message)
-        content = message.content
-        said = size - sum(record.count_bytes() for record in content.array_records.values())
+        size, content = message_bytes(message), message.content
         if size > limit:
             raise Rejected(f"reply of {size} bytes, more than the {limit} allowed")
+        said = size - sum(record.count_bytes() for record in content.array_records.values())
         if said > QUERY_BYTES:
-            raise Rejected(
-                f"{said} bytes of texts and numbers, more than the {QUERY_BYTES} allowed"
-            )
+            raise Rejected(f"{said} bytes of texts and numbers: {QUERY_BYTES} are allowed")
         info = dict(content.config_records["info"].items())
         if "error" in info:
             lost = info.get("state-lost") is True
@@ -189,3 +278,19 @@ def read_reply(message: Message, limit: int = QUERY_BYTES) -> Reply:
         ours = isinstance(error, Rejected)
         reason = str(error) if ours else f"reply cannot be read: {brief(error)}"
         return Reply({"error": reason, "state-lost": lost}, message_bytes=size)
+
+
+def failure_text(error: object, number: object, about: object = "") -> str:
+    """Return what the server shows of a failure: its code, where to look, what the code means.
+
+    ``about`` is the limit, or a thing that the run named, which the code is about. Without a number
+    it is a simulated client's text, and shown as it is, on one line.
+    """
+    if number is None:
+        return one_line(error) or "failed without a reason"
+    place = number if type(number) is int and 1 <= number <= MOST else "unknown"
+    code = next((one for one in Code if one == str(error)), None)
+    if code is None:
+        return f"an unknown error code (its log: no. {place})"
+    more = f" ({one_line(about, 80)})" if about else ""
+    return f"{code} (its log: no. {place}): {code.meaning}{more}"

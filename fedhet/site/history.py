@@ -16,9 +16,8 @@ from typing import Any
 
 from flwr.app import Message
 
-from fedhet.errors import Damaged, Refused, one_line
+from fedhet.errors import Code, Damaged, Refused, one_line
 from fedhet.files import parse_object, private_folder, read_json, read_jsonl
-from fedhet.protocol.codes import Code
 from fedhet.protocol.messages import QUERY
 
 NAME = "history.jsonl"

@@ -16,10 +16,9 @@ from pydantic import Field, ValidationError
 from fedhet import plugins
 from fedhet.config.schema import Lists, RunConfig, Schema, Words, kebab
 from fedhet.data.cache import Dataset
-from fedhet.errors import Refused, UserError
+from fedhet.errors import Code, Refused, UserError
 from fedhet.files import parse_object, read_yaml
 from fedhet.models.names import is_built_in
-from fedhet.protocol.codes import Code
 from fedhet.site.history import History
 from fedhet.site.privacy import noise_multiplier
 

@@ -23,11 +23,10 @@ from fedhet.data.partition import (
     split_client,
 )
 from fedhet.data.preparation import normalise
-from fedhet.errors import Refused, UserError
+from fedhet.errors import Code, Refused, UserError
 from fedhet.files import check_id
 from fedhet.models.names import FOLDER as MODEL_FOLDER
 from fedhet.models.names import SMALLEST, parse
-from fedhet.protocol.codes import Code
 from fedhet.rng import generator
 from fedhet.training.loop import Examples, Recent
 

@@ -44,10 +44,9 @@ from pydantic import Field, StrictInt, StrictStr
 from pydantic.dataclasses import dataclass as wired
 
 from fedhet.config.schema import RunConfig
-from fedhet.errors import Refused, UserError
-from fedhet.protocol.codes import Code, refusing
+from fedhet.errors import Code, Refused, UserError, refusing
+from fedhet.protocol.messages import from_wire
 from fedhet.protocol.payload import Array, Payload
-from fedhet.protocol.wire import from_wire
 from fedhet.rng import generator
 from fedhet.site.state import FileStore
 from fedhet.sums.contribution import Vector

@@ -31,10 +31,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fedhet.errors import Damaged, Refused
+from fedhet.errors import Code, Damaged, Refused
 from fedhet.files import private_folder, read_json, read_tensors, replacing, sync
 from fedhet.plugins import MAC, sign
-from fedhet.protocol.codes import Code
 from fedhet.training.loop import Fixed, Recent
 
 Bundle = dict[str, Tensor]

@@ -19,9 +19,17 @@ from fedhet.protocol.checks import check_origin, check_shapes
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake
 from fedhet.protocol.mail import exchange
-from fedhet.protocol.messages import AGREE, INTRODUCE, QUERY_BYTES, UNMASK, Reply, request
+from fedhet.protocol.messages import (
+    AGREE,
+    INTRODUCE,
+    QUERY_BYTES,
+    UNMASK,
+    Reply,
+    from_wire,
+    message_bytes,
+    request,
+)
 from fedhet.protocol.payload import Array, Payload, blank
-from fedhet.protocol.wire import from_wire, message_bytes
 from fedhet.records.ledger import Ledger
 from fedhet.sums.contribution import Vector
 from fedhet.sums.masks import (
@@ -266,7 +274,7 @@ class Attempt:
 
         def taken(client: str, reply: Reply) -> bool:
             counts["uplink_message_bytes"] += reply.message_bytes
-            if reply.undelivered:
+            if reply.says("undelivered"):
                 log.info("client %s does not answer: %s", client, reply.error)
                 return False
             try:

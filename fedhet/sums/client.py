@@ -41,13 +41,21 @@ from pydantic.dataclasses import dataclass as wired
 from torch import Tensor
 
 from fedhet.config.schema import RunConfig
-from fedhet.errors import Refused, UserError
+from fedhet.errors import Code, Refused, UserError, coded, refusing
 from fedhet.protocol.checks import read_arrays
-from fedhet.protocol.codes import Code, coded, refusal, refusing
 from fedhet.protocol.flower import Scalar
-from fedhet.protocol.messages import CONFUSION, OWNERS, TRAIN, Instruction, Reply
+from fedhet.protocol.messages import (
+    CONFUSION,
+    OWNERS,
+    TRAIN,
+    Instruction,
+    Reply,
+    from_wire,
+    pack,
+    to_wire,
+    unpack,
+)
 from fedhet.protocol.payload import Array, Empty, Payload
-from fedhet.protocol.wire import from_wire, pack, to_wire, unpack
 from fedhet.site.limits import Limits
 from fedhet.site.local_data import LocalData
 from fedhet.site.privacy import Budget, UploadProtection, clipped, share_steps
@@ -88,6 +96,11 @@ from fedhet.sums.messages import Cohort, Introduction, Opened, Survivors, digest
 
 KEY, KEYS, LAST = SUM_KEY, "sum-keys", "sum-last"  # notes
 ALIVE = "alive"  # purpose of a signature of survivors
+
+
+def refusal(rule: str) -> Refused:
+    """Return the refusal of a member of a sum, by the name of its rule."""
+    return Refused(f"{rule}: {Code.SUM.meaning}", Code.SUM, rule)
 
 
 @wired(frozen=True)

@@ -35,9 +35,8 @@ from numpy.typing import NDArray
 from pydantic import Field, StrictBytes
 from pydantic.dataclasses import dataclass as wired
 
-from fedhet.errors import Refused
-from fedhet.protocol.codes import Code
-from fedhet.protocol.wire import WIRE, from_wire
+from fedhet.errors import Code, Refused
+from fedhet.protocol.messages import WIRE, from_wire
 
 # --- bytes ------------------------------------------------------------------------------------
 

@@ -13,9 +13,18 @@ from flwr.app import Message
 from pydantic import Field, StrictBytes, StrictInt
 from pydantic.dataclasses import dataclass
 
-from fedhet.protocol.codes import Code, refusing
-from fedhet.protocol.messages import SUM, UNMASK, Instruction, SumRecord
-from fedhet.protocol.wire import PACKED, WIRE, Id, Wired, from_wire
+from fedhet.errors import Code, refusing
+from fedhet.protocol.messages import (
+    PACKED,
+    SUM,
+    UNMASK,
+    WIRE,
+    Id,
+    Instruction,
+    SumRecord,
+    Wired,
+    from_wire,
+)
 from fedhet.sums.masks import Blob, Part, SumKey, encode
 
 Ids = Annotated[tuple[Id, ...], Field(max_length=100_000)]

@@ -20,9 +20,8 @@ from fedhet.files import client_order
 from fedhet.protocol.checks import Checked, Valid, check_trained
 from fedhet.protocol.handshake import Handshake, Roster
 from fedhet.protocol.mail import exchange
-from fedhet.protocol.messages import CONFUSION, OWNERS, QUERY_BYTES, Reply
+from fedhet.protocol.messages import CONFUSION, OWNERS, QUERY_BYTES, Reply, message_bytes
 from fedhet.protocol.payload import Array, Payload
-from fedhet.protocol.wire import message_bytes
 from fedhet.records.ledger import Ledger, next_attempt
 from fedhet.records.summary import EVERYBODY, UNSUMMED
 from fedhet.sums.attempt import PATIENCE, Attempt, Introductions

@@ -9,10 +9,9 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedhet import client_app
-from fedhet.protocol.codes import Code
+from fedhet.errors import Code
 from fedhet.protocol.flower import posted, simulating
-from fedhet.protocol.messages import instruction
-from fedhet.protocol.wire import arrays_of, to_record
+from fedhet.protocol.messages import arrays_of, instruction, to_record
 from fedhet.site import history
 from fedhet.site.history import NAME
 from fedhet.testing import LocalGrid, simulate, small

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
+from fedhet.protocol.messages import arrays_of, to_record
 from fedhet.protocol.payload import Array
-from fedhet.protocol.wire import arrays_of, to_record
 from fedhet.testing import Tamper, simulate, small
 
 Change = Callable[[RecordDict, Message], None]  # of a reply's content, given the request

@@ -7,7 +7,7 @@ from helpers.products import product, short
 from hostile.deployed import Deployed
 from hostile.test_replies import packed, record, with_header
 
-from fedhet.protocol.codes import Code
+from fedhet.errors import Code
 
 LOST = [  # the state that is meant is not there
     {"round": 3, "generation": 1, "digest": "0" * 64}, {"digest": "0" * 64},

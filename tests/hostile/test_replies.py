@@ -20,8 +20,7 @@ from hostile.lies import (
 )
 
 from fedhet.protocol import messages as wire
-from fedhet.protocol.messages import instruction
-from fedhet.protocol.wire import PACKED
+from fedhet.protocol.messages import PACKED, instruction
 from fedhet.testing import cut_and_resume, simulate, small
 
 

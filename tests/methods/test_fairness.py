@@ -8,7 +8,7 @@ import torch
 from flwr.app import Message
 from methods.byhand import same, train_images
 
-from fedhet.protocol.wire import arrays_of, message_bytes, to_record
+from fedhet.protocol.messages import arrays_of, message_bytes, to_record
 from fedhet.site.local_data import load_partition
 from fedhet.testing import make_client, make_strategy, simulate, small
 

@@ -11,8 +11,8 @@ from flwr.app import Error, Message
 from safetensors.numpy import load_file
 
 from fedhet.errors import Rejected, RunFailed
+from fedhet.protocol.messages import arrays_of
 from fedhet.protocol.payload import LowRank
-from fedhet.protocol.wire import arrays_of
 from fedhet.records.ledger import load_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.strategies.fedkd import (

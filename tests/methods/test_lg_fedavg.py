@@ -6,7 +6,7 @@ import numpy as np
 import torch.nn.functional as F
 from methods.byhand import by_hand, check_round, overwritten
 
-from fedhet.protocol.wire import arrays_of
+from fedhet.protocol.messages import arrays_of
 from fedhet.testing import make_client, simulate, small
 
 

@@ -52,7 +52,7 @@ def test_a_reply_that_hangs_in_flower_holds_up_nobody():
     assert not grid.release.is_set()  # Flower's call still hangs
     grid.release.set()
     assert [client for client, _ in came] == ["1", "4", "2"]
-    assert [reply.undelivered for _, reply in came] == [False, False, True]
+    assert [reply.says("undelivered") for _, reply in came] == [False, False, True]
 
 
 def test_an_error_of_the_connection_is_not_swallowed():
@@ -73,11 +73,11 @@ def test_only_a_window_is_under_way_in_flowers_simulation_and_all_elsewhere():
     for simulator, sent in ((flowers, delivery.WINDOW), (ours, 200)):
         simulator.pull_messages = lambda ids: []
         mail = delivery.Mail(simulator)
-        mail.add(messages(*many).values())
+        mail.waiting.extend(messages(*many).values())
         assert mail.poll() == [] and len(simulator.sent) == sent
     came = exchange(network, messages(*many), timeout=5.0)
     assert sorted(int(client) for client, _ in came) == many
-    assert not any(reply.undelivered for _, reply in came)
+    assert not any(reply.says("undelivered") for _, reply in came)
 
 
 def test_an_exchange_ends_when_enough_has_come_and_reads_within_each_clients_limit():
@@ -121,7 +121,7 @@ def test_a_lost_reply_is_asked_for_again_and_counted_once(monkeypatch, drops, as
     grid = Forgetful(drops)
     came = exchange(grid, messages(1, 4, 5), timeout=5.0)
     assert sorted(client for client, _ in came) == ["1", "4", "5"]
-    assert [client for client, reply in came if reply.undelivered] == ["4"] * (drops > 2)
+    assert [client for client, reply in came if reply.says("undelivered")] == ["4"] * (drops > 2)
     assert grid.asked.count(4) == asked and grid.asked.count(1) == 1
 
 

@@ -12,8 +12,7 @@ from helpers.tiny import tiny
 
 from fedhet import client_app
 from fedhet.protocol.flower import simulating
-from fedhet.protocol.messages import TRAIN
-from fedhet.protocol.wire import arrays_of
+from fedhet.protocol.messages import TRAIN, arrays_of
 from fedhet.testing import simulate
 
 

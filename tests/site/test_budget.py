@@ -7,7 +7,7 @@ from helpers.tiny import tiny
 from fedhet.config.schema import kebab
 from fedhet.engines.grid import answered
 from fedhet.errors import Refused
-from fedhet.protocol.wire import arrays_of, to_record
+from fedhet.protocol.messages import arrays_of, to_record
 from fedhet.site.privacy import Budget, epsilon_spent, sigma
 from fedhet.site.state import FileStore
 from fedhet.testing import simulate

@@ -8,7 +8,7 @@ from helpers.tiny import tiny
 from fedhet import client_app
 from fedhet.config.load import envelope
 from fedhet.protocol.handshake import Handshake, Roster
-from fedhet.protocol.wire import message_bytes
+from fedhet.protocol.messages import message_bytes
 from fedhet.site.limits import Limits, read_limits
 from fedhet.testing import LocalGrid, simulate
 

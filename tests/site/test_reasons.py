@@ -12,8 +12,7 @@ from hostile.deployed import Deployed, files
 
 from fedhet.clients.fedssa import FedSSAClient
 from fedhet.config.schema import kebab
-from fedhet.errors import RunFailed
-from fedhet.protocol.codes import Code
+from fedhet.errors import Code, RunFailed
 from fedhet.protocol.messages import instruction
 from fedhet.records.run_folder import RunFolder
 from fedhet.site.state import FileStore

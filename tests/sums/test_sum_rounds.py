@@ -12,8 +12,7 @@ from fedhet.deploy.certs import make
 from fedhet.engines import session
 from fedhet.engines.grid import FIRST_NODE
 from fedhet.errors import Damaged, UserError
-from fedhet.protocol.messages import AGREE, OWNERS, TRAIN, UNMASK, Reply, answer
-from fedhet.protocol.wire import arrays_of
+from fedhet.protocol.messages import AGREE, OWNERS, TRAIN, UNMASK, Reply, answer, arrays_of
 from fedhet.records.run_folder import RunFolder
 from fedhet.site.local_data import load_partition
 from fedhet.sums.attempt import Attempt

@@ -19,8 +19,7 @@ from helpers.sums import without_masks
 from hostile.lies import says, sends
 
 from fedhet.protocol.flower import posted
-from fedhet.protocol.messages import TRAIN, UNMASK
-from fedhet.protocol.wire import arrays_of
+from fedhet.protocol.messages import TRAIN, UNMASK, arrays_of
 from fedhet.strategies.base import MethodStrategy
 from fedhet.sums.client import SumProtection
 from fedhet.sums.masks import from_words

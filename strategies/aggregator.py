@@ -38,12 +38,16 @@ MANY_BYTES = 256 << 20  # of a reply whose shapes vary
 
 @dataclass(frozen=True)
 class Upload:
-    """An accepted reply: its client, its payload, and its share of the round's weights."""
+    """An accepted reply: its client, its payload, and its share of the round's weights.
+
+    ``late`` is 1, or the factor in the share of a reply to a message of an earlier round.
+    """
 
     info: ClientInfo
     payload: Payload
     weight: float
     metrics: Mapping[str, float]
+    late: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class Uploads(Protocol):
     """What a method says of its uploads."""
 
     upload_type: type[Payload]
+    asked: Mapping[str, int]  # by client, the round of the train message that it has not answered
 
     @property
     def metric_ranges(self) -> Mapping[str, tuple[float, float]]:
@@ -124,7 +129,8 @@ class PlainAggregator:
         valid: list[Valid] = []
         for client, reply in replies:
             try:
-                valid.append(self._valid(self.roster.infos[client], reply, round_, method))
+                asked = method.asked.get(client, round_)
+                valid.append(self._valid(self.roster.infos[client], reply, asked, method))
             except Rejected as reason:
                 self.ledger.reject(client, str(reason), reply)
             else:
@@ -144,9 +150,9 @@ class PlainAggregator:
             self.ledger.reject(one.info.client, why, one.reply)
         return None
 
-    def _valid(self, info: ClientInfo, reply: Reply, round_: int, method: Uploads) -> Valid:
+    def _valid(self, info: ClientInfo, reply: Reply, asked: int, method: Uploads) -> Valid:
         """Return a reply with its payload; raise Rejected if anything about it is wrong."""
-        check_trained(info, reply, round_, self.config, method.metric_ranges)
+        check_trained(info, reply, asked, self.config, method.metric_ranges)
         images = reply.metrics.get("num-examples")
         if images != info.train_images:
             raise Rejected(f"num-examples is {images}, but it declared {info.train_images}")
@@ -162,24 +168,31 @@ class PlainAggregator:
         method.check(info, payload)
         if reference.step is not None:
             length = reference.step(payload)
-        return Valid(info, payload, reply, length if reference.bounded else None)
+        return Valid(info, payload, reply, length if reference.bounded else None, asked)
 
     def uploads(self, checked: Checked) -> list[Upload]:
         """Return what is aggregated: the accepted replies with their shares of the weights."""
         uniform = self.config.weighting == "uniform"
         sizes = np.array([1 if uniform else one.info.train_images for one in checked.accepted])
-        shares = capped(sizes, self.config.max_weight).tolist()
+        late = [self._late(checked.round, one) for one in checked.accepted]
+        shares = capped(sizes * np.array(late), self.config.max_weight).tolist()
         return [
-            Upload(one.info, one.payload, share, one.reply.metrics)
-            for share, one in zip(shares, checked.accepted, strict=True)
+            Upload(one.info, one.payload, share, one.reply.metrics, factor)
+            for share, factor, one in zip(shares, late, checked.accepted, strict=True)
         ]
+
+    def _late(self, round_: int, one: Valid) -> float:
+        """Return the factor in the weight of a reply that counts in ``round_``."""
+        return float(self.config.late_weight ** (round_ - one.asked))
 
     def book(self, checked: Checked) -> None:
         """Record the aggregated replies; their clients continue from this round."""
         for one in checked.accepted:
             info, metrics = one.info, one.reply.metrics
             self._pace[info.model] = metrics.get("seconds", 0.0) / info.train_images
-            self.ledger.accept(info.client, checked.round, one.payload, one.reply)
+            self.ledger.accept(info.client, one.asked, one.payload, one.reply)
+            if one.asked != checked.round:
+                self.ledger.late(info.client, one.asked, self._late(checked.round, one))
 
     def confusions(self, round_: int, deadline: float) -> dict[str, NDArray[np.int64]]:
         """Ask clients for their confusion matrices (C, C) after the last round; by client."""

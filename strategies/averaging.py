@@ -130,6 +130,12 @@ class ClassSums:
         return result
 
 
+def late_factors(uploads: Sequence[Upload], lengths: Sequence[int]) -> Array | None:
+    """Return the factors of uploads of so many rows each, (M,) float64; None: nobody is late."""
+    factors = [upload.late for upload in uploads]
+    return None if min(factors) == 1 else np.repeat(factors, lengths)
+
+
 def class_totals(
     strategy: MethodStrategy[Any], total: Vector, *, weighted: bool = False
 ) -> ClassSums:
@@ -191,6 +197,7 @@ class AveragingStrategy(MethodStrategy[P]):
     not_summed = ""
     broadcasts = True
     noise_on_steps = True
+    weighs_late = True
 
     def shared_module(self) -> nn.Module:
         """Return a new module that crosses the wire (called inside a seeded context).

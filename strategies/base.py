@@ -37,7 +37,7 @@ from fedhet.files import client_order
 from fedhet.protocol.checks import FLOAT32, Checked, check_evaluation, form
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import ClientInfo, Handshake, Roster
-from fedhet.protocol.mail import exchange
+from fedhet.protocol.mail import Mail, exchange
 from fedhet.protocol.messages import EVALUATE, TRAIN, Reply, message_bytes, read_reply, to_record
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.records.ledger import Checkpoint, Ledger, save_checkpoint
@@ -67,6 +67,7 @@ class MethodStrategy(Strategy, Generic[P]):
     # Why `secure-sum` is refused: "" in a class with `contribution` and `combine`.
     not_summed: ClassVar[str] = "its strategy has no `contribution` and `combine`"
     refuses: ClassVar[Mapping[str, str]] = {}  # kinds of input that it cannot work with, and why
+    weighs_late: ClassVar[bool] = False  # whether `aggregate` uses `weight` or `late` of uploads
 
     def __init__(self, config: RunConfig, roster: Roster) -> None:
         self.config = config
@@ -76,6 +77,8 @@ class MethodStrategy(Strategy, Generic[P]):
         own = dict.fromkeys((f"test_{name}" for name, _ in config.metrics), (-FLOAT32, FLOAT32))
         self.metric_ranges = {**type(self).metric_ranges, **own}  # type: ignore[misc]
         self.finished = 0  # rounds
+        self.asked: dict[str, int] = {}  # rounds of train messages that are not answered, by client
+        self.mail: Mail | None = None  # where those are that a round did not wait for
         self.short_classes: int | None = None  # that stayed as they were for lack of owners
         self.classes = len(roster.classes)
         self.inputs = roster.inputs or Inputs.image(
@@ -298,6 +301,8 @@ class MethodStrategy(Strategy, Generic[P]):
         """
         self.summary()
         self.simulated = is_simulated(grid)
+        if self.config.late == "next" and not self.simulated:
+            self.mail = Mail(grid)
         if not self.folder.checkpoint.exists():  # lines without one are a loss, not a start
             self._checkpoint(0)
         lines = self.folder.read_rounds() if self.config.patience else []
@@ -369,23 +374,45 @@ class MethodStrategy(Strategy, Generic[P]):
         self.handshake.query()
         self.ledger.keep_out(self.roster.refusals())
         self._start_clock()
-        messages = self.configure_train(round_)
-        replies = self._wait(grid, messages, self.aggregator.train_share)
+        messages = self._by_client(self.configure_train(round_))
+        self.asked |= dict.fromkeys(messages, round_)
+        replies = self._wait(grid, messages, self.aggregator.train_share, self.mail)
         checked = self.check_replies(round_, replies)
+        for client, _ in replies:
+            self.asked.pop(client, None)
+        self.ledger.round.under_way = sorted(self.asked, key=client_order)
         self.aggregate_train(round_, checked)
         return self._book(grid, round_, clock)
 
+    def _by_client(self, messages: Iterable[Message]) -> dict[str, Message]:
+        clients = {node: client for client, node in self.roster.nodes.items()}
+        return {clients[message.metadata.dst_node_id]: message for message in messages}
+
     def _wait(
-        self, grid: Grid, messages: Iterable[Message], share: float = 1.0
+        self,
+        grid: Grid,
+        messages: Mapping[str, Message],
+        share: float = 1.0,
+        mail: Mail | None = None,
     ) -> list[tuple[str, Reply]]:
         """Send messages and return the replies in client order, each decoded when it came.
 
-        ``share`` is that of a round's time that this may take.
+        ``share`` is that of a round's time that this may take. With ``mail`` it ends once
+        min-replies came, and either every message is answered or ``late-after`` seconds are over;
+        after the last round there is none in which a late reply could count.
         """
-        clients = {node: client for client, node in self.roster.nodes.items()}
-        by_client = {clients[message.metadata.dst_node_id]: message for message in messages}
-        timeout = min(share * self.config.round_timeout, self.deadline - time.monotonic())
-        return self._in_order(exchange(grid, by_client, timeout, self._limit))
+        began = time.monotonic()
+        timeout = min(share * self.config.round_timeout, self.deadline - began)
+
+        def stop(replies: Sequence[tuple[str, Reply]]) -> bool:
+            if mail is None or self.ledger.round.number == self.config.rounds:
+                return False
+            good = sum(not reply.error for _, reply in replies)
+            over = time.monotonic() - began >= self.config.late_after
+            answered = messages.keys() <= {client for client, _ in replies}
+            return good >= self.config.min_replies and (over or answered)
+
+        return self._in_order(exchange(grid, messages, timeout, self._limit, mail=mail, stop=stop))
 
     def _limit(self, client: str) -> int:
         return self.aggregator.limit(self.reference(self.roster.infos[client]).payload)
@@ -472,7 +499,8 @@ class MethodStrategy(Strategy, Generic[P]):
         """
         failed = {failure["client"] for failure in self.ledger.round.failures}
         behind = self.ledger.unevaluated(everybody=self.config.evaluate_all)
-        asked = [c for c in behind if c not in failed and self.aggregator.evaluates]
+        busy = failed | self.asked.keys()
+        asked = [c for c in behind if c not in busy and self.aggregator.evaluates]
         return [self.handshake.message(EVALUATE, client, server_round) for client in asked]
 
     def aggregate_evaluate(
@@ -494,7 +522,7 @@ class MethodStrategy(Strategy, Generic[P]):
         """Evaluate clients that did not train; write the lines, then their checkpoint."""
         if self.config.evaluates(round_) and self.deadline > time.monotonic():
             messages = self.configure_evaluate(round_)
-            self.aggregate_evaluate(round_, self._wait(grid, messages))
+            self.aggregate_evaluate(round_, self._wait(grid, self._by_client(messages)))
         arrays = self.arrays()
         for name, array in arrays.items():
             if not np.isfinite(array).all():
@@ -526,7 +554,8 @@ class MethodStrategy(Strategy, Generic[P]):
     def _sampled(self, round_: int) -> list[str]:
         """Return the round's clients that are online."""
         cohort = self.config.cohort(len(self.roster.ids))
-        chosen = self.roster.sample(self.config.seed, round_, cohort)
+        drawn = self.roster.sample(self.config.seed, round_, cohort)
+        chosen = [client for client in drawn if client not in self.asked]
         self.ledger.round.counts["sampled"] += len(chosen)
         return self.ledger.online(chosen)
 

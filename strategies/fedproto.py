@@ -28,7 +28,7 @@ import numpy as np
 
 from fedhet.config.schema import Params, RunConfig
 from fedhet.protocol.payload import Payload
-from fedhet.strategies.averaging import class_totals
+from fedhet.strategies.averaging import class_totals, late_factors
 from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import (
     PrototypeParams,
@@ -53,6 +53,7 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
 
     aggregations = ROBUST
     not_summed = ""
+    weighs_late = True
 
     @classmethod
     def ignores(cls, config: RunConfig, params: FedProtoParams) -> Mapping[str, str]:
@@ -65,9 +66,12 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Apply eq. 6 per class over the replies; absent classes keep theirs."""
         payloads, by_images = payloads_of(uploads), self._by_images(self.params)
-        weights = np.concatenate([p.counts for p in payloads]) if by_images else None
+        weights = late_factors(uploads, [len(p.classes) for p in payloads])
+        if by_images:
+            counts = np.concatenate([p.counts for p in payloads])
+            weights = counts if weights is None else counts * weights
         sums = sums_of(payloads, weights, self.classes, self.rule)
-        self.combine(sums.summand(weighted=by_images).flat, round_)
+        self.prototypes = sums.means(self.prototypes)
         return self.count(uploads)
 
     @classmethod

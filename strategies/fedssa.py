@@ -19,7 +19,7 @@ from fedhet.protocol.checks import check_declared
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, HeaderRows, Payload
 from fedhet.rng import torch_seeded
-from fedhet.strategies.averaging import class_totals, sum_by_class
+from fedhet.strategies.averaging import class_totals, late_factors, sum_by_class
 from fedhet.strategies.base import MethodStrategy, Reference, Upload
 from fedhet.strategies.robust import ROBUST
 from fedhet.sums.contribution import Own, Summand, Vector
@@ -51,6 +51,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
     aggregations = ROBUST
     not_summed = ""
     noise_on_steps = True
+    weighs_late = True
     upload_type = HeaderRows
 
     @classmethod
@@ -95,12 +96,13 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         """Apply eq. 3: per class the mean of the rows that came; absent classes stay."""
         classes, rows = zip(*(_unpack(u.payload) for u in uploads), strict=True)
         ids = np.concatenate(classes)
-        whole = self.params.upload_rows == "whole"
-        shares = (
-            np.repeat([u.weight for u in uploads], [len(c) for c in classes]) if whole else None
-        )
+        lengths = [len(own) for own in classes]
+        if self.params.upload_rows == "whole":
+            shares: Array | None = np.repeat([u.weight for u in uploads], lengths)
+        else:
+            shares = late_factors(uploads, lengths)
         sums = sum_by_class(ids, rows, shares, self.classes, self.rule)
-        return self.combine(sums.summand(weighted=whole).flat, round_)
+        return self._set(sums.means(self._header()), round_)
 
     @classmethod
     def contribution(cls, upload: Payload, own: Own) -> Summand:

@@ -94,6 +94,7 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
 
     upload_type = Adapters
     not_summed = "its clients' adapters differ in shape; use method=lg_fedavg"
+    weighs_late = True
 
     def initialise(self) -> None:
         """Start without factors; raise UserError for a client without adapters."""

@@ -17,6 +17,7 @@ class StandaloneStrategy(MethodStrategy):
     """Sends nothing, combines nothing."""
 
     not_summed = ""
+    weighs_late = True
 
     @classmethod
     def ignores(cls, config: RunConfig, params: Params) -> Mapping[str, str]:

@@ -64,7 +64,8 @@ def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, Idle]:
         (NOTED, config.engine == "inline", "engine=inline runs all clients in one process",
          ["actors"]),
         (NOTED, not deployed, "a simulation waits for all of its clients",
-         ["round-timeout", "start-timeout"]),
+         ["round-timeout", "start-timeout", "late", "late-after", "late-weight"]),
+        (NOTED, config.late == "drop", "late=drop", ["late-after", "late-weight"]),
         (NOTED, not config.summed, sums, _SUMS),
         (NOTED, config.fraction == 1 and not deployed,
          "fraction=1 samples every client in every round", ["evaluate-all"]),
@@ -185,6 +186,12 @@ def check_combinations(config: RunConfig) -> None:
         )
     if config.summed and strategy.not_summed:
         raise UserError(f"secure-sum: '{config.secure_sum}' {named}: {strategy.not_summed}")
+    if config.late == "next":
+        why = "the sum of a round is that of its members" if config.summed else ""
+        why = why or (config.aggregation != "mean" and "a median or trimmed mean has no weights")
+        why = why or (not strategy.weighs_late and "its server uses no weights of uploads")
+        if why:
+            raise UserError(f"late: 'next' {named}: {why}")
     strategy.check_aggregate(config)
     strategy.check_config(config, config.params)
 

@@ -378,6 +378,13 @@ class RunConfig(Schema):
     """rounds in a row with too few replies before the run fails"""
     round_timeout: float = Field(3600.0, gt=0)
     """longest wait for a round on a network, seconds"""
+    late: Literal["drop", "next"] = "drop"
+    """what becomes of a slow site's reply on a network: drop (a round waits for everybody, as long
+    as round-timeout), or next (it counts in the round in which it comes)"""
+    late_after: float = Field(30.0, gt=0)
+    """with late=next, seconds after which a round ends once min-replies have come"""
+    late_weight: float = Field(0.5, gt=0, le=1)
+    """with late=next, factor in the weight of a reply for each round that it is late"""
     start_timeout: float = Field(900.0, gt=0)
     """longest wait for clients on a network, seconds"""
     max_update_norm: float = Field(1e4, gt=0)

@@ -55,12 +55,16 @@ RANGES = {
 
 @dataclass(frozen=True)
 class Valid:
-    """A reply that is valid by itself; ``step`` is the length of its step, None if unbounded."""
+    """A reply that is valid by itself; ``step`` is the length of its step, None if unbounded.
+
+    ``asked`` is the round whose train message it answers.
+    """
 
     info: ClientInfo
     payload: Payload
     reply: Reply
     step: float | None = None
+    asked: int = 0
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,7 @@ class Mail:
         self.window = getattr(grid, "window", WINDOW) if self.simulated else sys.maxsize
         self.waiting: deque[Message] = deque()
         self.pending: dict[str, _Sent] = {}  # a message that was repeated has several ids
+        self.clients: dict[int, str] = {}  # whose a message is, by its Python id
         self._took: list[float] = []  # seconds of those that are answered
         self._pulled: SimpleQueue[tuple[Sequence[str], list[Message] | Exception]] = SimpleQueue()
         self._asked: set[str] = set()  # ids that a thread pulls at the moment
@@ -178,12 +179,15 @@ class Mail:
         except Exception as error:  # noqa: BLE001  (raised where the result is wanted)
             self._pulled.put((identities, error))
 
-    def close(self, timeout: float) -> list[tuple[Message, Message]]:
-        """Give up: every message that is left, with an error reply."""
-        late = [(sent.message, NO_REPLY, "no reply") for sent in self._waited_for()]
-        unsent = [(message, NOT_SENT, "not sent") for message in self.waiting]
-        self.pending.clear()
-        self.waiting.clear()
+    def close(self, timeout: float, age: float = 0.0) -> list[tuple[Message, Message]]:
+        """Give up what was sent ``age`` seconds ago or before; return it with error replies."""
+        before = time.monotonic() - age
+        old = [sent for sent in self._waited_for() if sent.since <= before]
+        late = [(sent.message, NO_REPLY, "no reply") for sent in old]
+        unsent = [(message, NOT_SENT, "not sent") for message in self.waiting if not age]
+        self.pending = {i: sent for i, sent in self.pending.items() if sent not in old}
+        if not age:
+            self.waiting.clear()
         return [
             (message, _error(message, code, f"{what} within {timeout:g} s"))
             for message, code, what in late + unsent
@@ -214,6 +218,8 @@ def exchange(
     timeout: float,
     limit: Callable[[str], int] = lambda _: QUERY_BYTES,
     enough: Callable[[str, Reply], bool] = lambda *_: False,
+    mail: Mail | None = None,
+    stop: Callable[[Sequence[tuple[str, Reply]]], bool] = lambda _: False,
 ) -> list[tuple[str, Reply]]:
     """Send clients a message each; return their replies as they came, each decoded on arrival.
 
@@ -222,14 +228,18 @@ def exchange(
 
     On a network this takes ``timeout`` seconds at most. A simulation is waited for however long it
     takes: its result depends neither on the machine's speed nor on the engine.
+
+    Once ``stop`` returns True for the replies that came, the others stay under way in ``mail``, for
+    an exchange that is given the same: it returns them as well. Each is waited for ``timeout``
+    seconds in all.
     """
-    mail, deadline = Mail(grid), time.monotonic() + timeout
-    clients = {id(message): client for client, message in messages.items()}
+    mail, deadline = Mail(grid) if mail is None else mail, time.monotonic() + timeout
+    mail.clients |= {id(message): client for client, message in messages.items()}
     replies: list[tuple[str, Reply]] = []
 
     def came(pairs: Iterable[tuple[Message, Message]]) -> bool:
         for sent, message in pairs:
-            client = clients[id(sent)]
+            client = mail.clients.pop(id(sent))
             replies.append((client, read_reply(message, limit(client))))
             if enough(*replies[-1]):
                 return True
@@ -237,7 +247,7 @@ def exchange(
 
     mail.waiting.extend(messages.values())
     while mail:
-        if came(mail.poll()):
+        if came(mail.poll()) or stop(replies):
             return replies
         if time.monotonic() > deadline:
             if not mail.simulated:
@@ -247,6 +257,8 @@ def exchange(
             log.warning("%d replies have not come for %g s; a simulation waits", count, timeout)
         for message in mail.remind(timeout):
             log.warning("node %d is asked again: no reply yet", message.metadata.dst_node_id)
+        if not mail.simulated:
+            came(mail.close(timeout, timeout))
         if mail.pending:
             mail.pause()
     came(mail.close(timeout))

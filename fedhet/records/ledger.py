@@ -75,6 +75,8 @@ class Round:
     scored: set[str] = field(default_factory=set)
     trained: list[Mapping[str, float]] = field(default_factory=list)  # metrics right after training
     epsilon_spent: dict[str, float] = field(default_factory=dict)
+    late: list[dict[str, Any]] = field(default_factory=list)  # replies to earlier rounds' messages
+    under_way: list[str] = field(default_factory=list)  # clients that were not waited for
 
     def carry(self, way: str, payload: Payload, message_bytes: int) -> None:
         """Count one message, ``uplink`` or ``downlink``."""
@@ -146,6 +148,11 @@ class Ledger:
             self.score(client, metrics)
             self.round.trained.append(metrics)
 
+    def late(self, client: str, asked: int, weight: float) -> None:
+        """Book that an accepted reply is to the message of round ``asked``, with the factor."""
+        self.round.late.append({"client": client, "round": asked, "weight": weight})
+        self.chain.add("late", client, {"round": float(asked)})
+
     def spend(self, client: str, metrics: Mapping[str, float]) -> None:
         """Record the epsilon that a client has spent so far, if it adds noise."""
         if "epsilon_spent" in metrics:
@@ -205,6 +212,8 @@ class Ledger:
             record[name] = float(np.average(values, weights=images))
         if now.epsilon_spent:
             record["epsilon_spent"] = now.epsilon_spent
+        if now.late or now.under_way:
+            record |= {"late": now.late, "under_way": now.under_way}
         record["lost"] = self.roster.losses()
         record["failures"] = sorted(now.failures, key=lambda f: client_order(f["client"]))
         record["sha256"] = self.chain.close(now.number, arrays)

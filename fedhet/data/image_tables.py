@@ -165,7 +165,7 @@ def images_of(
         pictures = _of_cells(file, column, np.concatenate(rows), root, image)
     else:
         pictures = decode_all(root, chosen, image.image_shape, scans=image.scan)
-    return (yield from image_stream(content, pictures, scans=True))
+    return (yield from image_stream(content, pictures))
 
 
 def _of_cells(

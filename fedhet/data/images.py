@@ -28,7 +28,7 @@ from fedhet.data.inputs import (
     listed_ids,
     safe_ids,
 )
-from fedhet.errors import UserError
+from fedhet.errors import UserError, brief
 from fedhet.files import cpus
 
 Pixels = npt.NDArray[Any]  # uint8 (h, w, c), or float32 (h, w, 1) of scans
@@ -90,26 +90,25 @@ def losses(flags: Sequence[int], inputs: Inputs, bad: Sequence[str], most: int =
 
 def image_stream(
     about: Content, images: Iterator[Decoded], *, ignored: Sequence[str] = (),
-    keep_empty: bool = True, scans: bool = False,
+    keep_empty: bool = True,
 ) -> Stream:  # fmt: skip
     """Return the images that can be read; ``about`` is the content if all can.
 
     ``ignored`` names files that were not tried. With ``keep_empty`` a class without images keeps
-    its label: the caller named the classes. ``scans``: the source can be read again for scans;
-    ScanFound asks for that. Raise UserError if none can be read.
+    its label: the caller named the classes. Raise UserError if none can be read, and ScanFound
+    where the source must be read again, for scans.
     """
     inputs, kept, flags, bad = about.inputs, [], [], list(ignored)
-    low, high, levels = np.inf, -np.inf, 0
+    low, high = np.inf, -np.inf
     for index, image in enumerate(images):
         if image.pixels is None:
             bad.append(image.name(about.paths[index]))
             continue
-        if image.flags & SCAN and inputs.scan:
+        if image.flags & SCAN:
+            if not inputs.scan:
+                raise ScanFound
             low = min(low, float(image.pixels.min()))
             high = max(high, float(image.pixels.max()))
-            levels = max(levels, len(np.unique(image.pixels)))
-        elif image.flags & SCAN and scans:
-            raise ScanFound
         kept.append(index)
         flags.append(image.flags)
         yield image.pixels[None]
@@ -117,26 +116,25 @@ def image_stream(
         names = listed(bad, 5)
         raise UserError(f"data-path: none of {len(bad)} files is a readable image ({names})")
     notes, warnings = list(about.notes), losses(flags, inputs, bad)
-    scan, factors = np.array([bool(one & SCAN) for one in flags]), about.factors
-    if inputs.scan and scan.any():
+    scan, factors = (np.array(flags) & SCAN) > 0, about.factors
+    if scan.any():
         notes.append(
-            f"{scan.sum()} images of more than 8 bits, values {low:g} to {high:g} once resized, "
-            f"up to {levels} levels each: every client scales them by the range of its own "
-            "(window=LOW,HIGH fixes it)"
+            f"{scan.sum()} images of more than 8 bits, values {low:g} to {high:g} once resized: "
+            "every client scales them by the range of its own (window=LOW,HIGH fixes it)"
         )
-    if inputs.scan and scan.any() and not scan.all():
-        top = 2.0 ** np.ceil(np.log2(high + 1)) - 1 if high > 1 else high
-        factors = np.where(scan, 1.0, top / 255.0)
-        notes.append(f"{(~scan).sum()} images of 8 bits are stretched to 0 to {top:g}")
-    counts = {text: sum(bool(one & flag) for one in flags) for flag, text in _NOTES.items()}
-    notes += [f"{count} {text}" for text, count in counts.items() if count]
+        if not scan.all():
+            top = 2.0 ** np.ceil(np.log2(high + 1)) - 1 if high > 1 else high
+            factors = np.where(scan, 1.0, top / 255.0)
+            notes.append(f"{(~scan).sum()} images of 8 bits are stretched to 0 to {top:g}")
+    for flag, text in _NOTES.items():
+        if count := np.count_nonzero(np.array(flags) & flag):
+            notes.append(f"{count} {text}")
     labels, classes = about.labels[kept], about.classes
     there = np.unique(labels)
     if not keep_empty and len(there) < len(classes):
-        gone = [name for label, name in enumerate(classes) if label not in there]
-        warnings.insert(
-            0, f"dropped {len(gone)} classes without a readable image: {listed(gone, 5)}"
-        )
+        gone = listed([name for label, name in enumerate(classes) if label not in there], 5)
+        count = len(classes) - len(there)
+        warnings.insert(0, f"dropped {count} classes without a readable image: {gone}")
         classes, labels = tuple(classes[k] for k in there), np.searchsorted(there, labels)
     by_row = {name: getattr(about, name) for name in ("sites", "groups", "times", "tests")}
     return replace(
@@ -217,13 +215,11 @@ def _decode(read: Callable[[str], bytes], shape: Shape, name: str, *, scans: boo
 def open_zip(path: Path) -> zipfile.ZipFile:
     """Open a zip for reading; UserError for what is none."""
     try:
-        if path.exists() and not path.is_file():
-            raise UserError(f"data-path {path}: neither a folder nor a file")
         return zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError) as error:
-        raise UserError(f"data-path {path}: neither a folder nor a readable zip file") from error
-    except OSError as error:
-        raise UserError(f"data-path {path}: {error.strerror}") from error
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, OSError) as error:
+        raise UserError(
+            f"data-path {path}: neither a folder nor a readable zip file ({brief(error)})"
+        ) from error
 
 
 # --- many images ----------------------------------------------------------------
@@ -269,8 +265,7 @@ def image_folder(data_path: str, group: Sequence[str] = ()) -> Source:
     tree = _scan(path)
     stats = file_stats([path / name for name in tree.images] if path.is_dir() else [path])
     key: list[object] = ["image-folder", str(path), tree.classes, tree.ignored, stats, *group]
-    stream = partial(_folder_stream, path, tree, ",".join(group))
-    return Source(key, stream)
+    return Source(key, partial(_folder_stream, path, tree, ",".join(group)))
 
 
 def groups_of(paths: Sequence[str], pattern: str) -> npt.NDArray[np.int32]:
@@ -299,38 +294,34 @@ def groups_of(paths: Sequence[str], pattern: str) -> npt.NDArray[np.int32]:
 def _folder_stream(
     path: Path, tree: _Tree, group: str, image: Inputs, classes: tuple[str, ...]
 ) -> Stream:
-    """Return images by label, then by file name, the same for a folder and its zip.
-
-    Raise UserError for a folder that is not in ``classes``.
-    """
+    """Return images by label, then by file name, the same for a folder and its zip."""
     names = classes or tree.classes
     label_of = {name: label for label, name in enumerate(names)}
-    for folder in tree.classes:
-        if folder not in label_of:
-            raise UserError(
-                f"data-path {path}: folder {folder!r} is not one of the classes ({listed(names)})"
-            )
-    pairs = sorted((label_of[name.split("/")[tree.level]], name) for name in tree.images)
-    order = [name for _, name in pairs]
-    labels = np.array([label for label, _ in pairs], dtype=np.int64)
-    about = Content(image, labels, names, paths=tuple(order))
+    if other := [folder for folder in tree.classes if folder not in label_of]:
+        raise UserError(
+            f"data-path {path}: folder {other[0]!r} is not one of the classes ({listed(names)})"
+        )
+    labels, order = zip(
+        *sorted((label_of[name.split("/")[tree.level]], name) for name in tree.images), strict=True
+    )
+    about = Content(image, np.array(labels, dtype=np.int64), names, paths=order)
+    if tree.level:
+        found, owners = np.unique([name.split("/")[0] for name in order], return_inverse=True)
+        sites = found.tolist()
+        about = replace(
+            about, sites=owners.astype(np.int32), site_names=safe_ids(sites),
+            notes=(f"{len(sites)} sites by folder: {listed(sites)}; partition=natural makes each a "
+                   "client", *listed_ids(sites)),
+        )  # fmt: skip
     if group:
         groups = groups_of(order, group)
         line = f"{groups.max(initial=-1) + 1:,} groups by {group}"
-        about = replace(about, groups=groups, group_by=group, grouped=True, notes=(line,))
-    if tree.level:
-        names_of, owners = np.unique([n.split("/")[0] for n in order], return_inverse=True)
-        sites = names_of.tolist()
-        line = f"{len(sites)} sites by folder: {listed(sites)}"
         about = replace(
-            about, sites=owners.astype(np.int32), site_names=safe_ids(sites),
-            notes=(
-                f"{line}; partition=natural makes each a client", *listed_ids(sites), *about.notes
-            ),
-        )  # fmt: skip
+            about, groups=groups, group_by=group, grouped=True, notes=(*about.notes, line)
+        )
     full = [tree.prefix + name for name in order]
     images = decode_all(path, full, image.image_shape, scans=image.scan)
-    return image_stream(about, images, ignored=tree.ignored, keep_empty=bool(classes), scans=True)
+    return image_stream(about, images, ignored=tree.ignored, keep_empty=bool(classes))
 
 
 def _other_level(root: Path, others: Sequence[str], here: int) -> str:
@@ -362,28 +353,25 @@ def is_image(name: str) -> bool:
 
 
 def _scan(root: Path) -> _Tree:
-    """Return what is in a folder or a zip, without hidden files.
-
-    Raise UserError if most images are of other levels.
-    """
+    """Return what is in a folder or a zip, without hidden files; UserError for other levels."""
     prefix = ""
     if root.is_dir():
         names = list(files_below(root, "data-path", MAX_DEPTH))
     else:
         with open_zip(root) as archive:
-            all_names = [name.split("/") for name in dict.fromkeys(archive.namelist()) if name]
-        parts = [one for one in all_names if one[-1] and not any(map(_is_hidden, one))]
-        tops = {one[0] for one in parts if is_image(one[-1])}
-        if len(tops) == 1 and all(len(one) > 2 for one in parts if is_image(one[-1])):
-            prefix = f"{tops.pop()}/"  # of a zip of one folder
-        names = ["/".join(one) for one in parts]
+            names = [
+                name for name in dict.fromkeys(archive.namelist())
+                if name[-1:] not in ("", "/") and not any(map(_is_hidden, name.split("/")))
+            ]  # fmt: skip
+        parts = [name.split("/") for name in names if is_image(name)]
+        if len({one[0] for one in parts}) == 1 and all(len(one) > 2 for one in parts):  # noqa: PLR2004
+            prefix = f"{parts[0][0]}/"  # of a zip of one folder
     inner = sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
     images = list(filter(is_image, inner))
     ignored = [name.removeprefix(prefix) for name in names if not is_image(name)]
-    if _are_by_site(images):
-        classes, level = {name.split("/")[1] for name in images}, 1
-    else:
-        classes, level = {name.split("/")[0] for name in inner if "/" in name}, 0
+    level = int(_are_by_site(images))
+    classes = {name.split("/")[level] for name in (images if level else inner) if "/" in name}
+    if not level:
         others = [name for name in images if name.count("/") != 1]
         images = [name for name in images if name.count("/") == 1]
         if others and len(others) >= len(images):
@@ -399,12 +387,11 @@ def _scan(root: Path) -> _Tree:
 
 def _are_by_site(images: Sequence[str]) -> bool:
     """Return whether the first level are sites: images lie one deeper, in the same classes."""
-    if any(path.count("/") != 2 for path in images):
-        return False
     pairs = {tuple(path.split("/")[:2]) for path in images}
-    sites = {site for site, _ in pairs}
-    shared = len({name for _, name in pairs}) < len(pairs)
-    return len(sites) > 1 and shared and not {site.lower() for site in sites} & _SPLITS
+    sites = {site for site, *_ in pairs}
+    if {path.count("/") for path in images} != {2} or {site.lower() for site in sites} & _SPLITS:
+        return False
+    return len(sites) > 1 and len({name for _, name in pairs}) < len(pairs)
 
 
 def files_below(root: Path, key: str, depth: int | None = None) -> Iterator[str]:

@@ -4,7 +4,7 @@ They become examples as those of files do, through the same cache, from which wo
 name of such a data set, ``kind:type:digest``, stands for its values; see :mod:`fedhet.plugins`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -20,22 +20,17 @@ from fedhet.data.inputs import (
     SIGNAL,
     TABLE,
     TOKENS,
-    Content,
     Indices,
     Inputs,
     Reading,
     Stream,
-    canonical,
-    safe_ids,
 )
-from fedhet.data.sources import Data, described, kind_of_array, loaded, of_arrays, select
+from fedhet.data.sources import Data, kind_of_array, loaded
 from fedhet.errors import UserError, brief
 
 # First part of a name, by kind: that of data sets with the same keys.
 _PREFIX = {IMAGE: "image-folder", SIGNAL: "signals", TABLE: "table", TOKENS: "texts"}
 SITE = "client"  # the column that a frame gets where each client has its own
-LARGE = 100 << 20  # bytes from which on a line says so
-_CHUNK = 2048
 Array = npt.NDArray[Any]
 
 
@@ -51,47 +46,67 @@ class Part:
 
 @dataclass(frozen=True)
 class Given:
-    """Data that were given: parts, whose labels index ``classes``, or a frame."""
+    """Data that were given: parts, whose labels index ``classes``, a frame, or a :class:`Data`."""
 
     what: str
     kind: str
     parts: Sequence[Part] = ()
     classes: tuple[str, ...] = ()
     frame: pd.DataFrame | None = None
-    data: Data | None = None  # whose fields say more of the one part than its arrays
+    data: Data | None = None
     site: str = ""  # the frame's column of the client, where it was added here
     notes: tuple[str, ...] = ()  # lines of what was changed
 
     @property
     def name(self) -> str:
         """Return the name that stands for these values."""
-        values: Any = self.frame
-        if values is None:
-            values = [
-                self.classes,
-                *self.notes,  # other values that are stored alike get another line
-                *((p.client, p.examples, p.labels, p.tests) for p in self.parts),
-            ]
-        else:
-            hashed = pd.util.hash_pandas_object(values, index=False).to_numpy()
-            values = [list(map(str, values.columns)), list(map(str, values.dtypes)), hashed]
+        values: Any = [
+            self.classes,
+            *self.notes,  # other values that are stored alike get another line
+            *((p.client, p.examples, p.labels, p.tests) for p in self.parts),
+        ]
+        if self.data is not None:
+            values.append(("", np.asarray(self.data.examples), np.asarray(self.data.labels), 0))
+        if self.frame is not None:
+            hashed = pd.util.hash_pandas_object(self.frame, index=False).to_numpy()
+            values = [list(map(str, self.frame)), list(map(str, self.frame.dtypes)), hashed]
         digest = plugins.name_of(values, _PREFIX[self.kind]).rpartition(":")[2]
         return f"{_PREFIX[self.kind]}:{self.what}:{digest}"
 
     @property
     def named(self) -> bool:
         """Return whether the data say whose an example is."""
-        whose = None if self.data is None else self.data.clients
-        return bool(self.site) or whose is not None or any(part.client for part in self.parts)
+        whose = self.data is not None and self.data.clients is not None
+        return whose or bool(self.site) or any(part.client for part in self.parts)
 
     def stream(self, reading: Reading, image: Inputs, classes: tuple[str, ...]) -> Stream:
         """Return the wanted examples; ``reading`` says which column of a frame is what."""
-        if self.data is not None:
-            return loaded("data", lambda: cast("Data", self.data), image, classes)
-        if self.frame is None:
-            return _of_parts(self, image, classes)
-        file = rows.of_frame(self.frame, reading.form)
-        return (table.of_texts if reading.text else table.of_rows)(file, reading, classes)
+        if self.frame is not None:
+            file = rows.of_frame(self.frame, reading.form)
+            return (table.of_texts if reading.text else table.of_rows)(file, reading, classes)
+        return self._of_arrays(image, classes)
+
+    def _of_arrays(self, image: Inputs, classes: tuple[str, ...]) -> Stream:
+        about = yield from loaded("data", lambda: self.data or self._together(), image, classes)
+        size = about.inputs.zeros(1).nbytes * len(about.labels)
+        line = (
+            f"data: {len(about.labels):,} {PLURAL[about.inputs.kind]} {about.inputs.shape}, "
+            f"{len(about.classes)} classes, {max(1, len(about.site_names))} clients; "
+            f"{size / 2**20:,.1f} MiB in the cache, which all processes share"
+        )
+        return replace(about, notes=(*self.notes, line, *about.notes))
+
+    def _together(self) -> Data:
+        """Return all parts, client after client."""
+        tests = np.concatenate(
+            [np.arange(len(p.labels)) >= len(p.labels) - p.tests for p in self.parts]
+        )
+        return Data(
+            np.concatenate([part.examples for part in self.parts]),
+            np.concatenate([part.labels for part in self.parts]), self.classes, self.kind,
+            clients=[p.client for p in self.parts for _ in p.labels] if self.named else None,
+            tests=tests if tests.any() else None,
+        )  # fmt: skip
 
 
 # --- what may be given ----------------------------------------------------------------
@@ -108,19 +123,23 @@ def understand(data: Any, clients: Sequence[str], *, text: bool = False) -> Give
     if isinstance(data, Data):
         examples = np.asarray(data.examples)
         kind = data.kind or kind_of_array(examples) or IMAGE
-        return Given(what, kind, [Part("", examples, np.asarray(data.labels))], data=data)
+        return Given(what, kind, data=data)
     if hasattr(data, "load_partition") and hasattr(data, "partitioners"):  # Flower Datasets
         (partitioner,) = data.partitioners.values()
         count = int(partitioner.num_partitions)
         data = {str(k): data.load_partition(k) for k in range(count)}
     elif callable(data) and not isinstance(data, type) and not _is_dataset(data):
-        load: Callable[[str, list[str]], Any] = data
-        what = "function"
+        what, load = "function", data
         if not clients:
             raise UserError(
                 "clients: 0 is not allowed with data=FUNCTION: give clients=N, or their names"
             )
-        data = {client: _called(load, client, clients) for client in clients}
+        data = {}
+        for client in clients:
+            try:
+                data[client] = load(client, list(clients))
+            except (Exception, SystemExit) as error:
+                raise UserError(f"data: load('{client}', clients) fails: {brief(error)}") from error
     if isinstance(data, Mapping) and not _is_hugging(data):
         if not data:
             raise UserError("data: there is no client in it")
@@ -139,13 +158,6 @@ def _is_dataset(data: Any) -> bool:
 def _is_hugging(data: Any) -> bool:
     """Return whether data are a Dataset or DatasetDict of Hugging Face, which need not be here."""
     return type(data).__module__.partition(".")[0] == "datasets"
-
-
-def _called(load: Callable[[str, list[str]], Any], client: str, clients: Sequence[str]) -> Any:
-    try:
-        return load(client, list(clients))
-    except (Exception, SystemExit) as error:
-        raise UserError(f"data: load('{client}', clients) fails: {brief(error)}") from error
 
 
 def _plain(data: Any) -> Any:  # noqa: PLR0911  (one for each library)
@@ -218,7 +230,8 @@ def _frames(what: str, frames: Mapping[str, pd.DataFrame], *, text: bool) -> Giv
 
 def _arrays(what: str, values: Mapping[str, Any]) -> Given:
     """Return what tuples of arrays are; the classes are all values of all labels."""
-    found: dict[str, tuple[Array, Array, int]] = {}
+    pairs: dict[str, list[tuple[Array, Array]]] = {}  # of each client: train, and maybe test
+    shapes: dict[tuple[int, ...], str] = {}
     for client, value in values.items():
         who = f"data: client '{client}'" if client else "data"
         if not isinstance(value, tuple | list) or len(value) not in {2, 4}:
@@ -226,30 +239,26 @@ def _arrays(what: str, values: Mapping[str, Any]) -> Given:
                 f"{who}: got {_shape_of(value)}, must be (x, y), (x, y, x_test, y_test), a "
                 "DataFrame or a data set"
             )
-        pairs = [(_array(x), _array(y)) for x, y in zip(value[::2], value[1::2], strict=True)]
-        for x, y in pairs:
-            _check_pair(who, x, y)
-        (x, y), tests = pairs[0], 0
-        if len(pairs) > 1:
-            tests = len(pairs[1][1])
-            if pairs[1][0].shape[1:] != x.shape[1:]:
-                raise UserError(f"{who}: x is {_shape_of(x)} and x_test {_shape_of(pairs[1][0])}")
-            x, y = (np.concatenate(both) for both in zip(*pairs, strict=True))
-        found[client] = x, y, tests
-    shapes = {x.shape[1:]: client for client, (x, _, _) in found.items()}
+        both = zip(value[::2], value[1::2], strict=True)
+        pairs[client] = [(_array(x), _checked(who, _array(x), _array(y))) for x, y in both]
+        for x, _ in pairs[client]:
+            shapes.setdefault(x.shape[1:], client)
     if len(shapes) > 1:
         (a, first), (b, second) = list(shapes.items())[:2]
         raise UserError(
             f"data: examples of client '{first}' are of shape {a}, of client '{second}' {b}: all "
             "must be of one shape"
         )
-    classes = _classes([y for _, y, _ in found.values()])
-    codes = {value: code for code, value in enumerate(classes)}
-    parts = [
-        Part(client, x, np.array([codes[_value(v)] for v in y.tolist()], dtype=np.int64), tests)
-        for client, (x, y, tests) in found.items()
-    ]
-    x = parts[0].examples
+    texts = {client: np.concatenate([y for _, y in both]) for client, both in pairs.items()}
+    names = np.unique(np.concatenate(list(texts.values()))).tolist()
+    numbers = all(name.lstrip("-").isdigit() for name in names)
+    classes = tuple(sorted(names, key=int if numbers else str))
+    code = {name: place for place, name in enumerate(classes)}
+    parts = []
+    for client, ((x, _), *test) in pairs.items():
+        labels = np.array([code[name] for name in texts[client].tolist()], dtype=np.int64)
+        whole = np.concatenate([x, test[0][0]]) if test else x
+        parts.append(Part(client, whole, labels, len(labels) - len(x)))
     kind = kind_of_array(x)
     notes: tuple[str, ...] = ()
     if x.ndim == 4 and x.dtype.kind == "f":  # noqa: PLR2004  (n, c, h, w)
@@ -263,37 +272,27 @@ def _arrays(what: str, values: Mapping[str, Any]) -> Given:
     return Given(what, kind, parts, classes, notes=notes)
 
 
-def _check_pair(who: str, x: Array, y: Array) -> None:
-    """Raise UserError for arrays that are no examples with one class each."""
+def _checked(who: str, x: Array, y: Array) -> Array:
+    """Return the class of each example as text; UserError for arrays that are no such examples."""
+    number, what = x.dtype.kind == "f", ""
     if not x.ndim or x.dtype.kind not in "iufb":
-        raise UserError(f"{who}: x is {_shape_of(x)}, must be an array of numbers (n, ...)")
-    if y.shape != x.shape[:1]:
-        raise UserError(f"{who}: y is {_shape_of(y)}, must be one class of each of {len(x)}")
-    if not len(x):
-        raise UserError(f"{who}: there is no example")
-    if y.dtype.kind == "f":
-        bad = y[~(np.isfinite(y) & (y == np.floor(y)))]
-        if len(bad):
-            raise UserError(f"{who}: y has the value {bad[0]:g}, which is no class")
-    elif y.dtype.kind not in "iubUO":
-        raise UserError(f"{who}: y is {_shape_of(y)}, must be whole numbers or texts")
-    if y.dtype.kind == "O" and (gaps := pd.isna(y)).any():
-        raise UserError(f"{who}: y[{int(np.argmax(gaps))}] is missing")
-    if x.dtype.kind == "f" and x.ndim > 2 and not np.isfinite(x).all():  # noqa: PLR2004
-        where = np.argwhere(~np.isfinite(x))[0].tolist()
-        raise UserError(f"{who}: x{where} is {x[tuple(where)]}, must be finite")
-
-
-def _value(label: Any) -> str:
-    whole = isinstance(label, float)
-    return str(int(label)) if whole else str(label)
-
-
-def _classes(labels: Sequence[Array]) -> tuple[str, ...]:
-    """Return the names of all classes: numbers by value, then texts."""
-    values = {_value(one) for own in labels for one in np.unique(own.astype(object)).tolist()}
-    numbers = all(one.lstrip("-").isdigit() for one in values)
-    return tuple(sorted(values, key=int if numbers else str))
+        what = f"x is {_shape_of(x)}, must be an array of numbers (n, ...)"
+    elif y.shape != x.shape[:1]:
+        what = f"y is {_shape_of(y)}, must be one class of each of {len(x)}"
+    elif not len(x):
+        what = "there is no example"
+    elif y.dtype.kind not in "iufbUO":
+        what = f"y is {_shape_of(y)}, must be whole numbers or texts"
+    elif y.dtype.kind == "f" and (wrong := y[y % 1 != 0]).size:
+        what = f"y has the value {wrong[0]:g}, which is no class"
+    elif y.dtype.kind == "O" and (gaps := pd.isna(y)).any():
+        what = f"y[{int(np.argmax(gaps))}] is missing"
+    elif number and (bad := np.isinf(x) if x.ndim <= 2 else ~np.isfinite(x)).any():  # noqa: PLR2004
+        where = np.argwhere(bad)[0].tolist()
+        what = f"x{where} is {x[tuple(where)]}, must be finite"
+    if what:
+        raise UserError(f"{who}: {what}")
+    return (y.astype(np.int64) if y.dtype.kind == "f" else y).astype(str)
 
 
 def _as_bytes(parts: Sequence[Part]) -> tuple[list[Part], tuple[str, ...]]:
@@ -334,49 +333,3 @@ def _shape_of(value: Any) -> str:
         return f"{value.dtype} of shape {tuple(value.shape)}"
     length = f" of {len(value)}" if isinstance(value, tuple | list) else ""
     return f"a {type(value).__name__}{length}"
-
-
-# --- as a stream ----------------------------------------------------------------
-
-
-def _of_parts(given: Given, image: Inputs, classes: tuple[str, ...]) -> Stream:
-    """Return the wanted examples of all parts, client after client, without a copy of the whole."""
-    inputs, labels, sites, tests = image, [], [], []
-    kept: list[tuple[Array, Indices]] = []
-    for code, part in enumerate(given.parts):
-        try:
-            data = Data(part.examples, part.labels, given.classes, given.kind)
-            inputs, stored = described(data, part.examples, image)
-        except (ValueError, IndexError, TypeError) as error:
-            what = error if type(error) is ValueError else brief(error)
-            raise UserError(f"data: client '{part.client}': {what}") from error
-        places, codes = select("data", given.classes, part.labels, classes)
-        kept.append((stored, places))
-        labels.append(codes)
-        sites.append(np.full(len(places), code, dtype=np.int32))
-        tests.append(places >= len(part.labels) - part.tests)
-    about = Content(
-        inputs, np.concatenate(labels), classes or given.classes,
-        notes=tuple(_notes(given, kept, inputs, classes or given.classes)),
-    )  # fmt: skip
-    if given.named:
-        names = safe_ids([canonical(part.client) for part in given.parts])
-        about = replace(about, sites=np.concatenate(sites), site_names=names)
-    if any(part.tests for part in given.parts):
-        about = replace(about, tests=np.concatenate(tests))
-    return of_arrays(kept, about)
-
-
-def _notes(
-    given: Given, kept: Sequence[tuple[Array, Indices]], inputs: Inputs, classes: tuple[str, ...]
-) -> Iterator[str]:
-    """Yield what was understood and changed, and where it is when it is large."""
-    yield from given.notes
-    count = sum(len(places) for _, places in kept)
-    size = sum(stored.nbytes for stored, _ in kept)
-    line = f"data: {count:,} {PLURAL[inputs.kind]} {inputs.shape}, {len(classes)} classes"
-    if len(given.parts) > 1:
-        line += f", {len(given.parts)} clients"
-    if size >= LARGE:
-        line += f"; {size / 2**20:,.0f} MiB are in the cache, which all processes share"
-    yield line

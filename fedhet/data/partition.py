@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import signature
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -184,33 +183,32 @@ def read_partition_file(
     """
     index_of = {path: index for index, path in enumerate(paths)}
     held: dict[str, dict[str, list[int]]] = {}
-    seen_in: dict[str, int] = {}
+    first: dict[str, int] = {}  # line of each path
     places: dict[str, tuple[str, str]] = {}  # of groups
     for line, (path, client, split, *group) in _file_rows(file):
-        what = ""
+        place = (client, split)
         if path not in index_of:
             like = next(iter(index_of), "")
             what = f"path {path!r} is not an image of the data set (its paths look like {like!r})"
-        elif seen_in.setdefault(path, line) != line:
-            what = f"path {path!r} is already in line {seen_in[path]}"
+        elif first.setdefault(path, line) != line:
+            what = f"path {path!r} is already in line {first[path]}"
         elif not is_id(client):
             what = f"client {client!r} is not allowed (1 to 64 of A-Z a-z 0-9 . _ -)"
-        elif group and (before := places.setdefault(group[0], (client, split))) != (client, split):
-            what = (
-                f"group {group[0]!r} is in {split} of client {client!r}, and above in {before[1]} "
-                f"of client {before[0]!r}: a group has one place"
-            )
-        if what:
-            raise UserError(f"partition-file {file} line {line}: {what}")
-        held.setdefault(client, {name: [] for name in SPLITS})[split].append(index_of[path])
-    if not held:
-        raise UserError(f"partition-file {file}: the file has no line")
+        elif split not in SPLITS:
+            what = f"split {split!r} is not one of {', '.join(SPLITS)}"
+        elif group and (before := places.setdefault(group[0], place)) != place:
+            what = f"group {group[0]!r} has one place: {before[1]} of client {before[0]!r} above"
+        else:
+            held.setdefault(client, {name: [] for name in SPLITS})[split].append(index_of[path])
+            continue
+        raise UserError(f"partition-file {file} line {line}: {what}")
     _check_count(clients, len(held), f"partition-file {file} has {len(held)}")
     for client, parts in held.items():
         if not parts["train"]:
             raise UserError(f"partition-file {file}: client {client!r} has no train image")
-    numbers = all(client.isdigit() for client in held)
-    ids = sorted(held, key=lambda client: (int(client) if numbers else 0, client))
+    ids = sorted(held)
+    if all(map(str.isdigit, ids)):
+        ids.sort(key=int)
     return tuple(ids), tuple(
         ClientSplit(*(np.array(sorted(held[c][name]), dtype=np.int64) for name in SPLITS))
         for c in ids
@@ -227,28 +225,26 @@ def count_clients(file: str) -> int:
     return len({client for _, (_, client, *_) in _file_rows(file)})
 
 
-def _file_rows(file: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield line number and fields of every row after the header; empty lines are skipped."""
+def _file_rows(file: str) -> list[tuple[int, list[str]]]:
+    """Return line number and fields of every row after the header that is not empty."""
     try:
         with Path(file).expanduser().open(encoding="utf-8-sig", newline="") as text:
             reader = csv.reader(text, strict=True)
             header = next(reader, [])
-            for row in chain([header], filter(None, reader)):
-                line, what = max(1, reader.line_num), ""
-                if header not in (HEADER, [*HEADER, "group"]):
-                    what = f"header {','.join(row)!r} must be {','.join(HEADER)!r} [,group]"
-                elif len(row) != len(header):
-                    what = f"{len(row)} fields in {','.join(row)!r}, expected {len(header)}"
-                elif line > 1 and row[2] not in SPLITS:
-                    what = f"split {row[2]!r} is not one of {', '.join(SPLITS)}"
-                if what:
-                    raise UserError(f"partition-file {file} line {line}: {what}")
-                if line > 1:
-                    yield line, row
+            rows = [(reader.line_num, row) for row in reader if row]
     except OSError as error:
         raise UserError(f"partition-file {file}: {error.strerror}") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"partition-file {file}: not a CSV text file ({error})") from error
+    what = "" if rows else "the file has no line"
+    if header not in (HEADER, [*HEADER, "group"]):
+        what = f"line 1: header {','.join(header)!r} must be {','.join(HEADER)!r} [,group]"
+    for line, row in rows:
+        if not what and len(row) != len(header):
+            what = f"line {line}: {len(row)} fields in {','.join(row)!r}, expected {len(header)}"
+    if what:
+        raise UserError(f"partition-file {file}: {what}")
+    return rows
 
 
 # --- who gets which example ----------------------------------------------------------------
@@ -311,7 +307,7 @@ def dirichlet(rng: np.random.Generator, data: Content, config: RunConfig) -> Ind
 
     Raise UserError for too few images, or if no draw of 1,000 gives every client 10.
     """
-    counts = _enough_each(rng, data, config, _sizes(data))
+    counts = _enough_each(rng, config, _sizes(data))
     return _hand_out(rng, data, [np.arange(config.clients)] * len(counts), list(counts))
 
 
@@ -320,37 +316,27 @@ def quantity(rng: np.random.Generator, data: Content, config: RunConfig) -> Indi
 
     The quantity skew of NIID-Bench (arXiv 2102.02079). Raise UserError as :func:`dirichlet`.
     """
-    return _by_chance(rng, _enough_each(rng, data, config, np.array(len(data.labels))))
+    return _by_chance(rng, _enough_each(rng, config, np.array(len(data.labels))))
 
 
 def iid(rng: np.random.Generator, data: Content, config: RunConfig) -> Indices:
     """Give everybody the same number within one, by chance; UserError: fewer than 10 each."""
-    _check_enough(data, config)
     return _by_chance(rng, np.bincount(np.arange(len(data.labels)) % config.clients))
 
 
-def _check_enough(data: Content, config: RunConfig) -> None:
-    total, clients = len(data.labels), config.clients
-    if total < clients * MIN_CLIENT_IMAGES:
-        raise UserError(
-            f"clients {clients}: {total} examples cannot give every client {MIN_CLIENT_IMAGES}; "
-            "use fewer clients"
-        )
-
-
-def _enough_each(
-    rng: np.random.Generator, data: Content, config: RunConfig, sizes: Indices
-) -> Indices:
+def _enough_each(rng: np.random.Generator, config: RunConfig, sizes: Indices) -> Indices:
     """Return the first counts (C, N), or (N,) of one size, that give every client 10.
 
     Raise UserError after 1,000 draws.
     """
-    _check_enough(data, config)
     alpha = np.full(config.clients, config.alpha)
     for _ in range(MAX_TRIES):
         shares = rng.dirichlet(alpha, size=sizes.shape or None)
         if np.isfinite(shares).all():  # alpha may be too small for floats
-            counts = _cuts(shares, sizes)
+            size = sizes[..., None]
+            upper = np.minimum(np.floor(np.cumsum(shares, axis=-1) * size).astype(np.int64), size)
+            upper[..., -1:] = size
+            counts = np.diff(upper, axis=-1, prepend=0)
             if counts.reshape(-1, config.clients).sum(axis=0).min() >= MIN_CLIENT_IMAGES:
                 return counts
     raise UserError(
@@ -366,14 +352,6 @@ def _by_chance(rng: np.random.Generator, counts: Indices) -> Indices:
     return owner
 
 
-def _cuts(shares: npt.NDArray[np.float64], size: Indices) -> Indices:
-    """Turn shares (..., N) into counts (..., N) by rounding down their cumulative sums."""
-    size = size[..., None]
-    upper = np.minimum(np.floor(np.cumsum(shares, axis=-1) * size).astype(np.int64), size)
-    upper[..., -1:] = size
-    return np.diff(upper, axis=-1, prepend=0)
-
-
 # --- partitions ----------------------------------------------------------------
 
 _DRAWS = {
@@ -384,6 +362,7 @@ PREFIX = "flwr:"  # and the class of a partitioner of flwr-datasets, with its ke
 _NAMED = 5  # in a line
 _GROUPS = 20  # groups in test below which a figure is chance
 _TESTED = 5  # test examples of a class from which on a metric of rare classes says something
+_TEST_SHARE = 0.3  # of a split that has enough of them
 CODED = 8  # classes up to which it is said that sites may code them in other ways
 
 
@@ -413,6 +392,7 @@ def make_partition(data: Content, config: RunConfig) -> Partition:
     """
     check_groups(data, config)
     lines = about_classes(data, noun(config.dataset))
+    ids: tuple[str, ...]
     if config.partition == "file":
         known = data.paths or [str(index) for index in range(len(data.labels))]
         ids, clients = read_partition_file(config.partition_file, known, config.clients)
@@ -423,7 +403,7 @@ def make_partition(data: Content, config: RunConfig) -> Partition:
         owner, count = _owners(data, config)
         if data.grouped:
             owner = _whole_groups(data, owner, count, config.data_seed)
-        ids = tuple(str(k) for k in range(count))
+        ids = tuple(map(str, range(count)))
         clients = tuple(_splits(data, config, ids, owner))
     lines += [*_coded_by_site(data), *_about_groups(clients, data, config)]
     lines += _about_clients(Partition(clients, ids, ()), data, config)
@@ -432,57 +412,35 @@ def make_partition(data: Content, config: RunConfig) -> Partition:
 
 def check_groups(data: Content, config: RunConfig) -> None:
     """Raise UserError for keys that this data set cannot follow."""
-    group, no = ",".join(config.group), f"dataset {config.dataset} has no such column"
-    if group and not data.grouped:
-        raise UserError(f"group: '{group}' is not allowed: {no}")
-    if config.split_by and not len(data.times):
-        raise UserError(f"split-by: '{config.split_by}' is not allowed: {no}")
-
-
-def _about_groups(
-    clients: Sequence[ClientSplit], data: Content, config: RunConfig
-) -> Iterator[str]:
-    """Yield lines about test examples whose group is in train, too, and windows cut by time."""
-    if not len(data.groups):
-        return
-    what, by = noun(config.dataset), data.group_by
-    train = np.unique(np.concatenate([data.groups[one.train] for one in clients]))
-    tests = [np.isin(data.groups[one.test], train) for one in clients]
-    seen, total = sum(int(one.sum()) for one in tests), sum(map(len, tests))
-    number = len(np.unique(np.concatenate([data.groups[one.test] for one in clients])))
-    if data.grouped and 0 < number < _GROUPS:
-        yield f"the test figures rest on {number} groups by {by}: several seeds say more"
-    if not seen:
-        return
-    figure = f"{seen:,} of {total:,} test {what} have their {by} in train"
-    if not data.grouped:
-        yield f"{figure}: group={by} keeps all {what} of one in one split"
-    elif by == RECORDING and config.partition != "file":
-        yield f"{figure}: some class of theirs has fewer than 3 recordings, and was cut by time"
-    elif config.partition == "natural":
-        pairs = np.unique(np.stack([data.groups, data.sites]), axis=1)[0]
-        number = int((np.unique(pairs, return_counts=True)[1] > 1).sum())
-        yield f"{number:,} groups by {by} lie in two sites or more: {figure} of another site"
-    elif config.group:
-        raise UserError(f"partition-file {config.partition_file}: {figure}, which group forbids")
-    else:
-        yield f"{figure}, as partition-file says"
+    for key, value, there in (
+        ("group", ",".join(config.group), data.grouped),
+        ("split-by", config.split_by, len(data.times)),
+    ):
+        if value and not there:
+            no = f"dataset {config.dataset} has no such column"
+            raise UserError(f"{key}: '{value}' is not allowed: {no}")
 
 
 def _owners(data: Content, config: RunConfig) -> tuple[Indices, int]:
     """Draw the client (n,) of every example, -1 for none, and their number."""
-    if config.partition.startswith(PREFIX):
-        return flower_owner(data, config)
-    if config.clients < 1:
-        raise UserError(f"clients 0 is not allowed with partition {config.partition} (>= 1)")
-    most = len(data.classes)
-    if config.partition == "classes-per-client" and config.classes_per_client > most:
+    kind, clients, total, most = (
+        config.partition, config.clients, len(data.labels), len(data.classes)
+    )  # fmt: skip
+    if kind.startswith(PREFIX):
+        return _flower_owner(data, config)
+    if clients < 1:
+        raise UserError(f"clients 0 is not allowed with partition {kind} (>= 1)")
+    if kind == "classes-per-client" and config.classes_per_client > most:
         raise UserError(
             f"classes-per-client {config.classes_per_client} is not allowed: the data set has "
             f"{most} classes (1..{most})"
         )
-    rng = generator(config.data_seed, "partition")
-    return _DRAWS[config.partition](rng, data, config), config.clients
+    if kind != "classes-per-client" and total < clients * MIN_CLIENT_IMAGES:
+        raise UserError(
+            f"clients {clients}: {total} examples cannot give every client {MIN_CLIENT_IMAGES}; "
+            "use fewer clients"
+        )
+    return _DRAWS[kind](generator(config.data_seed, "partition"), data, config), clients
 
 
 def _whole_groups(data: Content, owner: Indices, clients: int, seed: int) -> Indices:
@@ -491,10 +449,6 @@ def _whole_groups(data: Content, owner: Indices, clients: int, seed: int) -> Ind
     A group that lies whole stays; the others go where most is missing of what was dealt.
     """
     codes, counts = _group_counts(data.labels, data.groups)
-    if len(counts) < clients:
-        raise UserError(
-            f"clients {clients} is not allowed: there are {len(counts)} groups by {data.group_by}"
-        )
     needs = np.zeros((clients + 1, counts.shape[1]))  # the last is nobody
     np.add.at(needs, (owner, np.unique(data.labels, return_inverse=True)[1]), 1)
     first = np.full(len(counts), -2)
@@ -506,8 +460,8 @@ def _whole_groups(data: Content, owner: Indices, clients: int, seed: int) -> Ind
     owner = np.where(first == clients, -1, first)[codes]
     if missing := sorted(set(range(clients)) - set(owner.tolist())):
         raise UserError(
-            f"clients {clients}: client {missing[0]} gets no whole group by {data.group_by}: use "
-            "fewer clients, or another partition"
+            f"clients {clients}: client {missing[0]} gets no whole group by {data.group_by} of "
+            f"{len(counts)}: use fewer clients, or another partition"
         )
     return owner
 
@@ -532,33 +486,37 @@ def _natural(
             "return `clients` in a fedhet.Data"
         )
     names, what = data.site_names, noun(config.dataset)
-    pairs = zip(names, _splits(data, config, names, data.sites), strict=True)
-    splits = dict(sorted(pairs, key=lambda pair: client_order(pair[0])))
-    found = {n: one for n, one in splits.items() if len(one.train) and len(one.test)}
-    if not found:
+    splits = dict(zip(names, _splits(data, config, names, data.sites), strict=True))
+    order = sorted(names, key=client_order)
+    ids = tuple(n for n in order if len(splits[n].train) and len(splits[n].test))
+    if not ids:
         raise UserError(f"partition natural: no client has enough {what} to train and to test")
-    who = f"the data names {len(found)} clients that can be trained and tested"
-    _check_count(config.clients, len(found), who)
+    who = f"the data names {len(ids)} clients that can be trained and tested"
+    _check_count(config.clients, len(ids), who)
     held = np.bincount(data.sites, minlength=len(names))
-    small = [f"{n} ({held[names.index(n)]})" for n in splits if n not in found]
+    small = [f"{n} ({held[names.index(n)]})" for n in order if n not in ids]
     left = f"{len(small)} clients are left out, with too few {what} to train and to test: "
-    return tuple(found), tuple(found.values()), [left + listed(small, _NAMED)] if small else []
+    return ids, tuple(splits[n] for n in ids), [left + listed(small, _NAMED)] if small else []
+
+
+# --- what the user should know ----------------------------------------------------------------
 
 
 def about_classes(data: Content, what: str) -> list[str]:
     """Return lines about classes that may be one, or are too small; UserError for one class."""
-    there = np.unique(data.labels)
-    if len(there) == 1 < len(data.labels):
+    sizes = _sizes(data)
+    if len(data.labels) > 1 == np.count_nonzero(sizes):
         raise UserError(
-            f"all {len(data.labels):,} {what} have the same class, '{data.classes[there[0]]}': "
-            "check target, whether the file is complete, and the level of the folder"
+            f"all {len(data.labels):,} {what} have the same class, "
+            f"'{data.classes[int(sizes.argmax())]}': check target, whether the file is complete, "
+            "and the level of the folder"
         )
     lines = [
         f"classes {', '.join(map(repr, same))} differ only in case or spaces: "
         f"labels={{{same[0]}: [{', '.join(same)}], ...}} joins them"
         for same in alike(data.classes)
     ]
-    alone = [data.classes[label] for label in np.flatnonzero(_sizes(data) == 1)]
+    alone = [data.classes[label] for label in np.flatnonzero(sizes == 1)]
     if alone:
         lines.append(
             f"{len(alone)} classes have one {what.removesuffix('s')}, which cannot be trained on "
@@ -568,52 +526,88 @@ def about_classes(data: Content, what: str) -> list[str]:
 
 
 def _coded_by_site(data: Content) -> Iterator[str]:
-    """Yield a line where sites have other classes than others, so that the coding may differ."""
+    """Yield a line where two sites each have classes that the other lacks."""
     if len(data.site_names) < 2 or not 3 <= len(data.classes) <= CODED:
         return
-    held: dict[frozenset[str], list[str]] = {}
-    for code, site in enumerate(data.site_names):
-        own = np.unique(data.labels[data.sites == code])
-        held.setdefault(frozenset(data.classes[k] for k in own), []).append(site)
-    apart = [(a, b) for a in held for b in held if len(a) > 1 and len(b) > 1 and a - b and b - a]
-    for a, b in apart[:1]:
+    names = np.array(data.classes)
+    held = [frozenset(names[np.unique(data.labels[data.sites == k])])
+            for k in range(len(data.site_names))]  # fmt: skip
+    pairs = ((a, b) for a in held for b in held if min(len(a), len(b)) > 1 and a - b and b - a)
+    if pair := next(pairs, None):
+        both = (
+            f"{data.site_names[held.index(one)]} has {', '.join(sorted(one))}" for one in pair
+        )  # fmt: skip
         yield (
-            f"sites do not have the same classes ({listed(held[a], _NAMED)}: "
-            f"{', '.join(sorted(a))}; {listed(held[b], _NAMED)}: {', '.join(sorted(b))}): if these "
-            "mean the same, join them with labels={NAME: [VALUE, VALUE], ...}"
+            f"sites do not have the same classes ({'; '.join(both)}): if these mean the same, join "
+            "them with labels={NAME: [VALUE, VALUE], ...}"
         )
+
+
+def _about_groups(
+    clients: Sequence[ClientSplit], data: Content, config: RunConfig
+) -> Iterator[str]:
+    """Yield lines about test examples whose group is in train, too, and windows cut by time."""
+    if not len(data.groups):
+        return
+    what, by = noun(config.dataset), data.group_by
+    train, tested = (
+        np.concatenate([data.groups[getattr(one, part)] for one in clients])
+        for part in ("train", "test")
+    )
+    seen, number = int(np.isin(tested, train).sum()), len(np.unique(tested))
+    if data.grouped and 0 < number < _GROUPS:
+        yield f"the test figures rest on {number} groups by {by}: several seeds say more"
+    if not seen:
+        return
+    figure = f"{seen:,} of {len(tested):,} test {what} have their {by} in train"
+    if not data.grouped:
+        yield f"{figure}: group={by} keeps all {what} of one in one split"
+    elif by == RECORDING and config.partition != "file":
+        yield f"{figure}: some class of theirs has fewer than 3 recordings, and was cut by time"
+    elif config.partition == "natural":
+        pairs = np.unique(np.stack([data.groups, data.sites]), axis=1)[0]
+        number = int((np.unique(pairs, return_counts=True)[1] > 1).sum())
+        yield f"{number:,} groups by {by} lie in two sites or more: {figure} of another site"
+    elif config.group:
+        raise UserError(f"partition-file {config.partition_file}: {figure}, which group forbids")
+    else:
+        yield f"{figure}, as partition-file says"
 
 
 def _about_clients(partition: Partition, data: Content, config: RunConfig) -> Iterator[str]:
     """Yield lines about classes and clients that will not do what the user may expect."""
     what, total, names = noun(config.dataset), len(data.labels), np.array(data.classes)
-    held = partition.counts(data.labels, len(names))
+    ids, held = np.array(partition.ids), partition.counts(data.labels, len(names))
+    tested = Partition(
+        tuple(ClientSplit(c.test[:0], c.test[:0], c.test) for c in partition.clients), (), ()
+    ).counts(data.labels, len(names))
     owners = (held > 0).sum(axis=0)
-    unowned = names[(owners == 0) & (_sizes(data) > 0)].tolist()
-    single = names[owners == 1].tolist() if len(partition.ids) > 1 else []
-    one = [i for i, own in zip(partition.ids, held, strict=True) if (own > 0).sum() == 1]
-    untested = [i for i, c in zip(partition.ids, partition.clients, strict=True) if not len(c.test)]
+    unowned = names[(owners == 0) & (_sizes(data) > 0)]
+    one = ids[(held > 0).sum(axis=1) == 1]
     for which, text in (
         (unowned, "classes have no owner and are dropped"),
-        (single, "classes occur at only one client, so nothing is averaged for them"),
+        (
+            names[(owners == 1) & (len(ids) > 1)],
+            "classes occur at only one client, so nothing is averaged for them",
+        ),
         (one, "clients have one class, so balanced accuracy and AUROC are not defined for them"),
-        (untested, f"clients have no test {what.removesuffix('s')}"),
+        (ids[tested.sum(axis=1) == 0], f"clients have no test {what.removesuffix('s')}"),
     ):
-        if which:
-            yield f"{len(which)} {text}: {listed(which, _NAMED)}"
+        if len(which):
+            yield f"{len(which)} {text}: {listed(which.tolist(), _NAMED)}"
     unused = total - int(held.sum())
-    if unused and not unowned:
+    if unused and not len(unowned):
         yield f"{unused} of {total} {what} belong to no client"
-    tested = [np.bincount(data.labels[c.test], minlength=len(names)) for c in partition.clients]
     few = [
-        f"client {client} has {n[label]} of '{names[label]}'"
-        for client, n, own in zip(partition.ids, tested, held, strict=True)
-        for label in np.flatnonzero((own > 0) & (n < _TESTED))
+        f"client {ids[k]} has {tested[k, label]} of '{names[label]}'"
+        for k, label in np.argwhere((held > 0) & (tested < _TESTED))
     ]
     if few and config.metric != "accuracy":
+        larger = config.split[2] < _TEST_SHARE * sum(config.split)
+        more = 'a larger test set (split="6:1:3") and several' if larger else "several"
         yield (
-            f"few test {what} of a class: {listed(few, _NAMED)}: such metrics are chance; a larger "
-            'test set (split="6:1:3") and several seeds say more'
+            f"few test {what} of a class: {listed(few, _NAMED)}: such metrics are chance; {more} "
+            "seeds say more"
         )
 
 
@@ -622,39 +616,38 @@ def _about_clients(partition: Partition, data: Content, config: RunConfig) -> It
 _COLUMNS = "Vertical"  # such partitioners deal columns, not examples
 
 
-def flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
+def _flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
     """Return the client (n,) int64 of every example, -1 for none, and the number of clients.
 
     The partition is ``flwr:CLASS keyword=value ...``. Keywords are checked against the class; those
     that it takes and nobody gives are ``num_partitions`` (``clients``), ``partition_by``
     (``label``) and ``seed``. Raise UserError for what the class refuses, and for empty clients.
     """
-    kind, count = config.partition, len(data.labels)
-    make, keywords = _partitioner(kind)
+    kind, owner = config.partition, np.full(len(data.labels), -1, dtype=np.int64)
+    make, given = _partitioner(kind)
     takes = signature(make).parameters
     ours = {"num_partitions": config.clients, "partition_by": "label", "seed": config.data_seed}
-    given = {key: value for key, value in ours.items() if key in takes} | keywords
-    columns = {"label": data.labels.tolist(), "index": list(range(count))}
+    keywords = {key: value for key, value in ours.items() if key in takes} | given
+    columns = {"label": data.labels.tolist(), "index": list(range(len(owner)))}
     columns |= {"site": [data.site_names[k] for k in data.sites]} if data.site_names else {}
     try:
-        signature(make).bind_partial(**given)  # a misspelt keyword before a missing one
-        signature(make).bind(**given)
-    except TypeError as error:
-        raise UserError(f"partition: '{kind}': {error}; it takes {', '.join(takes)}") from error
-    for key, value in keywords.items():
-        if isinstance(takes[key].default, bool) and not isinstance(value, bool):
-            raise UserError(f"partition: {key}={value} is not allowed: true or false")
-    try:
-        partitioner = make(**given)
+        signature(make).bind_partial(**keywords)  # a misspelt keyword before a missing one
+        signature(make).bind(**keywords)
+        for key, value in given.items():
+            if isinstance(takes[key].default, bool) and not isinstance(value, bool):
+                raise TypeError(f"{key}={value} is not allowed: true or false")
+        partitioner = make(**keywords)
         datasets: Any = import_module("datasets")
         datasets.disable_progress_bars()
         partitioner.dataset = datasets.Dataset.from_dict(columns)
         found = int(partitioner.num_partitions)
         held = [np.array(partitioner.load_partition(k)["index"], np.int64) for k in range(found)]
     except Exception as error:  # whatever another's code raises for such values
-        raise UserError(f"partition: '{kind}' cannot be made: {brief(error)}") from error
+        raise UserError(
+            f"partition: '{kind}' cannot be made: {brief(error)}; it takes {', '.join(takes)}"
+        ) from error
     _check_count(config.clients, found, f"'{kind}' makes {found}")
-    sizes, owner = [len(mine) for mine in held], np.full(count, -1, dtype=np.int64)
+    sizes = [len(mine) for mine in held]
     owner[np.concatenate(held)] = np.repeat(np.arange(found), sizes)
     several = sum(sizes) != (owner >= 0).sum()
     if several or 0 in sizes:
@@ -665,36 +658,31 @@ def flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
 
 def says_clients(kind: str) -> bool:
     """Return whether a partitioner says itself how many clients there are."""
-    known = kind.startswith(PREFIX) and signature(_partitioner(kind)[0]).parameters
-    return known is not False and "num_partitions" not in known
+    if not kind.startswith(PREFIX):
+        return False
+    return "num_partitions" not in signature(_partitioner(kind)[0]).parameters
 
 
 def _partitioner(kind: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Return the class that ``flwr:CLASS keyword=value ...`` names, and its keywords."""
     try:
         name, *words = shlex.split(kind.removeprefix(PREFIX)) or [""]
+        given = {key: parse_yaml(text) for key, text in (word.split("=", 1) for word in words)}
         module: Any = import_module("flwr_datasets.partitioner")
-    except ValueError as error:
-        raise UserError(f"partition: '{kind}': {error}") from error
+    except (ValueError, Damaged) as error:
+        raise UserError(
+            f"partition: '{kind}' must be written {PREFIX}CLASS keyword=value ... ({brief(error)})"
+        ) from error
     except ImportError as error:
         raise UserError(
             f"partition: '{kind}' needs flwr-datasets: pip install 'fedhet[hf]' ({brief(error)})"
         ) from error
-    if not name or any("=" not in word for word in words):
-        raise UserError(f"partition: '{kind}' must be written {PREFIX}CLASS keyword=value ...")
     known = [one for one in module.__all__ if one != "Partitioner" and _COLUMNS not in one]
     if name not in known:
-        hint = nearest(name, known)
         raise UserError(
-            f"partition: flwr-datasets has no '{name}' that deals examples{hint}; allowed: "
-            f"{', '.join(known)}"
+            f"partition: flwr-datasets has no '{name}' that deals examples{nearest(name, known)}; "
+            f"allowed: {', '.join(known)}"
         )
-    given = {}
-    for key, _, text in (word.partition("=") for word in words):
-        if key == "num_partitions":
-            raise UserError(f"partition: num_partitions={text}: write clients={text} instead")
-        try:
-            given[key] = parse_yaml(text)
-        except Damaged as error:
-            raise UserError(f"partition: {key}={text}: {error.what}") from error
+    if "num_partitions" in given:
+        raise UserError(f"partition: num_partitions: write clients={given['num_partitions']}")
     return getattr(module, name), given

@@ -7,7 +7,7 @@ private state and carried by ``fedhet export``; none of it ever crosses the wire
 import torch
 from torch import Tensor, nn
 
-from fedhet.data.inputs import SIGNAL, TABLE, TOKENS, Inputs
+from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 
 OUTSIDE = 0.001  # share of a scan's values that may lie beyond either end of the range in use
 SAMPLE = 4_000_000  # values from which that range is taken
@@ -43,27 +43,42 @@ class Preparation(nn.Module):
         return examples.long() if self.inputs.kind == TOKENS else normalise(examples)
 
 
-class PixelPreparation(Preparation):
-    """Images of 8 bits, by ``mean`` and ``deviation`` (c,) of each channel of the train split."""
+class ChannelPreparation(Preparation):
+    """Signals, and images of 8 bits, standardised by channel: mean and deviation of the split.
+
+    They are (c, 1) of signals and (c,) of images; a channel that never changes is centred only.
+    """
 
     mean: Tensor
     deviation: Tensor
 
     def __init__(self, inputs: Inputs) -> None:
         super().__init__(inputs)
-        self.register_buffer("mean", torch.zeros(inputs.channels))
-        self.register_buffer("deviation", torch.ones(inputs.channels))
+        self.images = inputs.kind == IMAGE
+        self.scale = 255.0 if self.images else inputs.scale
+        shape = (inputs.channels, *[1] * (not self.images))
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("deviation", torch.ones(shape))
 
     def fit(self, examples: Tensor) -> None:
-        """Take moments in float64; a channel that never changes is centred only."""
-        mean, square = _moments(examples.flatten(1, 2).mT, 255.0)
-        self.mean.copy_(mean)
-        self.deviation.copy_(_deviation(mean, square))
+        """Take moments in float64, piece by piece: n may be large."""
+        channels = examples.flatten(1, 2).mT if self.images else examples  # (n, c, t)
+        total = torch.zeros(channels.shape[1], dtype=torch.float64, device=examples.device)
+        square, count = total.clone(), 0
+        for part in torch.split(channels, 256):
+            values = part.double() / self.scale
+            total += values.sum(dim=(0, 2))
+            square += values.square().sum(dim=(0, 2))
+            count += values.shape[0] * values.shape[2]
+        mean = total / max(1, count)
+        self.mean.copy_(mean.view_as(self.mean))
+        variance = square / max(1, count) - mean.square()
+        self.deviation.copy_(_deviation(mean, variance).view_as(self.mean))
 
     def forward(self, examples: Tensor) -> Tensor:
-        """Turn uint8 (B, h, w, c) into float32 (B, c, h, w), channels last in memory."""
-        scaled = (examples.float() / 255.0 - self.mean) / self.deviation
-        return scaled.permute(0, 3, 1, 2)
+        """Turn (B, c, t) or uint8 (B, h, w, c) into float32, channels first."""
+        scaled = (examples.float() / self.scale - self.mean) / self.deviation
+        return scaled.permute(0, 3, 1, 2) if self.images else scaled
 
 
 class ScanPreparation(Preparation):
@@ -101,28 +116,6 @@ class ScanPreparation(Preparation):
         return found.expand(-1, self.inputs.channels, -1, -1).contiguous()
 
 
-class SignalPreparation(Preparation):
-    """Standardised by channel: mean and deviation (c, 1) over the train split's steps."""
-
-    mean: Tensor
-    deviation: Tensor
-
-    def __init__(self, inputs: Inputs) -> None:
-        super().__init__(inputs)
-        self.register_buffer("mean", torch.zeros(inputs.channels, 1))
-        self.register_buffer("deviation", torch.ones(inputs.channels, 1))
-
-    def fit(self, examples: Tensor) -> None:
-        """Sum in float64; a channel that never changes is centred only."""
-        mean, square = _moments(examples, self.inputs.scale)
-        self.mean.copy_(mean[:, None])
-        self.deviation.copy_(_deviation(mean, square)[:, None])
-
-    def forward(self, examples: Tensor) -> Tensor:
-        """Return (x / scale - mean) / deviation."""
-        return (examples.float() / self.inputs.scale - self.mean) / self.deviation
-
-
 class TablePreparation(Preparation):
     """Plain columns: standardised with the median for a gap, then one that says so; then one-hot.
 
@@ -153,7 +146,7 @@ class TablePreparation(Preparation):
         mean = filled.mean(dim=0)
         self.median.copy_(median)
         self.mean.copy_(mean)
-        self.deviation.copy_(_deviation(mean, (filled - mean).square().mean(dim=0), centred=True))
+        self.deviation.copy_(_deviation(mean, (filled - mean).square().mean(dim=0)))
 
     def forward(self, examples: Tensor) -> Tensor:
         """Return (B, f'): numbers, gaps, categories."""
@@ -171,28 +164,14 @@ def preparation(inputs: Inputs) -> Preparation:
     """Return the preparation of a kind, not fitted."""
     if inputs.scan:
         return ScanPreparation(inputs)
-    if inputs.standardised:
-        return PixelPreparation(inputs)
-    kinds = {SIGNAL: SignalPreparation, TABLE: TablePreparation}
-    return kinds.get(inputs.kind, Preparation)(inputs)
+    if inputs.kind == SIGNAL or inputs.standardised:
+        return ChannelPreparation(inputs)
+    return (TablePreparation if inputs.kind == TABLE else Preparation)(inputs)
 
 
-def _moments(examples: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Return mean and mean square (c,) float64 of (n, c, t), piece by piece: n may be large."""
-    total = torch.zeros(examples.shape[1], dtype=torch.float64, device=examples.device)
-    square, count = total.clone(), 0
-    for part in torch.split(examples, 256):
-        values = part.double() / scale
-        total += values.sum(dim=(0, 2))
-        square += values.square().sum(dim=(0, 2))
-        count += values.shape[0] * values.shape[2]
-    return total / max(1, count), square / max(1, count)
-
-
-def _deviation(mean: Tensor, square: Tensor, *, centred: bool = False) -> Tensor:
+def _deviation(mean: Tensor, variance: Tensor) -> Tensor:
     """Return the standard deviation; 1 where it is nothing beside the mean."""
-    variance = (square if centred else square - mean.square()).clamp(min=0.0)
-    deviation = variance.sqrt()
+    deviation = variance.clamp(min=0.0).sqrt()
     return torch.where(
         deviation > 1e-6 * mean.abs().clamp(min=1e-6), deviation, torch.ones_like(deviation)
     )

@@ -385,7 +385,8 @@ class Data:
     or token ids (n, l) with 0 for padding; ``kind`` may be left out where dtype and shape say it.
     ``labels`` (n,) are whole numbers from 0 into ``classes``. ``clients`` (n,) name the owner of
     every example, for ``partition=natural``; ``groups`` (n,) the person or recording, whose
-    examples stay together. ``vocabulary`` is the number of token ids. ``columns`` name a table's,
+    examples stay together; ``tests`` (n,) say which are for testing. ``vocabulary`` is the number
+    of token ids. ``columns`` name a table's,
     in order; ``categories`` list the values of those whose numbers are places in that list.
     ``scale`` is what a signal's numbers are divided by.
     """
@@ -400,6 +401,7 @@ class Data:
     categories: Mapping[str, Sequence[object]] = field(default_factory=dict)
     scale: float = 1.0
     groups: Sequence[object] | None = None
+    tests: npt.ArrayLike | None = None
 
 
 def _own(dataset: str, data_path: str) -> Source:
@@ -459,8 +461,10 @@ def loaded(
         names = [] if data.clients is None else [canonical(str(name)) for name in data.clients]
         known = [] if data.groups is None else list(map(str, data.groups))
         groups = np.unique(known, return_inverse=True)[1]
+        tests = np.zeros(0, bool) if data.tests is None else np.asarray(data.tests, bool)
         for key, given, values in (
             ("clients", data.clients, names), ("groups", data.groups, groups),
+            ("tests", data.tests, tests),
         ):  # fmt: skip
             if given is not None and len(values) != len(labels):
                 raise ValueError(f"{len(values)} {key}, {len(labels)} labels")
@@ -471,7 +475,10 @@ def loaded(
     sites = np.array([codes[name] for name in names], dtype=np.int32)
     kept, labels = select(dataset, own, labels.astype(np.int64), classes)
     sites = sites[kept] if names else sites
-    about = Content(inputs, labels, classes or own, sites, safe_ids(list(codes)))
+    about = Content(
+        inputs, labels, classes or own, sites, safe_ids(list(codes)),
+        tests=tests[kept] if len(tests) else tests,
+    )  # fmt: skip
     if len(groups):
         of_rows = groups[kept].astype(np.int32)
         about = replace(about, groups=of_rows, group_by="groups", grouped=True)

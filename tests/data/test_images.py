@@ -247,7 +247,7 @@ def test_scans_keep_their_values_and_bytes_beside_them_are_stretched(folder, tmp
     assert np.allclose(data.examples[10][..., 0], grey * 257.0)
     assert data.inputs.shape == (3, 20, 20) and data.inputs.scan
     assert data.warnings == ("5 images of other proportions were squashed to 20 x 20",)
-    assert f"8 bits, values {scan.min()} to {scan.max()} once resized, up to " in data.notes[0]
+    assert f"8 bits, values {scan.min()} to {scan.max()} once resized: " in data.notes[0]
     assert data.notes[1] == "15 images of 8 bits are stretched to 0 to 65535"
     assert load_inputs(data.inputs.dump()) == data.inputs
 

@@ -180,7 +180,7 @@ BAD = [
     (GOOD, "the file has no line"),
     (
         "path,client,split,group\ncat/1.png,a,train,x\ncat/2.png,a,test,x\n",
-        "line 3: group 'x' is in test of client 'a', and above in train of client 'a'",
+        "line 3: group .x. has one place: train of client .a. above",
     ),
     (b"\xff\xfe\x00path", "not a CSV text file"),
 ]

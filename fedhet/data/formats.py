@@ -1,4 +1,5 @@
 """Files of other programs: read by the library that knows the format, or named with what to do."""
+# ruff: noqa: PLC0415  (SciPy's and scikit-learn's readers: half a second, for few files)
 
 import io
 import re
@@ -23,33 +24,32 @@ ROW_SUFFIXES = (
 )  # fmt: skip
 NPZ_SUFFIXES = (".npz",)
 _HEAD = 1024  # bytes by which a format is known
-_LIBSVM = re.compile(rb"\s*[-+\w.]+(\s+\d+:[-+\d.eE]+)+\s*(#.*)?\r?\n?")
 _SAVE = "save its rows as CSV or Parquet"
 _IMAGES = "convert the images to PNG (16 bits keep the values), in a folder for each class"
 _SIGNALS = "save windows as an NPZ with x (n, channels, time) and y (n,)"
-# Formats that no library of ours reads: their names, by suffix or first bytes, and what to do.
-_OTHERS: tuple[tuple[tuple[str, ...], tuple[bytes, ...], str, str], ...] = (
-    ((".xls",), (b"\xd0\xcf\x11\xe0",), "an Excel workbook before 2007", "save it as .xlsx or CSV"),
-    ((".ods",), (), "an OpenDocument sheet", "save it as .xlsx or CSV"),
-    ((".rds", ".rda", ".rdata"), (b"RDX", b"RDA"), "a file of R",
+# Formats that no library of ours reads: suffixes, first bytes, name, and what to do.
+_OTHERS: tuple[tuple[str, bytes, str, str], ...] = (
+    (".xls", rb"\xd0\xcf\x11\xe0", "an Excel workbook before 2007", "save it as .xlsx or CSV"),
+    (".ods", rb"PK.*opendocument\.spreadsheet", "an OpenDocument sheet", "save it as .xlsx or CSV"),
+    (".rds .rda .rdata", rb"RDX|RDA", "a file of R",
      'in R: write.csv(data, "data.csv", row.names=FALSE)'),
-    ((".pkl", ".pickle", ".joblib", ".pt", ".pth"), (b"\x80\x02", b"\x80\x03", b"\x80\x04"),
+    (".pkl .pickle .joblib .pt .pth", rb"\x80[\x02-\x05]",
      "a Python pickle, which may run code and is not opened", _SAVE),
-    ((".h5", ".hdf5", ".hdf"), (b"\x89HDF\r\n",), "HDF5",
+    (".h5 .hdf5 .hdf", rb"\x89HDF\r\n", "HDF5",
      f"{_SAVE}, or {_SIGNALS} (of MATLAB: save with -v7)"),
-    ((".dcm", ".dicom"), (), "DICOM", f"{_IMAGES}, such as with pydicom or dcm2img"),
-    ((".nii", ".nii.gz"), (), "NIfTI", f"{_IMAGES}, such as slices with nibabel"),
-    ((".nrrd", ".mha", ".mhd"), (b"NRRD",), "a volume of ITK", _IMAGES),
-    ((".wav",), (), "a WAV recording",
+    (".dcm .dicom", rb".{128}DICM", "DICOM", f"{_IMAGES}, such as with pydicom or dcm2img"),
+    (".nii .nii.gz", rb".{344}n[+i]1\0", "NIfTI", f"{_IMAGES}, such as slices with nibabel"),
+    (".nrrd .mha .mhd", rb"NRRD", "a volume of ITK", _IMAGES),
+    (".wav", rb"RIFF.{4}WAVE", "a WAV recording",
      f"{_SIGNALS}: scipy.io.wavfile.read gives the samples of each recording"),
-    ((".mp3", ".flac", ".ogg", ".m4a"), (b"fLaC", b"OggS", b"ID3"), "a sound recording", _SIGNALS),
-    ((".edf", ".bdf", ".hea"), (), "a recording of biosignals", f"{_SIGNALS}, such as with mne"),
-    ((".ts",), (), "a time series file of sktime", _SIGNALS),
-    ((".sqlite", ".db", ".sqlite3"), (b"SQLite format 3",), "an SQLite database", _SAVE),
-    ((".pdf", ".docx", ".doc"), (b"%PDF",), "a document", "save its table as CSV"),
-    ((".zst", ".7z", ".rar", ".tar", ".tar.gz", ".tgz"),
-     (b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf", b"Rar!"), "an archive", "unpack it and give the file"),
-    ((".npy",), (b"\x93NUMPY",), "one NumPy array without labels", _SIGNALS),
+    (".mp3 .flac .ogg .m4a", rb"fLaC|OggS|ID3", "a sound recording", _SIGNALS),
+    (".edf .bdf .hea", b"", "a recording of biosignals", f"{_SIGNALS}, such as with mne"),
+    (".ts", b"", "a time series file of sktime", _SIGNALS),
+    (".sqlite .db .sqlite3", rb"SQLite format 3", "an SQLite database", _SAVE),
+    (".pdf .docx .doc", rb"%PDF", "a document", "save its table as CSV"),
+    (".zst .7z .rar .tar .tar.gz .tgz", rb"\x28\xb5\x2f\xfd|7z\xbc\xaf|Rar!", "an archive",
+     "unpack it and give the file"),
+    (".npy", rb"\x93NUMPY", "one NumPy array without labels", _SIGNALS),
 )  # fmt: skip
 
 
@@ -82,42 +82,26 @@ def holds(path: Path, suffixes: Sequence[str]) -> bool:
 def beside(data_path: str, paths: Sequence[Path]) -> list[str]:
     """Return a line that names what lies in a folder beside the files that are read."""
     path = Path(data_path).expanduser()
-    if not path.is_dir():
-        return []
-    names = {one.name for one in paths}
+    names = {".", *(one.name for one in paths)}
     others = sorted(
-        one.name + "/" * one.is_dir() for one in path.iterdir()
+        one.name + "/" * one.is_dir() for one in (path.iterdir() if path.is_dir() else ())
         if one.name not in names and not one.name.startswith(".")
     )  # fmt: skip
     return [f"in the folder and not read: {listed(others)}"] if others else []
 
 
-def other_format(path: Path, head: bytes) -> str:
-    """Return the name of a format that is not read, and what to do; empty for others."""
-    name = path.name.lower()
-    if head[128:132] == b"DICM":
-        name = "x.dcm"
-    elif head[344:348] in (b"n+1\0", b"ni1\0"):
-        name = "x.nii"
-    elif head[:4] == b"RIFF" and head[8:12] == b"WAVE":
-        name = "x.wav"
-    elif head[:2] == b"PK" and b"opendocument.spreadsheet" in head:
-        name = "x.ods"
-    for suffixes, marks, what, advice in _OTHERS:
-        if head.startswith(marks) if marks else False:
-            return f"{what}: {advice}"
-        if name.endswith(suffixes):
-            return f"{what}: {advice}"
-    return ""
-
-
 def refuse_other(path: Path) -> None:
-    """Raise UserError for a file of a format that is named but not read."""
-    if path.is_file():
-        with path.open("rb") as file:
-            head = file.read(_HEAD)
-        if what := other_format(path, head):
-            raise UserError(f"data-path {path}: this is {what}")
+    """Raise UserError for a file of a format that is named but not read, with what to do."""
+    head = _head(path) if path.is_file() else b""
+    for suffixes, mark, what, advice in _OTHERS:
+        marked = mark and re.match(mark, head, re.DOTALL)
+        if marked or path.name.lower().endswith(tuple(suffixes.split())):
+            raise UserError(f"data-path {path}: this is {what}: {advice}")
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(_HEAD)
 
 
 def read_frame(path: Path, sheet: str = "") -> tuple[pd.DataFrame | bytes, list[str]] | None:
@@ -127,26 +111,16 @@ def read_frame(path: Path, sheet: str = "") -> tuple[pd.DataFrame | bytes, list[
     cannot read, and for a format that none reads.
     """
     refuse_other(path)
-    with path.open("rb") as file:
-        head = file.read(_HEAD)
-    name, lines = path.name.lower(), list[str]()
-    readers: Mapping[str, tuple[bool, Callable[[], pd.DataFrame | bytes]]] = {
-        "Excel": (name.endswith((".xlsx", ".xlsm")), lambda: _excel(path, sheet, lines)),
-        "Stata": (name.endswith(".dta"), lambda: _stata(path)),
-        "SPSS": (name.endswith((".sav", ".zsav", ".por")), lambda: pd.read_spss(path)),
-        "SAS": (name.endswith((".sas7bdat", ".xpt")), lambda: _sas(path)),
-        "MATLAB": (name.endswith(".mat"), lambda: _table_of(matlab(path), lines)),
-        "Feather": (name.endswith((".feather", ".arrow")), lambda: pd.read_feather(path)),
-        "ARFF": (name.endswith(".arff"), lambda: _arff(path)),
-        "LIBSVM": (_LIBSVM.match(head) is not None, lambda: _libsvm(path)),
-        "JSON": (head.lstrip()[:1] in (b"{", b"["), lambda: _json(path, head)),
-    }
-    for what, (fits, read) in readers.items():
-        if fits:
+    name, head, lines = path.name.lower(), _head(path), list[str]()
+    for what, suffixes, mark, read in _READERS:
+        if name.endswith(tuple(suffixes.split())) if suffixes else re.match(mark, head):
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    return read(), [f"a file of {what}", *lines]
+                    frame = _excel(path, sheet, lines) if what == "Excel" else read(path)
+                    if isinstance(frame, dict):
+                        frame = _table_of(frame, lines)
+                    return frame, [f"a file of {what}", *lines]
             except UserError:
                 raise
             except ImportError as error:
@@ -163,19 +137,18 @@ def read_frame(path: Path, sheet: str = "") -> tuple[pd.DataFrame | bytes, list[
 
 def _excel(path: Path, sheet: str, lines: list[str]) -> bytes:
     sheets = pd.read_excel(path, sheet_name=None, header=None, dtype=object)
-    filled = [name for name, frame in sheets.items() if len(frame.dropna(how="all")) > 1]
+    sheets = {name: one.dropna(how="all").dropna(how="all", axis=1) for name, one in sheets.items()}
+    filled = [name for name, frame in sheets.items() if len(frame) > 1]
     if sheet and sheet not in sheets:
         raise UserError(f"sheet: '{sheet}' is not in {path}; it has {', '.join(sheets)}")
-    if not sheet and len(filled) > 1:
-        sizes = (f"{name} ({len(sheets[name]):,} rows)" for name in filled)
-        raise UserError(f"data-path {path}: several sheets, {', '.join(sizes)}: give sheet=NAME")
-    if not sheet and not filled:
-        raise UserError(f"data-path {path}: no sheet has rows")
+    if not sheet and len(filled) != 1:
+        sizes = (f"{name} ({len(sheets[name]) - 1:,} rows)" for name in filled)
+        what = f"several sheets, {', '.join(sizes)}: give sheet=NAME" if filled else "no rows"
+        raise UserError(f"data-path {path}: the workbook has {what}")
     name = sheet or filled[0]
     if others := [one for one in sheets if one != name]:
         lines.append(f"sheet '{name}' is read, and not: {', '.join(others)}")
-    frame = sheets[name].dropna(how="all").dropna(how="all", axis=1)
-    text: str = frame.to_csv(index=False, header=False)
+    text: str = sheets[name].to_csv(index=False, header=False)
     return text.encode()
 
 
@@ -186,34 +159,28 @@ def _stata(path: Path) -> pd.DataFrame:
         return pd.read_stata(path, convert_categoricals=False)
 
 
-def _sas(path: Path) -> pd.DataFrame:
-    frame: pd.DataFrame = pd.read_sas(path, encoding="utf-8")
-    return frame
-
-
 def _arff(path: Path) -> pd.DataFrame:
-    from scipy.io import arff  # noqa: PLC0415  (half a second, for few files)
+    from scipy.io import arff
 
     with path.open(encoding="utf-8", errors="replace") as file:
         if re.search(r"@attribute\s+\S+\s+relational", file.read(_HEAD << 4), re.IGNORECASE):
             raise UserError(f"data-path {path}: ARFF of relational attributes: {_SIGNALS}")
         file.seek(0)
-        rows, _ = arff.loadarff(file)
-    frame = pd.DataFrame(rows)
+        frame = pd.DataFrame(arff.loadarff(file)[0])
     texts = [name for name in frame if frame[name].dtype == object]
     return frame.assign(**{name: frame[name].str.decode("utf-8", "replace") for name in texts})
 
 
 def _libsvm(path: Path) -> pd.DataFrame:
-    from sklearn.datasets import load_svmlight_file  # noqa: PLC0415  (half a second)
+    from sklearn.datasets import load_svmlight_file
 
     x, y = load_svmlight_file(str(path))
     frame = pd.DataFrame(x.toarray(), columns=[f"x{k}" for k in range(1, x.shape[1] + 1)])
     return frame.assign(label=y)
 
 
-def _json(path: Path, head: bytes) -> pd.DataFrame:
-    lines = head.lstrip()[:1] == b"{"
+def _json(path: Path) -> pd.DataFrame:
+    lines = _head(path).lstrip()[:1] == b"{"
     frame = pd.read_json(path, lines=lines, dtype=False, convert_dates=False)
     if not isinstance(frame.index, pd.RangeIndex):
         raise UserError(f"data-path {path}: this is JSON, but no list of rows: {_SAVE}")
@@ -221,28 +188,27 @@ def _json(path: Path, head: bytes) -> pd.DataFrame:
 
 
 def matlab(path: Path) -> dict[str, Any]:
-    """Return the plain arrays of a MATLAB file by name."""
-    from scipy.io import loadmat  # noqa: PLC0415  (half a second, for few files)
+    """Return the plain arrays of a MATLAB file by name; a cell array of texts is one of texts."""
+    from scipy.io import loadmat
 
     try:
-        arrays = loadmat(io.BytesIO(path.read_bytes()), squeeze_me=False)
+        arrays = loadmat(io.BytesIO(path.read_bytes()), squeeze_me=False, chars_as_strings=True)
     except NotImplementedError as error:
         raise UserError(f"data-path {path}: MATLAB 7.3 is HDF5: save with -v7") from error
-    arrays = {name: _plain(array) for name, array in arrays.items() if name[0] != "_"}
-    return {name: array for name, array in arrays.items() if array.dtype.kind in "biufU"}
+    plain = {}
+    for name, array in arrays.items():
+        if name[0] != "_":
+            one = np.asarray(array)
+            if one.dtype.kind == "O" and all(np.asarray(c).dtype.kind == "U" for c in one.flat):
+                one = np.array(["".join(np.asarray(cell).flat) for cell in one.flat])
+            if one.dtype.kind in "biufU":
+                plain[name] = one
+    return plain
 
 
 def is_deep(path: Path) -> bool:
     """Return whether a MATLAB file has an array of more than two axes, such as windows."""
     return any(array.ndim > 2 for array in matlab(path).values())  # noqa: PLR2004
-
-
-def _plain(array: Any) -> Any:
-    """Return an array as it is, but a cell array of texts as texts."""
-    array = np.asarray(array)
-    if array.dtype.kind == "O" and all(np.asarray(one).dtype.kind == "U" for one in array.flat):
-        return np.array(["".join(np.asarray(one).flat) for one in array.flat])
-    return array
 
 
 def _table_of(arrays: Mapping[str, Any], lines: list[str]) -> pd.DataFrame:
@@ -261,6 +227,20 @@ def _table_of(arrays: Mapping[str, Any], lines: list[str]) -> pd.DataFrame:
     if not columns:
         raise UserError("MATLAB: there are no arrays of n rows")
     return pd.DataFrame(columns)
+
+
+# Formats that a library reads: name, suffixes, else first bytes, and what reads them.
+_READERS: tuple[tuple[str, str, bytes, Callable[[Path], Any]], ...] = (
+    ("Excel", ".xlsx .xlsm", b"", pd.read_excel),
+    ("Stata", ".dta", b"", _stata),
+    ("SPSS", ".sav .zsav .por", b"", pd.read_spss),
+    ("SAS", ".sas7bdat .xpt", b"", lambda path: pd.read_sas(path, encoding="utf-8")),
+    ("MATLAB", ".mat", b"", matlab),
+    ("Feather", ".feather .arrow", b"", pd.read_feather),
+    ("ARFF", ".arff", b"", _arff),
+    ("LIBSVM", "", rb"\s*[-+\w.]+(\s+\d+:[-+\d.eE]+)+\s*(#.*)?\r?\n?", _libsvm),
+    ("JSON", "", rb"\s*[{\[]", _json),
+)
 
 
 def zipped_table(path: Path, suffixes: tuple[str, ...]) -> str:

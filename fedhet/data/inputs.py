@@ -311,6 +311,12 @@ class Reading:
         """Return the columns that are no features, since a key names them for something else."""
         return {self.target, *self.site, *self.group, *self.when, *self.ignore}
 
+    @property
+    def keyed(self) -> set[str]:
+        """Return the columns that some key names."""
+        features = {*self.numbers, *dict(self.categories)}
+        return self.taken | features | {self.text, self.image, self.time}
+
 
 @dataclass(frozen=True)
 class Content:

@@ -29,15 +29,29 @@ from fedhet.errors import UserError, nearest
 
 MAX_CLASSES = 10_000
 MEASURED = 20  # different numbers of a target that is taken for a measurement, if they are many
+PERSON = re.compile(  # names of columns that say whose a row is, or of what it was cut
+    r"(\w+_)?(patient|pat|person|subject|subj|sub|participant|individual|animal|mouse|rat|donor"
+    r"|child|infant|mother|family|household|recording|record|scan|slide|lesion|case|volunteer"
+    r"|proband|specimen|sample|user|client|customer|speaker|writer|session|trip|eye|encounter|hadm"
+    r"|stay|unit|engine|study|series)s?_?(id|ids|no|nr|nbr|num|number|code|key|uid|uuid|name)?"
+    r"|pid|mrn|ptid|rid|id|ids|uuid|guid|nr|ident|subid|usubjid"
+)
+_FEW_GROUPS = 10  # values of such a column below which it says nothing of whose a row is
 _RANGE = re.compile(r"([+-]?[\d.]*?)\.\.([+-]?[\d.]*)", re.ASCII)
 _GAP, _UNKNOWN = -1, -2  # in place of a label
+
+
+def snake(name: str) -> str:
+    """Return ``PatientID`` as ``patient_id``."""
+    parted = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("ô", "o")
+    return re.sub(r"[^a-z0-9]+", "_", parted).strip("_")
 
 
 def coded(values: pd.Series, code: Callable[[str], int]) -> Indices:
     """Return the code of every text; ``code`` is asked once a text."""
     places, unique = pd.factorize(values.fillna(""))
-    made: Indices = np.array([code(str(value)) for value in unique], dtype=np.int64)[places]
-    return made
+    codes: Indices = np.array([code(str(value)) for value in unique], dtype=np.int64)[places]
+    return codes
 
 
 def places_of(values: Sequence[str], key: str) -> dict[str, int]:
@@ -49,6 +63,12 @@ def places_of(values: Sequence[str], key: str) -> dict[str, int]:
     return places
 
 
+def cut_labels(middle: float) -> str:
+    """Return the key that divides a measurement into two classes."""
+    half = np.format_float_positional(middle, 3, unique=False, fractional=False, trim="-")
+    return f'labels="{{low: ..{half}, high: {half}..}}"'
+
+
 def need(file: RowFile, wanted: Iterable[str], key: str) -> None:
     """Raise UserError for a column that a key names and the file has not."""
     for name in wanted:
@@ -58,6 +78,20 @@ def need(file: RowFile, wanted: Iterable[str], key: str) -> None:
                 f"{listed(file.columns)}",
                 about=f"{key}: column {name!r}",
             )
+
+
+def present(file: RowFile, reading: Reading) -> Reading:
+    """Return the reading, on a node without sites that its file has not.
+
+    All rows of a node are its own. Raise UserError for a column that a key names and the file has
+    not.
+    """
+    if reading.declared:
+        reading = replace(reading, site=tuple(n for n in reading.site if n in file.columns))
+    keys = {"target": [reading.target], "site": reading.site, "group": reading.group}
+    for key, names in (keys | {"split-by": reading.when}).items():
+        need(file, names, key)
+    return reading
 
 
 # --- classes ----------------------------------------------------------------
@@ -76,30 +110,29 @@ class Classes:
         self._code = {} if declared else places_of(wanted, "classes")
         self._ranges: list[tuple[float, float, int]] = []
         for name, values in reading.labels:
+            label = self._names.index(name)
             for value in values or (name,):
-                self._declare(value, self._names.index(name))
+                if match := _RANGE.fullmatch(value.strip()):
+                    low, high = match.groups()
+                    ends = float(low or -np.inf), float(high or np.inf)
+                    self._ranges.append((*ends, label))
+                elif self._code.setdefault(canonical(value), label) != label:
+                    raise UserError(f"labels: value '{value}' belongs to two classes")
         self._examples = 0
         self.warnings: list[str] = []
 
-    def _declare(self, value: str, label: int) -> None:
-        if match := _RANGE.fullmatch(value.strip()):
-            low, high = (float(end) if end else np.inf for end in match.groups())
-            self._ranges.append((low if match[1] else -np.inf, high, label))
-        elif self._code.setdefault(canonical(value), label) != label:
-            raise UserError(f"labels: value '{value}' belongs to two classes")
-
     def labels(self, values: pd.Series, where: Callable[[int], str]) -> Indices:
         """Return the labels of texts, -1 for a gap; ``where`` says where a row is."""
-        made = coded(values, self._label)
-        for row, value in values[made == _UNKNOWN].items():
+        labels = coded(values, self._label)
+        for row, value in values[labels == _UNKNOWN].items():
             key = "labels" if self._reading.labels else "classes"
             known = [one for name, some in self._reading.labels for one in some or (name,)]
             raise UserError(
                 f"{where(row)}: {shown(str(value))} has no class in {key} "
                 f"({listed(known or self._names)}): add it there, or correct the file"
             )
-        self._examples += int((made >= 0).sum())
-        return made
+        self._examples += int((labels >= 0).sum())
+        return labels
 
     def _label(self, value: str) -> int:
         plain = canonical(value)
@@ -129,72 +162,39 @@ class Classes:
         names = sorted(self._code, key=float if numbers else str)
         if numbers and len(names) > MEASURED:
             self._about_measurement([float(name) for name in names])
-        order = np.empty(len(names), dtype=np.int64)
-        order[[self._code[name] for name in names]] = np.arange(len(names))
-        return order, tuple(names)
+        return np.argsort([self._code[name] for name in names]), tuple(names)
 
     def _refuse_several(self) -> None:
         """Raise UserError for cells of several classes, such as ``a|b`` beside ``b|c``."""
         names = list(self._code)
         for sign in "|;,":
-            parts = Counter(one for name in names for one in {*map(str.strip, name.split(sign))})
+            split = {name: [*map(str.strip, name.split(sign))] for name in names}
+            parts = Counter(one for some in split.values() for one in {*some})
             joined = [name for name in names if sign in name.strip(sign)]
             known = {*names} if sign == "," else {one for one in parts if parts[one] > 1}
-            again = [n for n in joined if any(one.strip() in known for one in n.split(sign))]
-            listed_in = [name for name in names if name.startswith("[")]
-            if listed_in or (joined and 2 * len(again) >= len(joined)):
+            again = [name for name in joined if not known.isdisjoint(split[name])]
+            lists = [name for name in names if name.startswith("[")]
+            if lists or (joined and 2 * len(again) >= len(joined)):
                 raise UserError(
                     f"target: '{self._reading.target}' has several classes in one cell "
-                    f"({shown((listed_in or joined)[0])}): multi-label data are not supported; "
+                    f"({shown((lists or joined)[0])}): multi-label data are not supported; "
                     "join values with labels, or make a column for one class"
                 )
 
     def _about_measurement(self, values: Sequence[float]) -> None:
         """Warn of a target that may be a measurement; raise UserError for one that surely is."""
-        few = self._examples < 5 * len(values) or not all(one.is_integer() for one in values)
-        middle = f"{values[len(values) // 2]:g}"
-        what, how = "is a measurement with", ""
-        if not few:
-            what, how = "may be a measurement:", ", each taken as a class"
+        surely = self._examples < 5 * len(values) or not all(one.is_integer() for one in values)
         text = (
-            f"target: '{self._reading.target}' {what} {len(values):,} different values, "
-            f"{values[0]:g} to {values[-1]:g}{how}; divide it by "
-            f"labels={{low: ..{middle}, high: {middle}..}}"
+            f"target: '{self._reading.target}' {'is' if surely else 'may be'} a measurement: "
+            f"{len(values):,} different values, {values[0]:g} to {values[-1]:g}; divide it by "
+            f"{cut_labels(values[len(values) // 2])}"
         )
-        if few:
+        if surely:
             raise UserError(text)
         self.warnings = [text]
 
 
 # --- clients, groups and times ---------------------------------------------------------------
-
-REPEATING = re.compile(  # names of columns that say whose a row is, or of what it was cut
-    r"(^|[^a-z])(patients?|subj|subjects?|persons?|participants?|probands?|famil(y|ies)|households?"
-    r"|recordings?|scans?|stud(y|ies)|series|sessions?|specimens?|donors?|animals?|users?"
-    r"|customers?|clients?|volunteers?|mrn|pid)[^a-z]?(id|ids|no|nr|nbr|num|number|code|key|uuid)?"
-    r"([^a-z]|$)|(^|[^a-z])(id|ids|uuid|guid)([^a-z]|$)"
-)
-_FEW_GROUPS = 10  # values of such a column below which it says nothing of whose a row is
-
-
-def snake(name: str) -> str:
-    """Return ``PatientID`` as ``patient_id``."""
-    parted = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("ô", "o")
-    return re.sub(r"[^a-z0-9]+", "_", parted).strip("_")
-
-
-def present(file: RowFile, reading: Reading) -> Reading:
-    """Return the reading, on a node without sites that its file has not.
-
-    All rows of a node are its own. Raise UserError for a column that a key names and the file has
-    not.
-    """
-    if reading.declared:
-        reading = replace(reading, site=tuple(n for n in reading.site if n in file.columns))
-    keys = {"target": [reading.target], "site": reading.site, "group": reading.group}
-    for key, names in (keys | {"split-by": reading.when}).items():
-        need(file, names, key)
-    return reading
 
 
 class _Codes:
@@ -203,7 +203,7 @@ class _Codes:
     def __init__(self, names: Sequence[str], missing: frozenset[str]) -> None:
         self.names, self._missing = names, missing
         self.places: dict[tuple[str, ...], int] = {}
-        self.parts: list[Indices] = []  # of the rows, as they come
+        self.parts: list[Indices] = []  # of the rows that are kept, as they come
 
     def of(self, frame: pd.DataFrame) -> Indices:
         """Return the codes of some rows."""
@@ -222,21 +222,14 @@ class Keys:
     """Target, site, group and time of the rows that have all of them; others are left out.
 
     The client of a row are the values of the columns of ``site``, joined by a hyphen, or its file.
-    ``suspects`` are columns beside those of ``REPEATING`` names that may say whose a row is.
     """
 
-    def __init__(
-        self, reading: Reading, wanted: tuple[str, ...], suspects: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, reading: Reading, wanted: tuple[str, ...]) -> None:
         self.reading, self._classes = reading, Classes(reading, wanted)
         self._missing = reading.form.missing
-        self._files: dict[str, int] = {}
-        self._groups = [_Codes(reading.group, self._missing)] if reading.group else []
-        self._suspects = suspects
-        self._labels: list[Indices] = []
-        self._owners: list[Indices] = []
-        self._times: list[npt.NDArray[np.float64]] = []
-        self._recordings: list[Indices] = []
+        self._sites, self._files = _Codes((), self._missing), dict[str, int]()
+        self._groups: list[_Codes] = []  # asked for, else suspected
+        self._kept: dict[str, list[npt.NDArray[Any]]] = {}  # labels, owners, times, recordings
         self._left: Counter[str] = Counter()
 
     def columns(
@@ -248,12 +241,13 @@ class Keys:
         :func:`present`.
         """
         self.reading = reading = present(file, self.reading)
-        self._sites = _Codes(reading.site, self._missing)
-        if not reading.group:
-            taken = reading.taken - set(reading.ignore) | {*others, reading.text, reading.time}
-            names = [name for name in file.columns if REPEATING.search(snake(name))]
-            every = dict.fromkeys([*self._suspects, *names])
-            self._groups = [_Codes([name], self._missing) for name in every if name not in taken]
+        if not self._sites.names:  # else one more file of a folder
+            self._sites = _Codes(reading.site, self._missing)
+        taken = reading.taken - {*reading.ignore} | {*others, reading.text, reading.time}
+        persons = (n for n in file.columns if n not in taken and PERSON.fullmatch(snake(n)))
+        columns = [reading.group] if reading.group else [[name] for name in persons]
+        self._groups = self._groups or [_Codes(names, self._missing) for names in columns]
+        self._groups = [one for one in self._groups if {*one.names} <= {*file.columns}]
         groups = [n for one in self._groups for n in one.names if n not in features]
         return [*dict.fromkeys([reading.target, *reading.site, *groups, *reading.when])]
 
@@ -267,7 +261,11 @@ class Keys:
         """
         target = self.reading.target
         labels = self._classes.labels(frame[target], lambda row: file.at(row, target))
-        owners = self._sites.of(frame) if self.reading.site else self._file(file, len(frame))
+        if self.reading.site:
+            owners = self._sites.of(frame)
+        else:  # the file, where it is a site
+            name = file.site.name.split(".")[0] or file.site.name if file.site else ""
+            owners = np.full(len(frame), self._files.setdefault(name, len(self._files)))
         groups = [one.of(frame) for one in self._groups]
         times = self._when(file, frame)
         kept = np.ones(len(labels), dtype=bool)
@@ -280,20 +278,13 @@ class Keys:
             if good is not None:
                 self._left[what] += int((kept & ~good).sum())
                 kept &= good
-        self._labels.append(labels[kept])
-        self._owners.append(owners[kept])
         for one, codes in zip(self._groups, groups, strict=True):
             one.parts.append(codes[kept])
-        if times is not None:
-            self._times.append(times[kept])
-        if recordings is not None:
-            self._recordings.append(recordings[kept])
+        columns = {"labels": labels, "owners": owners, "times": times, "recordings": recordings}
+        for name, values in columns.items():
+            if values is not None:
+                self._kept.setdefault(name, []).append(values[kept])
         return kept
-
-    def _file(self, file: RowFile, rows: int) -> Indices:
-        """Return the code of the file for all of its rows; 0 where the file is no site."""
-        name = file.site.name.split(".")[0] or file.site.name if file.site else ""
-        return np.full(rows, self._files.setdefault(name, len(self._files)), dtype=np.int64)
 
     def _when(self, file: RowFile, frame: pd.DataFrame) -> npt.NDArray[np.float64] | None:
         """Return the times of ``split-by``, NaN for a gap; UserError for what is no time."""
@@ -309,24 +300,19 @@ class Keys:
             )
         return times
 
-    def _grouped(self) -> dict[str, Any]:
+    def _grouped(self, recordings: Indices) -> dict[str, Any]:
         """Return the groups of all rows: asked for, cut from one recording, or only suspected."""
-        if self.reading.group:
-            groups = np.concatenate(self._groups[0].parts)
-            by = " and ".join(self.reading.group)
-            return {"groups": groups.astype(np.int32), "group_by": by, "grouped": True}
-        if self._recordings:
-            groups = np.concatenate(self._recordings)
-            if len(np.unique(groups)) < len(groups):
-                groups = groups.astype(np.int32)
-                return {"groups": groups, "group_by": RECORDING, "grouped": True}
+        if not self.reading.group and len(np.unique(recordings)) < len(recordings):
+            return {"groups": recordings, "group_by": RECORDING, "grouped": True}
         for one in self._groups:
-            groups = np.concatenate(one.parts)
+            groups, by = np.concatenate(one.parts), " and ".join(one.names)
+            if self.reading.group:
+                return {"groups": groups, "group_by": by, "grouped": True}
             if _FEW_GROUPS <= len(one.places) < len(groups):
                 # A gap is a group of its own.
                 groups = np.where(groups < 0, len(one.places) + np.arange(len(groups)), groups)
-                return {"groups": groups.astype(np.int32), "group_by": one.names[0]}
-        return {}
+                return {"groups": groups, "group_by": by}
+        return {"groups": recordings[:0]}
 
     def content(
         self, inputs: Inputs, warnings: Sequence[str] = (), notes: Sequence[str] = ()
@@ -336,12 +322,11 @@ class Keys:
         ``notes`` follow the line about the rows; empty lines are left out.
         """
         order, classes = self._classes.done()
-        labels, owners = np.concatenate(self._labels), np.concatenate(self._owners)
-        labels = order[labels] if len(labels) else labels
-        sites = ["-".join(values) for values in self._sites.places] or list(
-            filter(None, self._files)
-        )
-        clients = owners.astype(np.int32) if sites else np.zeros(0, dtype=np.int32)
+        all_of = {name: np.concatenate(parts) for name, parts in self._kept.items()}
+        labels = order[all_of["labels"]] if len(all_of["labels"]) else all_of["labels"]
+        sites = ["-".join(values) for values in self._sites.places]
+        sites = sites or list(filter(None, self._files))
+        clients = all_of["owners"].astype(np.int32) if sites else np.zeros(0, dtype=np.int32)
         rows, left = len(labels), +self._left
         parts = [f"{rows:,} of {rows + left.total():,} rows" if left else f"{rows:,} rows"]
         parts += [f"{count:,} rows {what} are left out (gaps)" for what, count in left.items()]
@@ -350,16 +335,16 @@ class Keys:
         ids = safe_ids(sites)
         if ids:
             parts.append(f"{len(ids)} sites: {counted(ids, clients)}")
-        groups = self._grouped()
+        groups = self._grouped(all_of.get("recordings", np.zeros(0, dtype=np.int64)))
+        groups["groups"] = groups["groups"].astype(np.int32)
         if groups.get("grouped"):
             number = len(np.unique(groups["groups"]))
             parts.append(f"{number:,} groups by {groups['group_by']}")
         lines = filter(None, ("; ".join(parts), *notes, *listed_ids(sites)))
         every = filter(None, (*warnings, *self._classes.warnings))
-        times = np.concatenate(self._times) if self._times else np.zeros(0)
         return Content(
-            inputs, labels, classes, clients, ids, **groups, times=times, warnings=tuple(every),
-            notes=tuple(lines),
+            inputs, labels, classes, clients, ids, **groups, times=all_of.get("times", np.zeros(0)),
+            warnings=tuple(every), notes=tuple(lines),
         )  # fmt: skip
 
 

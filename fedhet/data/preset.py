@@ -1,6 +1,8 @@
 """``fedhet init``: what is understood of a file, and a preset that runs it."""
 
+import contextlib
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,6 @@ from fedhet.config.schema import RunConfig
 from fedhet.data import formats, rows
 from fedhet.data.cache import Dataset
 from fedhet.data.describe import (
-    CATEGORY,
     DATE,
     IDENTIFIER,
     NUMBER,
@@ -74,14 +75,15 @@ def initialise(  # noqa: PLR0913, PLR0917  (what the command line is made of)
     was understood, and the command that runs the preset. Raise UserError for what cannot be used,
     and for a preset that is there already; Unclear for a key that must be given.
     """
-    if not Path(path).expanduser().exists():
-        raise UserError(f"'{path}' does not exist{near(Path(path))}")
-    target = out or Path(f"{Path(path).name.split('.')[0] or 'data'}.yaml")
+    place = Path(path).expanduser()
+    if not place.exists():
+        raise UserError(f"'{path}' does not exist{near(place)}")
+    target = out or Path(f"{place.name.split('.')[0] or 'data'}.yaml")
     if target.exists():
         raise UserError(
             f"'{target}' already exists: delete it, or give another name with --out NAME.yaml"
         )
-    place, dataset = _dataset(Path(path).expanduser(), given)
+    place, dataset = _dataset(place, given)
     keys: Keys = {"dataset": dataset, "data-path": str(place)}
     keys |= {key: value for key, value in given.items() if key not in keys}
     lines: list[str] = []
@@ -91,28 +93,21 @@ def initialise(  # noqa: PLR0913, PLR0917  (what the command line is made of)
         try:
             lines = _of_rows(keys, given, checked, show, ask)
         except Unclear as error:
-            words = [f"{key}={_word(value)}" for key, value in given.items()]
-            command = " ".join(
-                ["fedhet init", path, *words, f"{error.key}={_word(error.choices[0])}"]
-            )
+            words = [*given.items(), (error.key, error.choices[0])]
+            texts = (f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in words)
+            command = shlex.join(["fedhet", "init", path, *texts])
             raise UserError(f"{error}; for example: {command}") from error
     data = checked(keys)[1]()
     about = about_classes(data, noun(keys["dataset"]))
     if data.inputs.kind == IMAGE:
-        found = counted(data.classes, data.labels)
-        lines.append(f"{len(data.labels):,} images; {len(data.classes)} classes: {found}")
+        each = counted(data.classes, data.labels)
+        lines.append(f"{len(data.labels):,} images; {len(data.classes)} classes: {each}")
     keys = _training(keys, given, data)
     _write(target, keys, data)
     warnings = (f"warning: {one}" for one in (*data.warnings, *about))
     for line in dict.fromkeys((*lines, *data.notes, *warnings)):  # a name may have several lines
         yield one_line(line, None)
     yield from (f"wrote {target}; it runs with:", f"fedhet run {target}")
-
-
-def _word(value: Any) -> str:
-    """Return a key's value as it is typed in a shell."""
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if text.replace("_", "").replace("-", "").isalnum() else json.dumps(text)
 
 
 def _write(target: Path, keys: Keys, dataset: Dataset) -> None:
@@ -130,8 +125,10 @@ def _write(target: Path, keys: Keys, dataset: Dataset) -> None:
         raise UserError(f"'{target}' cannot be written: {error.strerror}") from error
 
 
-def _dataset(path: Path, given: Mapping[str, Any]) -> tuple[Path, str]:
-    """Return the path to read and the dataset that it is."""
+def _dataset(  # noqa: PLR0911  (one for each kind of path)
+    path: Path, given: Mapping[str, Any]
+) -> tuple[Path, str]:
+    """Return the path to read and the dataset that it is; empty where its rows must say."""
     if given.get("dataset"):
         return path, given["dataset"]
     if path.is_dir() and holds(path, ROW_SUFFIXES):
@@ -139,22 +136,19 @@ def _dataset(path: Path, given: Mapping[str, Any]) -> tuple[Path, str]:
         for table in formats.find_files("table", str(path), ROW_SUFFIXES) if images else ():
             if image_column(rows.open_rows([table]), table.parent, Reading()):
                 return table, "image-folder"
-        return path, "table"
+        return path, ""
     deep = path.suffix.lower() == ".mat" and formats.is_deep(path)
     if deep or holds(path, (*formats.NPZ_SUFFIXES, ".npy")):
         return path, "signals"
-    if path.is_dir() or (path.suffix.lower() == ".zip" and not _is_zipped_table(path)):
+    if path.suffix.lower() == ".zip":
+        with contextlib.suppress(UserError):
+            formats.zipped_table(path, ROW_SUFFIXES)
+            return path, ""
+    if path.is_dir() or path.suffix.lower() == ".zip":
         return path, "image-folder"
     if is_image(path.name):
         raise UserError(f"'{path}' is one image: give the folder with a folder for each class")
     return path, "image-folder" if given.get("image") else ""
-
-
-def _is_zipped_table(path: Path) -> bool:
-    try:
-        return bool(formats.zipped_table(path, ROW_SUFFIXES))
-    except UserError:
-        return False
 
 
 def _of_windows(keys: Keys, given: Mapping[str, Any], place: Path) -> list[str]:
@@ -174,14 +168,17 @@ def _of_rows(
     keys: Keys, given: Mapping[str, Any], checked: Checked, show: Show, ask: Ask | None
 ) -> list[str]:
     """Add what is proposed for a file of rows to the keys; show its columns, return lines."""
-    file, reading, root = _open(keys, checked)
-    propose = {"group", *(["site"] if file.site is None and keys["dataset"] != "signals" else [])}
-    description = describe(file, reading, propose - given.keys())
-    count = max((one.rows for one in description.columns.values()), default=0)
-    title = f"{keys['data-path']}: {count:,} rows, {len(description.columns)} columns"
+    file, reading = _open(keys, checked)
+    propose = {"group", "site"} - given.keys()
+    if file.site is not None or keys["dataset"] == "signals":
+        propose -= {"site"}
+    description = describe(file, reading, propose | {"group"})
+    columns = description.columns
+    count = max((one.rows for one in columns.values()), default=0)
+    title = f"{keys['data-path']}: {count:,} rows, {len(columns)} columns"
     try:
         description.need_target()
-        likely = description.likely_sites() if "site" in propose - given.keys() else []
+        likely = description.likely_sites() if "site" in propose else []
         if likely and ask is not None and not description.reading.site:
             question = "does one of these columns name whose a row is?"
             raise Unclear("site", question, [*likely, ""])
@@ -201,8 +198,8 @@ def _of_rows(
     return lines
 
 
-def _open(keys: Keys, checked: Checked) -> tuple[rows.RowFile, Reading, Path]:
-    """Return the file of rows, the keys' reading and the folder; name columns without header."""
+def _open(keys: Keys, checked: Checked) -> tuple[rows.RowFile, Reading]:
+    """Return the file of rows and the keys' reading; name columns without header."""
     reading, _ = checked(keys | {"dataset": keys["dataset"] or "table"})
     paths = formats.find_files("table", keys["data-path"], ROW_SUFFIXES)
     try:
@@ -213,30 +210,35 @@ def _open(keys: Keys, checked: Checked) -> tuple[rows.RowFile, Reading, Path]:
     listing = keys["dataset"] in {"", "image-folder"}
     if listing and (image := image_column(file, paths[0].parent, reading)):
         keys["dataset"], reading = "image-folder", replace(reading, image=image)
-    return file, reading, paths[0].parent
+    return file, reading
 
 
 def _choose(keys: Keys, description: Description) -> list[str]:
     """Choose what the file is read as, and add the columns' keys; return lines about it."""
     texts, lines = description.of(TEXT), []
-    keys["dataset"] = keys["dataset"] or (
-        "texts" if texts and not description.features else "table"
-    )
+    only = texts and not description.features
+    keys["dataset"] = keys["dataset"] or ("texts" if only else "table")
     if keys["dataset"] == "texts" and texts:
         longest = max(texts, key=lambda name: description.columns[name].length)
         keys["text"] = keys.get("text") or longest
         description.reading = replace(description.reading, text=keys["text"])
-    elif texts and keys["dataset"] == "table":
-        lines = [
-            f"column '{texts[0]}' holds texts: dataset=texts text={texts[0]} reads those alone"
-        ]
+    elif keys["dataset"] == "table":
+        lines = [f"not used: {one}" for one in description.unusable()]
+        if texts:
+            lines.append(f"dataset=texts text={texts[0]} reads the texts of '{texts[0]}' alone")
     reading = description.reading
     keys["target"] = reading.target
-    for key in ("site", "group"):
-        if value := getattr(reading, key):
-            keys[key] = list(value)
+    keys |= {k: list(value) for k in ("site", "group") if (value := getattr(reading, k))}
     if keys["dataset"] == "table":
-        _features(keys, description)
+        numbers, categories = description.of(NUMBER), description.categories
+        if not numbers and not categories:
+            raise UserError(f"{keys['data-path']}: no column is left that models can see")
+        left = description.of(IDENTIFIER, DATE, TEXT, UNUSED)
+        columns = {
+            "numbers": numbers, "ignore": left,
+            "categories": {name: list(values) for name, values in categories.items()},
+        }  # fmt: skip
+        keys |= {key: names for key, names in columns.items() if names}
         if description.is_recording():
             lines.append(
                 "warning: rows that follow each other are nearly alike, as steps of a recording: "
@@ -259,32 +261,16 @@ def _table(description: Description) -> list[list[object]]:
     """Return a line for each column, but not for hundreds of numbers alike."""
     names = [*description.columns]
     if len(names) > _SHOWN:
-        plain = [n for n in names if description.roles[n].what == NUMBER]
-        hidden = {*plain[_SHOWN // 2 :]}
-        names = [n for n in names if n not in hidden][:_SHOWN]
+        plain = description.of(NUMBER)[_SHOWN // 2 :]
+        names = [name for name in names if name not in {*plain}][:_SHOWN]
     lines: list[list[object]] = []
     for name in names:
         column, role = description.columns[name], description.roles[name]
         shown = ", ".join(one_line(value, 24) for value in column.examples)
-        number = f"{column.values:,}" if column.many[0] != "o" else column.many.split()[1] + "+"
-        lines.append([name, column.kind, number, column.gaps, shown, role.what, role.why])
-    if len(names) < len(description.columns):
-        rest = len(description.columns) - len(names)
+        lines.append([name, column.kind, f"{column.values:,}", column.gaps, shown, *role])
+    if rest := len(description.columns) - len(names):
         lines.append([f"and {rest:,} more", "", "", "", "", "", ""])
     return lines
-
-
-def _features(keys: Keys, description: Description) -> None:
-    """Add numbers, categories with their values, and what is left out."""
-    numbers = description.of(NUMBER)
-    if numbers:
-        keys["numbers"] = numbers
-    if categories := description.of(CATEGORY):
-        keys["categories"] = {name: list(description.categories[name]) for name in categories}
-    if left := description.of(IDENTIFIER, DATE, TEXT, UNUSED):
-        keys["ignore"] = left
-    if not numbers and not categories:
-        raise UserError(f"{keys['data-path']}: no column is left that models can see")
 
 
 def _is_uneven(dataset: Dataset) -> bool:

@@ -47,7 +47,13 @@ _ENCODINGS = (
     "latin_1", "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "koi8_r", "shift_jis", "gb18030",
     "big5", "euc_kr", "euc_jp",
 )  # fmt: skip
-_SPLITS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation"})
+_UNPACK: dict[bytes, Callable[..., Any]] = {
+    b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open,
+}  # fmt: skip
+_PARTS = {
+    "train": "train", "training": "train", "test": "test", "testing": "test",
+    "val": "validation", "valid": "validation", "validation": "validation",
+}  # fmt: skip
 _Record = tuple[int, list[str]]  # the line that a row ends in, and its fields
 Rows = tuple["RowFile", pd.DataFrame]
 
@@ -76,11 +82,10 @@ class RowFile:
         count = 0
         for frame in self._frames(list(dict.fromkeys((*texts, *numbers))), texts):
             count += len(frame)
-            made = {
-                name: (_texts if name in texts else as_numbers)(column, self.form)
+            yield self, pd.DataFrame({
+                name: _texts(column) if name in texts else as_numbers(column, self.form)
                 for name, column in frame.items()
-            }
-            yield self, pd.DataFrame(made)
+            })  # fmt: skip
         if not count:
             raise UserError(f"{self.where}: there is no row")
 
@@ -91,10 +96,6 @@ class RowFile:
     def _frames(self, columns: list[str], texts: Collection[str]) -> Iterator[pd.DataFrame]:
         """Yield these columns of some rows, whose index are their numbers."""
         raise NotImplementedError
-
-    def _size(self, columns: int) -> int:
-        """Return how many rows a chunk has."""
-        return max(256, min(65_536, CELLS // max(1, columns)))
 
     @property
     def said(self) -> str:
@@ -127,30 +128,35 @@ def open_rows(paths: Sequence[Path], form: Form = Form()) -> RowFile:
     """Open a file of rows, told apart by its first bytes, or several files in turn."""
     if len(paths) > 1:
         return _Several(paths, form)
-    path = paths[0]
+    (path,) = paths
     try:
         with path.open("rb") as file:
-            parquet = file.read(4) == b"PAR1"
-        if parquet:
-            return _open_parquet(path, form)
+            if file.read(4) == b"PAR1":
+                return _open_parquet(path, form)
         foreign = formats.read_frame(path, form.sheet)
         if foreign is None:
             return CsvFile(path, form)
         rows, lines = foreign
+        opened: RowFile
         if isinstance(rows, bytes):
-            opened: RowFile = CsvFile(path, replace(form, separator="comma", encoding=""), rows)
+            opened = CsvFile(path, replace(form, separator="comma", encoding=""), rows)
         else:
-            opened = _of_rows(f"data-path {path}", rows, form)
+            opened = of_frame(rows, form, f"data-path {path}")
         opened.found[:0] = lines
         return opened
     except OSError as error:
         raise UserError(f"data-path {path}: {error.strerror}") from error
 
 
+def _size(columns: int) -> int:
+    """Return how many rows a chunk has."""
+    return max(256, min(65_536, CELLS // max(1, columns)))
+
+
 # --- values ----------------------------------------------------------------
 
 
-def _texts(series: pd.Series, _: Form) -> pd.Series:
+def _texts(series: pd.Series) -> pd.Series:
     """Return stripped texts, empty for a gap."""
     return _as_str(series).where(series.notna(), "").str.strip()
 
@@ -204,22 +210,10 @@ class CsvFile(RowFile):
     def __init__(self, path: Path, form: Form, data: bytes | None = None) -> None:
         super().__init__(f"data-path {path}", form)
         self.path, self._data, self._checked = path, data, False
-        text = self._after_comments(self._text())
-        lines = text.splitlines()
-        between = sum(line.startswith("#") for line in lines)
-        self._comment = "#" if between and between == sum(ln.count("#") for ln in lines) else None
-        records = self._separated(text)
-        if self._comment:
-            records = [(line, row) for line, row in records if not row[0].startswith("#")]
+        self._skip = 0  # lines before the first row
+        records = self._separated(self._text())
         if not records:
             raise UserError(f"{self.where}: the file is empty")
-        if form.separator and len(records[0][1]) == 1 and not form.columns:
-            other = CsvFile(path, replace(form, separator="")).form.separator
-            if other not in (self.form.separator, SPACE):
-                raise UserError(
-                    f"separator: '{form.separator}' does not separate the header of {self.where}, "
-                    f"but {other!r} does: leave the key out"
-                )
         self._name_columns(records)
 
     # --- its form
@@ -231,28 +225,37 @@ class CsvFile(RowFile):
         marked = next((name for mark, name in _MARKS.items() if data.startswith(mark)), "")
         encoding = self.form.encoding or marked or "utf-8"
         try:
-            codecs.lookup(encoding)
+            decoder = codecs.getincrementaldecoder(encoding)()
         except LookupError:
             raise UserError(f"encoding: '{encoding}' is unknown; known: latin-1, ...") from None
         if marked not in ("", "utf-8-sig") and not self.form.encoding:
             self.found.append(f"{marked} by its mark (encoding)")
         self.form = replace(self.form, encoding=encoding)
-        if b"\0" in data and not self._is_wide:
-            wide = from_bytes(data, cp_isolation=["utf_16_le", "utf_16_be", "utf_32"]).best()
-            what = f"text without a mark: give encoding={wide.encoding}" if wide else (
-                "a binary file of an unknown format: save its rows as CSV or Parquet"
-            )  # fmt: skip
-            raise UserError(f"{self.where}: not a text file, but {what}")
+        if b"\0" in data and not encoding.lower().startswith(("utf-16", "utf-32")):
+            raise UserError(
+                f"{self.where}: not a text file, but a binary file of an unknown format: save its "
+                "rows as CSV or Parquet"
+            )
         try:
-            text = codecs.getincrementaldecoder(encoding)().decode(data, final=False)
+            text = decoder.decode(data, final=False)
         except UnicodeDecodeError as error:
             raise self._bad_byte() from error
-        return text[: text.rfind("\n") + 1] or text if len(data) == SAMPLE else text
-
-    @property
-    def _is_wide(self) -> bool:
-        """Return whether a sign, and so the end of a line, has several bytes."""
-        return self.form.encoding.lower().startswith(("utf-16", "utf-32"))
+        if len(data) == SAMPLE:
+            text = text[: text.rfind("\n") + 1] or text
+        lines = text.splitlines(keepends=True)
+        comments = 0
+        for line in lines:
+            plain = line.strip().lstrip("\ufeff").strip('"')
+            if match := re.fullmatch(r"sep=(.)", plain):
+                self.form = replace(self.form, separator=self.form.separator or match[1])
+            elif plain.startswith("#") and not self.form.columns:
+                comments += 1
+            elif plain:
+                break
+            self._skip += 1
+        if comments:
+            self.found.append(f"{comments} lines of comments before the header are left out")
+        return "".join(lines[self._skip :])
 
     def _bytes(self) -> IO[bytes]:
         """Open the file, unpacked."""
@@ -260,10 +263,9 @@ class CsvFile(RowFile):
             return io.BytesIO(self._data)
         with self.path.open("rb") as file:
             head = file.read(6)
-        openers = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
-        for mark, unpacked in openers.items():
+        for mark, unpacked in _UNPACK.items():
             if head.startswith(mark):
-                return unpacked(self.path)  # type: ignore[no-any-return, operator]
+                return unpacked(self.path)  # type: ignore[no-any-return]
         if head.startswith(b"PK\x03\x04"):
             member = formats.zipped_table(self.path, ROW_SUFFIXES)
             return zipfile.ZipFile(self.path).open(member)
@@ -278,40 +280,22 @@ class CsvFile(RowFile):
 
     def _bad_byte(self) -> UserError:
         """Return an error that names the first byte that is not of the encoding, and its line."""
-        encoding = self.form.encoding
+        encoding = self.form.encoding.removesuffix("-sig")
         with self._bytes() as file:
-            for number, line in enumerate(() if self._is_wide else file, start=1):
+            for number, line in enumerate(file if encoding == "utf-8" else (), start=1):
                 try:
                     line.decode(encoding)
                 except UnicodeDecodeError as error:
                     text = line + b"".join(islice(file, SAMPLE_ROWS))
                     best = from_bytes(text, cp_isolation=list(_ENCODINGS)).best()
-                    likely = best.could_be_from_charset if best else []
-                    usual = [one for one in ("latin_1", "cp1252") if one in likely]
-                    names = [one.replace("_", "-") for one in usual or likely[:2]] or ["latin-1"]
+                    likely = best.could_be_from_charset if best else ["latin_1"]
+                    usual = [one for one in ("latin_1", "cp1252") if one in likely] or likely[:2]
+                    names = " or ".join(f"encoding={one.replace('_', '-')}" for one in usual)
                     return UserError(
-                        f"{self.where} line {number}: byte 0x{line[error.start]:02x} is not "
-                        f"{encoding.removesuffix('-sig')}: set the file's encoding, such as "
-                        f"{' or '.join(f'encoding={one}' for one in names)}"
+                        f"{self.where} line {number}: byte 0x{line[error.start]:02x} is not utf-8: "
+                        f"set the file's encoding, such as {names}"
                     )
         return UserError(f"{self.where}: not {encoding}: give the encoding, as encoding=latin-1")
-
-    def _after_comments(self, text: str) -> str:
-        """Return the text after empty lines, comments and ``sep=``, which are to be skipped."""
-        lines, comments = text.splitlines(keepends=True), 0
-        self._skip = 0  # lines before the first row
-        for line in lines:
-            plain = line.strip().lstrip("\ufeff").strip('"')
-            if match := re.fullmatch(r"sep=(.)", plain):
-                self.form = replace(self.form, separator=self.form.separator or match[1])
-            elif plain.startswith("#") and not self.form.columns:
-                comments += 1
-            elif plain:
-                break
-            self._skip += 1
-        if comments:
-            self.found.append(f"{comments} lines of comments before the header are left out")
-        return "".join(lines[self._skip :])
 
     def _separated(self, text: str) -> list[_Record]:
         """Return the first rows, cut as clevercsv finds it: by form and kinds of the cells."""
@@ -325,25 +309,22 @@ class CsvFile(RowFile):
         single = dialect is not None and dialect.quotechar == "'" and '"' not in text
         if single and not self.form.quote:
             self.found.append("quoted by ' (quote)")
-        quote = self.form.quote or ("'" if single else '"')
         sign = given or signs.get((dialect and dialect.delimiter) or "", ",")
-        self.form = replace(self.form, separator=sign, quote=quote)
-        records = self._sampled(text)
-        widths = Counter(len(row) for _, row in records[1:])
-        if sign == SPACE and not given and len(widths) > 1:  # words of a text
-            sign = ","
-            self.form = replace(self.form, separator=sign)
-            records = self._sampled(text)
-        if sign != "," and not given:
-            word = next(name for name, one in SEPARATORS.items() if one == sign)
+        self.form = replace(self.form, quote=self.form.quote or ("'" if single else '"'))
+        for separator in dict.fromkeys((sign, given or ",")):
+            self.form = replace(self.form, separator=separator)
+            filled = (
+                one
+                for one in self._read(io.StringIO(text, newline=""))
+                if any(map(str.strip, one[1]))
+            )
+            records = list(islice(filled, SAMPLE_ROWS + 1))
+            if separator != SPACE or len({len(row) for _, row in records[1:]}) < 2:
+                break  # else words of a text
+        if separator != "," and not given:
+            word = next(name for name, one in SEPARATORS.items() if one == separator)
             self.found.append(f"separated by {word} (separator)")
         return records
-
-    def _sampled(self, text: str) -> list[_Record]:
-        """Return the first rows that are not empty."""
-        records = self._read(io.StringIO(text, newline=""))
-        filled = (record for record in records if any(map(str.strip, record[1])))
-        return list(islice(filled, SAMPLE_ROWS + 1))
 
     def _name_columns(self, records: Sequence[_Record]) -> None:
         """Find the header and the names, and with the values below how numbers are written."""
@@ -352,12 +333,16 @@ class CsvFile(RowFile):
             raise UserError(f"{self.where}: {width:,} columns, at most {MAX_COLUMNS:,}")
         # A title may stand before the record that is the header, or the first row without one.
         least = width if width < 3 else width - 1
-        first = next(k for k, (_, row) in enumerate(records) if len(row) >= least)
-        if self._counts(records):
-            first = 1
-        elif first:
-            self.found.append(f"{first} lines before the header are left out")
+        wide = (
+            k for k, (_, row) in enumerate(records) if sum(map(bool, map(str.strip, row))) >= least
+        )
+        first = next(wide, 0)
         head, *body = [row for _, row in records[first:]]
+        if first:
+            above = [" ".join(filter(None, map(str.strip, row))) for _, row in records[:first]]
+            self.found.append(
+                f"{first} rows above the header are left out: {one_line(' / '.join(above), 60)}"
+            )
         if len(head) == width + 1 and not head[-1].strip():  # a delimiter after the header alone
             del head[-1]
             self.found.append("the empty last column of the header is left out")
@@ -366,7 +351,7 @@ class CsvFile(RowFile):
         if len(head) < width and not empty:
             head.insert(0, "")  # R writes no name above the names of rows
         self._least = width - empty
-        header = self._is_header(head, body, self._least)
+        header = self._is_header(head, body, title=bool(first))
         if header or first:
             self._skip += records[first if header else first - 1][0]
         cells = [*self.form.columns] or (head if header else [])
@@ -388,31 +373,26 @@ class CsvFile(RowFile):
         self.written = {name for name, cells in pairs if any(map(code.fullmatch, cells))}
         self._choose_numbers(values)
 
-    def _counts(self, records: Sequence[_Record]) -> bool:
-        """Return whether the first line is scikit-learn's: rows, columns of features, classes."""
-        rows, columns, *classes = [*(cell.strip() for cell in records[0][1]), "", ""]
-        width, many = len(records[1][1]) if records[1:] else 0, len(records) - 1
-        known = rows.isdecimal() and columns == str(width - 1) and width > 2
-        known = known and (many - int(rows) in (0, 1) or min(many, int(rows)) >= SAMPLE_ROWS)
-        if not known or any(map(_PLAIN.fullmatch, classes)):
-            return False
-        self.found.append(f"the first line ({rows} rows of {columns} features) is left out")
-        return True
+    def _is_header(self, head: Sequence[str], body: Sequence[list[str]], *, title: bool) -> bool:
+        """Return whether a row holds names; raise NoHeader if a key must give them.
 
-    def _is_header(self, head: Sequence[str], body: Sequence[list[str]], width: int) -> bool:
-        """Return whether the first row holds names; raise NoHeader if a key must give them."""
-        cells, given = [cell.strip() for cell in head], list(self.form.columns)
-        data = self._is_data(cells, body)
+        Below a ``title`` only different names are a header.
+        """
+        cells, given, width = [cell.strip() for cell in head], list(self.form.columns), self._least
+        known = [cell for cell in cells if cell]
+        named = len({*known}) == len(known) and not any(map(_PLAIN.fullmatch, known))
+        data = self._is_data(cells, body) or (title and not named)
         if given and len(given) not in (width, len(cells)):
             raise UserError(f"columns: {len(given)} names, but {self.where} has {width} columns")
         if given:
             return cells[: len(given)] == given or not data
         if data:
             names = ",".join(f"c{k}" for k in range(1, width + 1))
-            shown = ", ".join(cells[:4]) + (", ..." if len(cells) > 4 else "")
+            which = "row below the title" if title else "first line"
+            shown = one_line(", ".join(cells), 60)
             raise NoHeader(
-                f"{self.where}: the first line looks like data ({one_line(shown, 60)}): without a "
-                f"header, name the columns: columns={one_line(names, 60)}", width
+                f"{self.where}: the {which} looks like data ({shown}): without a header, name the "
+                f"columns: columns={one_line(names, 60)}", width
             )  # fmt: skip
         return True
 
@@ -437,19 +417,19 @@ class CsvFile(RowFile):
 
     def _choose_numbers(self, columns: Sequence[Sequence[str]]) -> None:
         """Choose the decimal sign and the thousands separator that make most columns numbers."""
-        form, best = self.form, (-1, "", "")
+        form = self.form
         known = [[one for one in column if one.lower() not in form.missing] for column in columns]
         pairs = [(".", ""), (",", ""), (",", "."), (".", ",")]
         pairs += [(point, group) for group in " \xa0'" for point in ".,"]
         if form.separator == ",":  # a quoted 1,234 is one of thousands there
             pairs.insert(1, (".", ","))
         given = [(form.decimal or point, form.thousands or group) for point, group in pairs]
-        for decimal, thousands in given:
-            pattern = _number(decimal, thousands)
-            fits = sum(bool(some) and all(map(pattern.fullmatch, some)) for some in known)
-            if fits > best[0] and decimal != thousands:
-                best = (fits, decimal, thousands)
-        _, decimal, thousands = best
+
+        def fits(pair: tuple[str, str]) -> int:
+            match = _number(*pair).fullmatch
+            return sum(bool(some) and all(map(match, some)) for some in known)
+
+        decimal, thousands = max((one for one in given if one[0] != one[1]), key=fits)
         if decimal == "," and not form.decimal:
             self.found.append("decimal comma (decimal)")
         if thousands and not form.thousands:
@@ -482,11 +462,11 @@ class CsvFile(RowFile):
                 reader = pd.read_csv(
                     file,
                     sep=self.form.separator, decimal=self.form.decimal,
-                    thousands=self.form.thousands or None, comment=self._comment, **self._quoting,
+                    thousands=self.form.thousands or None, **self._quoting,
                     skipinitialspace=True, low_memory=False, index_col=False,
                     header=None, names=self.columns, dtype=dict.fromkeys(texts, "str"),
                     na_values=dict.fromkeys(others, sorted(gaps)),
-                    keep_default_na=False, chunksize=self._size(len(self.columns)),
+                    keep_default_na=False, chunksize=_size(len(self.columns)),
                 )  # fmt: skip
                 for frame in reader:
                     yield self._sound(frame)[columns]
@@ -495,9 +475,14 @@ class CsvFile(RowFile):
         except pd.errors.EmptyDataError:
             pass
         except (pd.errors.ParserError, ValueError, csv.Error) as error:
-            raise UserError(self._damage(error)) from error
+            text = re.sub(r"(line|row) (\d+)", self._line_of, one_line(error))
+            more = "; quote=none reads a quote as a sign" if "inside string" in text else ""
+            raise UserError(f"{self.where}: no CSV: {text}{more}") from error
         except OSError as error:
             raise UserError(f"{self.where}: {error.strerror or error}") from error
+
+    def _line_of(self, match: re.Match[str]) -> str:
+        return f"line {self._skip + int(match[2]) + (match[1] == 'row')}"
 
     def _sound(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return the rows that do not repeat the header, as those of joined files do.
@@ -521,7 +506,7 @@ class CsvFile(RowFile):
 
     def place(self, row: int) -> str:
         """Return the line of a row, counted again: rows may have several lines."""
-        line = next((line for number, line in enumerate(self.lines()) if number == row), None)
+        line = next(islice(self.lines(), row, None), None)
         return f"row {row + 1}" if line is None else f"line {line}"
 
     def lines(self) -> Iterator[int]:
@@ -531,8 +516,7 @@ class CsvFile(RowFile):
     def _records(self) -> Iterator[_Record]:
         with self._open() as file:
             for line, row in self._read(file):
-                if not (self._comment and row[0].startswith("#")):
-                    yield self._skip + line, row
+                yield self._skip + line, row
 
     def _read(self, lines: Any) -> Iterator[_Record]:
         """Read rows as Python does: for samples, and for the lines of rows."""
@@ -542,16 +526,6 @@ class CsvFile(RowFile):
             sign, lines = " ", (re.sub(r"[ \t]+", " ", line.strip(" \t")) for line in lines)
         reader = csv.reader(lines, delimiter=sign, skipinitialspace=True, **self._quoting)
         return ((reader.line_num, row) for row in reader if row)
-
-    def _damage(self, error: Exception) -> str:
-        text = one_line(error)
-        if found := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", text):
-            line = self._skip + int(found[2])
-            return f"{self.where} line {line}: {found[3]} fields, and the others have {found[1]}"
-        if found := re.search(r"EOF inside string starting at row (\d+)", text):
-            row = self._skip + int(found[1]) + 1
-            return f"{self.where} line {row}: a quote is not closed; quote=none reads it as a sign"
-        return f"{self.where}: no CSV: {text}"
 
 
 class NoHeader(UserError):
@@ -590,7 +564,7 @@ class FrameFile(RowFile):
         """See :class:`RowFile`."""
         stored, first = [self._stored[name] for name in columns], 0
         try:
-            for found in self._batches(stored, self._size(len(columns))):
+            for found in self._batches(stored, _size(len(columns))):
                 frame = found[stored].set_axis(columns, axis=1)
                 yield frame.set_axis(range(first, first + len(frame)))
                 first += len(frame)
@@ -598,12 +572,8 @@ class FrameFile(RowFile):
             raise UserError(f"{self.where}: damaged: {one_line(error)}") from error
 
 
-def of_frame(frame: pd.DataFrame, form: Form) -> RowFile:
+def of_frame(frame: pd.DataFrame, form: Form, where: str = DATA_FRAME) -> RowFile:
     """Return a DataFrame as a file of rows."""
-    return _of_rows(DATA_FRAME, frame, form)
-
-
-def _of_rows(where: str, frame: pd.DataFrame, form: Form) -> RowFile:
     return FrameFile(where, form, list(frame.columns), (), lambda names, _: iter([frame[names]]))
 
 
@@ -613,17 +583,17 @@ def _open_parquet(path: Path, form: Form) -> RowFile:
         import pyarrow.parquet as pq
 
         file = pq.ParquetFile(path)
-        schema = file.schema_arrow
-        index = (schema.pandas_metadata or {}).get("index_columns", [])
     except ImportError as error:
         raise UserError(f"{where}: Parquet needs pyarrow: pip install 'fedhet[parquet]'") from error
     except (OSError, ValueError) as error:
         raise UserError(f"{where}: not a valid Parquet file: {one_line(error)}") from error
+    schema = file.schema_arrow
 
     def batches(names: list[str], size: int) -> Iterator[pd.DataFrame]:
         for batch in file.iter_batches(batch_size=size, columns=names):
             yield batch.to_pandas(integer_object_nulls=True, ignore_metadata=True)
 
+    index = (schema.pandas_metadata or {}).get("index_columns", [])
     index = [name for name in index if isinstance(name, str)]
     return FrameFile(where, form, schema.names, index, batches)
 
@@ -641,10 +611,16 @@ class _Several(RowFile):
         self.columns, self.index = first.columns, first.index
         self.written = {name for file in self.files for name in file.written}
         self.found = list(dict.fromkeys(line for file in self.files for line in file.found))
-        stems = [re.sub(r"-\d+-of-\d+$", "", path.name.split(".")[0].lower()) for path in paths]
-        parts = set(stems) <= _SPLITS or len(set(stems)) < len(stems)
+        stems = [re.sub(r"[-_]?\d+(-of-\d+)?$", "", p.name.split(".")[0].lower()) for p in paths]
+        numbered = [p for p in paths if re.search(r"-of-\d+\.", p.name)]
+        parts = {*stems} <= {*_PARTS} or len(numbered) == len(paths) > len({*stems})
         if parts:
-            self.found.append(f"parts of one data set, pooled: {listed([p.name for p in paths])}")
+            held: dict[str, list[str]] = {}
+            for stem, path in zip(stems, paths, strict=True):
+                held.setdefault(_PARTS.get(stem, "parts"), []).append(path.name)
+            each = "; ".join(f"{part}: {listed(names, 4)}" for part, names in held.items())
+            self.found.append(f"parts of one data set, pooled: {each}")
+        self.site = None if parts else paths[0].parent
         names = set(self.columns) - set(self.index)
         for file, path in zip(self.files, paths, strict=True):
             file.site = None if parts else path

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedhet.data.describe import Description, about_site, describe, leaks, named_columns, site_like
+from fedhet.data.describe import about_site, described, leaks, named_columns, site_like
 from fedhet.data.inputs import TOKENS, Encoded, Inputs, Reading, Stream, canonical, listed, shown
 from fedhet.data.keys import Keys, coded, need, places_of, present
 from fedhet.data.rows import DATA_FRAME, RowFile, to_numbers
@@ -31,7 +31,7 @@ class TableRows:
         self.inputs, self._unseen = inputs, unseen
         self.codes = {n: places_of(some, f"categories '{n}'") for n, some in inputs.categories}
         self.plain = [name for name in inputs.columns if name not in self.codes]
-        self._infinite = np.zeros(len(inputs.columns), dtype=np.int64)
+        self._infinite: Counter[str] = Counter()
 
     def numbers(self, file: RowFile, frame: pd.DataFrame) -> npt.NDArray[np.float32]:
         """Return float32 (k, f), NaN for a gap; raise UserError for what is no such value."""
@@ -51,20 +51,20 @@ class TableRows:
                 f"{file.at(word.index[0], bad[0])}: {shown(str(word.iloc[0]))} is not a "
                 f"number: {what}"
             )
-        found = np.empty((len(frame), len(self.inputs.columns)), dtype=np.float32)
+        numbers = np.empty((len(frame), len(self.inputs.columns)), dtype=np.float32)
         with np.errstate(over="ignore"):
             for place, name in enumerate(self.inputs.columns):
                 column = frame[name]
-                found[:, place] = self._coded(column, file) if name in self.codes else column
-        infinite = np.isinf(found)
-        self._infinite += infinite.sum(axis=0)
-        found[infinite] = np.nan
-        return found
+                numbers[:, place] = self._coded(column, file) if name in self.codes else column
+        infinite = np.isinf(numbers)
+        for place in np.flatnonzero(infinite.any(axis=0)):
+            self._infinite[self.inputs.columns[place]] += int(infinite[:, place].sum())
+        numbers[infinite] = np.nan
+        return numbers
 
     def about_infinite(self) -> str:
         """Return one line: how many infinite numbers count as gaps, and in which columns."""
-        pairs = zip(self.inputs.columns, self._infinite, strict=True)
-        each = [f"{name} ({count:,})" for name, count in pairs if count]
+        each = [f"{name} ({count:,})" for name, count in self._infinite.items()]
         return f"infinite numbers count as gaps: {listed(each)}" if each else ""
 
     def _coded(self, column: pd.Series, file: RowFile) -> npt.NDArray[np.float64]:
@@ -76,47 +76,22 @@ class TableRows:
                 plain = canonical(f"{to_numbers(pd.Series([value]), form).iloc[0]:.10g}")
             return codes.get(plain, -1 if canonical(value).lower() in form.missing else unknown)
 
-        found = coded(column, code)
+        places = coded(column, code)
         if self._unseen is not None:
-            self._unseen[str(column.name)] += int((found == unknown).sum())
-            found[found == unknown] = -1
-        for row, value in column[found == unknown].items():
-            where = file.at(row, str(column.name))
+            self._unseen[str(column.name)] += int((places == unknown).sum())
+            places[places == unknown] = -1
+        for row, value in column[places == unknown].items():
             raise UserError(
-                f"{where}: {shown(str(value))} is not one of its categories "
-                f"({listed(list(codes))}): add it to categories, or correct the file"
+                f"{file.at(row, str(column.name))}: {shown(str(value))} is not one of its "
+                f"categories ({listed(list(codes))}): add it to categories, or correct the file"
             )
-        return np.where(found < 0, np.nan, found)
-
-
-def described(
-    file: RowFile, reading: Reading, *, text: bool = False
-) -> tuple[Reading, Description | None]:
-    """Return the reading with the target and the text, and what is known of the columns.
-
-    No row is read where keys say all of it. Raise UserError where that is unclear.
-    """
-    if reading.declared and not reading.target:
-        raise UserError("target: '' is not allowed on a network: name the column of the class")
-    complete = (reading.text if text else reading.numbers or reading.declared) and reading.target
-    if complete:
-        return reading, None
-    description = describe(file, reading)
-    description.need_target()
-    reading = description.reading
-    if text and not reading.text:
-        columns = [one for one in description.columns.values() if one.name != reading.target]
-        longest = max(columns, key=lambda one: one.length, default=None)
-        if longest is None or not longest.words:
-            raise UserError(f"text: {file.where} has no column of texts")
-        reading = replace(reading, text=longest.name)
-    return reading, description
+        return np.where(places < 0, np.nan, places)
 
 
 def of_rows(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
     """Return the rows of a file, in its order: the columns that are features."""
     reading, description = described(file, given)
-    check_columns(file, reading)
+    _check_columns(file, reading)
     lines = [f"target: '{reading.target}' by its name"] if not given.target else []
     features, categories = left_columns(file, reading), dict(reading.categories)
     if reading.numbers:
@@ -125,7 +100,8 @@ def of_rows(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
         if other := [name for name in file.columns if name not in known]:
             lines.append(f"columns that no key names and no model sees: {listed(other)}")
     elif description is not None:
-        description.refuse(file.where)
+        if unusable := description.unusable():
+            raise UserError(f"{file.where}: {'; '.join(unusable)}")
         features, categories = description.features, description.categories
         lines.append(description.line())
         if description.is_recording():
@@ -151,21 +127,19 @@ def of_rows(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
     content = keys.content(rows.inputs, [rows.about_infinite()], [*lines, file.said])
     if reading.declared:
         return content
-    told = leaks(features, seen, content.labels[np.concatenate(places)], reading.target)
-    return replace(content, warnings=(*content.warnings, *told))
+    leaking = leaks(features, seen, content.labels[np.concatenate(places)], reading.target)
+    return replace(content, warnings=(*content.warnings, *leaking))
 
 
-def check_columns(file: RowFile, reading: Reading) -> None:
+def _check_columns(file: RowFile, reading: Reading) -> None:
     """Raise UserError for columns that keys name and that are not there, or are taken."""
     present(file, reading)
     if not reading.declared:  # a node's own file may be without them
         need(file, reading.ignore, "ignore")
     need(file, dict(reading.categories), "categories")
     need(file, reading.numbers, "numbers")
-    taken = reading.taken
     for name, values in reading.categories:
-        places_of(values, f"categories '{name}'")
-        if name in taken:
+        if name in reading.taken:
             raise UserError(
                 f"categories: column '{name}' is already target, site, group, split-by or ignored"
             )
@@ -189,13 +163,13 @@ def token_ids(texts: Sequence[str], inputs: Inputs) -> npt.NDArray[np.int32]:
 
     A hash needs no vocabulary of all clients' texts. Id 0 is for padding.
     """
-    found = inputs.zeros(len(texts))
-    for row, text in zip(found, texts, strict=True):
+    ids = inputs.zeros(len(texts))
+    for row, text in zip(ids, texts, strict=True):
         for place, word in zip(range(len(row)), _WORD.finditer(text.lower()), strict=False):
             row[place] = 1 + zlib.crc32(word[0].encode()) % (inputs.vocabulary - 1)
     if isinstance(inputs, Encoded):
-        return np.concatenate([found, inputs.encode(texts)], axis=1)
-    return found
+        return np.concatenate([ids, inputs.encode(texts)], axis=1)
+    return ids
 
 
 def of_texts(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
@@ -207,14 +181,13 @@ def of_texts(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
     if unused := [name for name in file.columns if name not in used]:
         lines.append(f"columns that are not read: {listed(unused)} (dataset=table reads them)")
     inputs = Inputs(TOKENS, (reading.length,), reading.vocabulary, (reading.text,))
-    keys, empty = Keys(reading, classes), 0
-    written: list[str] = []
+    keys, empty, written = Keys(reading, classes), 0, list[str]()
     for part, frame in file.chunks([*keys.columns(file), reading.text], ()):
         texts = frame[keys.add(part, frame)][reading.text].tolist()
         written += texts
-        found = token_ids(texts, inputs)
-        empty += int((found[:, 0] == 0).sum())
-        yield found
+        ids = token_ids(texts, inputs)
+        empty += int((ids[:, 0] == 0).sum())
+        yield ids
     warnings = [f"{empty} texts have no word"] if empty else []
     content = keys.content(inputs, warnings, [*lines, file.said])
     return replace(content, texts=tuple(written))

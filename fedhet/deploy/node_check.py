@@ -102,7 +102,7 @@ def _own_examples(plan: NodePlan) -> str:
         return f"{len(columns)} columns (the run names target and categories): {', '.join(columns)}"
     if holds(path, NPZ_SUFFIXES):
         files = find_files("signals", str(path), NPZ_SUFFIXES)
-        shapes = [Npz(one).shape for one in files]
+        shapes = [Npz(one).windows.shape for one in files]
         return f"{sum(shape[0] for shape in shapes)} signals of shape {shapes[0][1:]}"
     dataset = open_dataset("image-folder", data_path=str(path))
     if plan.config.get("split-file"):

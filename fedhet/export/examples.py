@@ -236,14 +236,13 @@ def _lines(path: Path, inputs: Inputs) -> _Found:
 
 def _windows(path: Path, inputs: Inputs, truth: Truth) -> _Found:
     """Yield the windows of an NPZ file."""
-    file, start = Npz(path, AXES[0]), 0
-    if file.shape[1:] != inputs.shape == file.shape[:0:-1]:
-        file = Npz(path, AXES[1])
-    file.check_windows(inputs.shape, f"the model takes {inputs.shape}")
+    files = (Npz(path, axes) for axes in AXES)
+    file = next((one for one in files if one.windows.shape[1:] == inputs.shape), None)
+    if file is None:
+        shape = Npz(path).windows.shape[1:]
+        raise UserError(
+            f"data-path {path}: windows are {shape}, and the model takes {inputs.shape}"
+        )
     y = next((name for name in (truth.target, *TARGETS) if name in file.columns), "")
-    targets = file.rows([y])[y] if y else None
-    for piece in file.windows():
-        end = start + len(piece)
-        names = [str(index) for index in range(start, end)]
-        yield names, small_numbers(piece), None if targets is None else targets[start:end]
-        start = end
+    names = [str(index) for index in range(len(file.windows))]
+    yield names, small_numbers(file.windows), file.rows([y])[y] if y else None

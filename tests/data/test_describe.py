@@ -75,7 +75,7 @@ def test_a_file_without_header_and_a_file_of_texts(tmp_path, capsys):
     rows = "".join(f'{20 + k % 50},"seen on day {k} with some pain",{k % 2}\n' for k in range(80))
     (tmp_path / "note.csv").write_text("age,note,outcome\n" + rows)
     assert execute(["init", "note.csv"]) == 0
-    assert "'note' holds texts: dataset=texts text=note" in capsys.readouterr().out
+    assert "dataset=texts text=note reads the texts" in capsys.readouterr().out
     assert load_config(tmp_path / "note.yaml").dataset == "table"
 
 
@@ -244,7 +244,8 @@ def test_what_may_be_wrong_is_said_at_once(tmp_path, capsys):
     (tmp_path / "p.csv").write_text("bp,remarks,hospital,outcome\n" + rows)
     assert execute(["init", "p.csv"]) == 0
     printed = capsys.readouterr().out
-    assert "'n.d.' is a gap" in printed and "'remarks' holds texts" in printed
+    assert "'n.d.' is a gap" in printed
+    assert "dataset=texts text=remarks reads" in printed
     assert (
         "sites that differ only in case or spaces" in printed and "'Mercy' and 'mercy'" in printed
     )

@@ -64,7 +64,7 @@ def test_one_sheet_of_several_is_named(tmp_path, opened):
     with pd.ExcelWriter(tmp_path / "p.xlsx") as writer:
         for sheet in ("north", "south"):
             FRAME.to_excel(writer, sheet_name=sheet, index=False)
-    with pytest.raises(UserError, match=r"several sheets, north \(61 rows\), south .*give sheet="):
+    with pytest.raises(UserError, match=r"several sheets, north \(60 rows\), south .*give sheet="):
         opened(None, READING, "p.xlsx")
     data = opened(None, Reading(target="ill", form=Form(sheet="south")), "p.xlsx")
     assert "sheet 'south' is read, and not: north" in " ".join(data.notes)
@@ -144,9 +144,7 @@ def test_images_inside_parquet_are_decoded(tmp_path, opened, cell):
     reading = Reading(target="label")
     data = opened(None, reading, "train-00000-of-00001.parquet", "image-folder", image_size=8)
     assert data.examples[:, 0, 0, 0].tolist() == list(range(20)) and len(data.classes) == 2
-    with pytest.raises(
-        UserError, match="bytes or lists: image: .*dataset=image-folder image=image"
-    ):
+    with pytest.raises(UserError, match="bytes or lists: image .*dataset=image-folder image=image"):
         open_dataset("table", data_path=str(next(tmp_path.glob("*.parquet"))), reading=reading)
 
 
@@ -157,5 +155,5 @@ def test_parts_of_one_data_set_are_no_sites(tmp_path, opened):
     data = opened(None, Reading(target="ill", ignore=("site",)), "in")
     assert len(data.labels) == 120 and not data.site_names
     notes = " ".join(data.notes)
-    assert "parts of one data set, pooled: test.csv, train.csv" in notes
+    assert "parts of one data set, pooled: test: test.csv; train: train.csv" in notes
     assert "in the folder and not read: readme.txt" in notes

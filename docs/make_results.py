@@ -19,9 +19,8 @@ from matplotlib.patches import Rectangle
 
 from fedhet.reports.comparison import Comparison, in_order, longest
 from fedhet.reports.figures import BLUE, INK, ORANGE, drawn, rounds, standalone
-from fedhet.reports.frame import Runs
-from fedhet.reports.reading import read_runs
-from fedhet.reports.settings import plain
+from fedhet.reports.reading import plain, read_runs
+from fedhet.reports.report import Runs
 from fedhet.reports.tables import (
     PERCENT,
     ReportTable,

@@ -2,7 +2,7 @@
 
 From Python: ``run = fedhet.run("quickstart", rounds=3, engine="inline")``, then ``run.summary``,
 ``run.rounds``, ``run.clients`` and ``run.model("0")``; see :class:`fedhet.api.Run`. Many runs:
-``fedhet.load_sweep("runs/digits").frame()``; see :class:`fedhet.reports.frame.Runs`. The types of
+``fedhet.load_sweep("runs/digits").frame()``; see :class:`fedhet.reports.report.Runs`. The types of
 all names are in ``__init__.pyi``.
 """
 
@@ -29,7 +29,7 @@ _NAMES = {
         "Array", "ClassVectors", "Float32", "HeaderRows", "Int64", "LowRank", "ModelArrays",
         "Payload", "blank", "rest",
     ),
-    "reports.frame": ("load_sweep",),
+    "reports.report": ("load_sweep",),
     "rng": ("generator", "torch_seeded"),
     "strategies.averaging": ("AveragingStrategy",),
     "strategies.base": ("MethodStrategy", "Reference", "Upload"),

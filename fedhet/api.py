@@ -30,9 +30,9 @@ from fedhet.export.model import Personalised, load_model, states_of
 from fedhet.files import is_id, plain_path
 from fedhet.models.names import DEFAULT_GROUP
 from fedhet.plugins import giving, look_here
-from fedhet.records.formats import FIRST, read_evaluations
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import headline
+from fedhet.reports.reading import evaluations
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,9 +65,7 @@ class Run:
     @property
     def clients(self) -> pd.DataFrame:
         """A DataFrame, a row a client and evaluation, as in ``clients.csv``; NaN for a gap."""
-        rows = read_evaluations(self._folder.clients) if self._folder.clients.exists() else []
-        values = [{key: getattr(row, key) for key in FIRST} | row.other for row in rows]
-        return pd.DataFrame(values, columns=None if values else list(FIRST))
+        return evaluations(self._folder.clients)
 
     def plot(self, metric: str = "") -> "Figure":
         """Return a matplotlib figure: a metric over rounds, one thin line a client, the mean.

@@ -366,7 +366,6 @@ def report(  # noqa: PLR0913, PLR0917  (one parameter per option)
         typer.Argument(metavar="RUN_OR_SWEEP...", help="run folders, sweeps, packed records"),
     ],
     out: Annotated[Path, typer.Option(help="folder of the report; files in it are replaced")],
-    formats: Annotated[str, typer.Option("--format", help="beside the page")] = "md,csv,latex,svg",
     baseline: Annotated[str, typer.Option(help="compared with; default: standalone")] = "",
     title: Annotated[str, typer.Option(help="heading of the page")] = "fedhet report",
     records: Annotated[Path | None, typer.Option(help="folder for packed records of runs")] = None,
@@ -381,8 +380,7 @@ def report(  # noqa: PLR0913, PLR0917  (one parameter per option)
     from fedhet.reports.report import report as write
 
     written = write(
-        places, out, formats=[one.strip() for one in formats.split(",") if one.strip()],
-        baseline=baseline, title=title, records=records, models=models, trust=trust,
+        places, out, baseline=baseline, title=title, records=records, models=models, trust=trust,
     )  # fmt: skip
     page = str(plain_path(out / "report.html"))
     left_out = {one.name: one.reason for one in written.runs.left_out}

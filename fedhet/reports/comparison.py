@@ -15,7 +15,7 @@ import scipy  # `scipy.stats` takes a second: it is imported when an interval is
 from fedhet.config.schema import MAJORITY, METRICS
 from fedhet.errors import UserError
 from fedhet.records.summary import RECENT
-from fedhet.reports.settings import Placed, Setting, method_name
+from fedhet.reports.reading import Placed, Setting, method_name
 
 BASELINE = "standalone"  # what others are compared with unless a method is named
 LEVEL = 0.95

@@ -4,19 +4,25 @@ A packed record is one JSON file with everything of a run folder that a report u
 machine, its processor. It is small enough to be committed, and gives the same report.
 """
 
+import contextlib
+import hashlib
 import json
 import math
+import re
+import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
-from pydantic import BaseModel
 
-from fedhet.config.schema import METRICS
+from fedhet.config.registry import METHODS, SPELT, find_method
+from fedhet.config.registry import method_name as known_as
+from fedhet.config.schema import METRICS, TUNABLE, RunConfig, as_yaml, kebab
+from fedhet.data.inputs import DATASETS
 from fedhet.errors import Damaged, UserError, one_line
 from fedhet.files import (
     check_entries,
@@ -28,23 +34,27 @@ from fedhet.files import (
     shaped,
     write_text,
 )
-from fedhet.records.formats import Environment, Started, Summary, read_partition, read_rows
+from fedhet.records.formats import (
+    FIRST,
+    Environment,
+    Started,
+    Summary,
+    read_evaluations,
+    read_partition,
+)
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import diverged, participants_mean
 
 FORMAT = "fedhet run record 1"
 SUFFIX = ".run"  # JSON inside; Flower sends every .json of a repository to all clients
 DEPTH = 2  # a sweep's folder holds run folders; a folder of sweeps may be given as well
-FILES = ("data-path", "partition-file")  # keys of which the last part is kept
+FILES = ("data-path", "partition-file", "public-path")  # keys of which the last part is kept
 _MACHINE = {"out", "name", "state-dir"}  # keys of the configuration that a record leaves out
 _CLOSE = 1e-6  # points; some packed records keep ten digits
 _NEEDED = ["round", "replied", "train_flops", "uplink_floats", "downlink_floats"]
 _ROUND = {*_NEEDED, "train_loss", "sampled", "failed", "evaluated_clients", "uplink_bytes",
           "downlink_bytes"}  # fmt: skip
 _FIGURES = ("test_", "val_", "participants_test_")
-_TEXTS = ["client", "model"]
-_UNUSED = {"round", "other"}  # columns of clients
-_SCORES = ["test_accuracy", "val_accuracy"]
 _OLDER = {"test": "test_accuracy", "val": "val_accuracy"}  # columns of clients in older records
 # What reading a file that fedhet did not write can raise.
 _DAMAGE = (OSError, ValueError, TypeError, LookupError, AttributeError, UserError, Damaged)
@@ -68,6 +78,7 @@ class RunRecord:
     counts: pd.DataFrame | None = None
     folder: Path | None = None  # None: a packed record
     title: str = ""  # what the preset of its sweep calls its setting
+    note: str = ""  # of its sweep, such as a profile
 
     @property
     def means_alone(self) -> bool:
@@ -90,10 +101,8 @@ def read_runs(places: Iterable[Path]) -> tuple[list[RunRecord], list[LeftOut]]:
     runs: list[RunRecord] = []
     left_out: list[LeftOut] = []
     for place in places:
-        indexes = sweep_indexes(place)
-        titles = {cell.get("name"): index.title for index in indexes for cell in index.cells}
         try:
-            found = list(_find(place, DEPTH))
+            found, told = list(_find(place, DEPTH)), _indexes(place)
         except OSError as error:
             raise UserError(f"'{place}' cannot be read: {error.strerror or error}") from error
         if not found:
@@ -112,7 +121,8 @@ def read_runs(places: Iterable[Path]) -> tuple[list[RunRecord], list[LeftOut]]:
             if isinstance(one, LeftOut):
                 left_out.append(one)
             else:
-                runs.append(replace(one, title=one.title or titles.get(one.name, "")))
+                title, note = told.get(one.name, ("", ""))
+                runs.append(replace(one, title=one.title or title, note=note))
     return sorted(runs, key=lambda run: run.name), sorted(left_out)
 
 
@@ -127,24 +137,15 @@ def _find(place: Path, depth: int) -> Iterable[Path]:
             yield from _find(child, depth - 1)
 
 
-class SweepIndex(BaseModel):
-    """The content of a sweep's ``sweep.json``."""
-
-    title: str = ""
-    note: str = ""
-    sweep: str = ""
-    cells: list[dict[str, Any]]
-
-
-def sweep_indexes(place: Path) -> list[SweepIndex]:
-    """Return the indexes of the sweeps below a folder; those that cannot be read are left out."""
-    found = []
+def _indexes(place: Path) -> dict[str, tuple[str, str]]:
+    """Return title and note of the sweep of every cell below a folder."""
+    told: dict[str, tuple[str, str]] = {}
     for path in sorted([*place.glob("sweeps/*/sweep.json"), *place.glob("*/sweeps/*/sweep.json")]):
-        try:
-            found.append(SweepIndex.model_validate_json(path.read_bytes()))
-        except (OSError, ValueError):  # being written, or none of ours
-            continue
-    return found
+        with contextlib.suppress(*_DAMAGE):  # being written, or none of ours
+            index = read_json(path)
+            note = f"{index.get('sweep')}: {index['note']}" if index.get("note") else ""
+            told |= {str(cell["name"]): (index.get("title") or "", note) for cell in index["cells"]}
+    return told
 
 
 def read_run(path: Path) -> RunRecord | LeftOut:
@@ -157,9 +158,17 @@ def read_run(path: Path) -> RunRecord | LeftOut:
         raise Damaged(one_line(str(error).replace(f"{path}/", ""), 200)) from error
 
 
+def evaluations(path: Path) -> pd.DataFrame:
+    """Return ``clients.csv``, a row a client and evaluation; empty where there is none."""
+    rows = read_evaluations(path) if path.exists() else []
+    lines = [{key: getattr(row, key) for key in FIRST} | row.other for row in rows]
+    return pd.DataFrame(lines, columns=None if lines else list(FIRST))
+
+
 def _read_folder(path: Path) -> RunRecord | LeftOut:
     check_entries(path)
-    config, (summary, lines) = read_yaml(path / "config.yaml"), RunFolder(path).read_result()
+    folder = RunFolder(path)
+    config, (summary, lines) = read_yaml(folder.config), folder.read_result()
     if not summary:
         reason = f"not finished: round {len(lines)} of {config.get('rounds', '?')}"
         return LeftOut(path.name, reason)
@@ -168,73 +177,38 @@ def _read_folder(path: Path) -> RunRecord | LeftOut:
         return LeftOut(path.name, one_line(reason))
     if diverged(lines[-1]):
         return LeftOut(path.name, "failed: it diverged: no reply of the last round was accepted")
-    names = list(filter(_kept, dict.fromkeys(chain.from_iterable(lines))))
-    rounds = pd.DataFrame([[line.get(name) for name in names] for line in lines], columns=names)
-    evaluations = _evaluations(path / "clients.csv")
-    clients = evaluations.drop_duplicates("client", keep="last").drop(columns="round")
-    environment = path / "environment.json"
+    rounds = pd.DataFrame.from_records(lines)
+    kept = [n for n in rounds if n in _ROUND or n.startswith(_FIGURES) or n.endswith("norm")]
+    rows = evaluations(folder.clients)
+    clients = rows.drop_duplicates("client", keep="last").drop(columns="round")
+    counts = None
+    if folder.partition.exists():
+        dealt = read_partition(folder.partition)
+        counts = pd.DataFrame([*dealt.counts.values()], [*dealt.counts], [*dealt.classes])
     return _checked(
         RunRecord(
             path.name, {key: value for key, value in config.items() if key not in _MACHINE},
-            summary, read_json(environment) if environment.exists() else {},
-            _with_participants(rounds.astype(float), evaluations),
-            clients.sort_values("client", key=lambda ids: ids.map(client_order)),
-            _counts(path / "partition.csv"), path,
+            summary, read_json(folder.environment) if folder.environment.exists() else {},
+            _with_participants(rounds[kept].astype(float), rows),
+            clients.sort_values("client", key=lambda ids: ids.map(client_order)), counts, path,
         )
     )  # fmt: skip
 
 
-def _kept(name: str) -> bool:
-    """Return whether a report uses this figure of a line of ``rounds.jsonl``."""
-    return name in _ROUND or name.startswith(_FIGURES) or name.endswith("norm")
-
-
-def _evaluations(path: Path) -> pd.DataFrame:
-    """Return ``clients.csv``."""
-    (_, names), *rows = read_rows(path) or [(0, ["round", "client"])]
-    for name in ("round", "client"):
-        if name not in names:
-            raise ValueError(f"{path.name}: column {name} is missing")
-    lines = [row for _, row in rows]
-    columns = zip(*lines, strict=True) if lines else [()] * len(names)
-    columns_by_name = dict(zip(names, columns, strict=True))
-    evaluations = _clients(columns_by_name)
-    return evaluations.assign(round=np.array(columns_by_name["round"], dtype=float))
-
-
-def _with_participants(rounds: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
+def _with_participants(rounds: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """Add the participants' means to rounds that an older fedhet recorded without them.
 
     They are the means over the evaluations of a round's own generation, if everybody who replied
     has one.
     """
-    own = evaluations[evaluations["generation"] == evaluations["round"]].groupby("round")
+    own = rows[rows["generation"] == rows["round"]].groupby("round")
     whole = own.size().reindex(rounds["round"]).to_numpy() == rounds["replied"].to_numpy()
     for name in METRICS:
-        if (column := f"test_{name}") in evaluations:
-            means = own[column].mean().reindex(rounds["round"]).to_numpy()
-            computed = pd.Series(np.where(whole, means, math.nan), rounds.index)
-            recorded = rounds.get(participants_mean(name), computed)
-            rounds[participants_mean(name)] = recorded.fillna(computed)
+        if (column := f"test_{name}") in rows:
+            means = own[column].mean().reindex(rounds["round"]).set_axis(rounds.index).where(whole)
+            mean = participants_mean(name)
+            rounds[mean] = rounds.get(mean, means).astype(float).fillna(means)
     return rounds
-
-
-def _clients(columns: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
-    """Return texts, then numbers as floats, of which an empty one is missing."""
-    texts = {name: list(columns[name]) for name in _TEXTS}
-    names = [name for name in columns if name not in {*_TEXTS, *_UNUSED}]
-    numbers = [[math.nan if one == "" else one for one in columns[name]] for name in names]
-    values = np.array(numbers, dtype=float).reshape(len(names), -1)
-    return pd.DataFrame(texts | dict(zip(names, values, strict=True)))
-
-
-def _counts(path: Path) -> pd.DataFrame | None:
-    """Return ``partition.csv``; None where there is none."""
-    if not path.exists():
-        return None
-    dealt = read_partition(path)
-    counts = list(dealt.counts.values())
-    return pd.DataFrame(counts, list(dealt.counts), list(dealt.classes))
 
 
 def _unpacked(path: Path) -> RunRecord:
@@ -244,17 +218,16 @@ def _unpacked(path: Path) -> RunRecord:
         raise ValueError(f"not a packed record: no format '{FORMAT}'")
     counts = None
     if held := content["partition"]:
-        rows = [[0] * len(held["classes"]) for _ in held["clients"]]
-        for row, text in zip(rows, held["clients"].values(), strict=True):
-            for label, count in (pair.split(":") for pair in text.split()):
-                row[int(label)] = int(count)
-        counts = pd.DataFrame(rows, list(held["clients"]), list(map(str, held["classes"])))
+        rows = [dict(pair.split(":") for pair in own.split()) for own in held["clients"].values()]
+        labels = list(map(str, range(len(held["classes"]))))
+        counts = pd.DataFrame(rows, list(held["clients"]), labels).fillna(0).astype(int)
+        counts = counts.set_axis(list(map(str, held["classes"])), axis="columns")
+    clients = {_OLDER.get(name, name): own for name, own in content["clients"].items()}
     return _checked(
         RunRecord(
             path.stem, content["config"], content["summary"], content["environment"],
-            pd.DataFrame(content["rounds"], dtype=float),
-            _clients({_OLDER.get(name, name): own for name, own in content["clients"].items()}),
-            counts, title=str(content.get("title", "")),
+            pd.DataFrame(content["rounds"], dtype=float), pd.DataFrame(clients), counts,
+            title=str(content.get("title", "")),
         )
     )  # fmt: skip
 
@@ -300,7 +273,7 @@ def _columns(frame: pd.DataFrame) -> dict[str, list[Any]]:
 # --- checks --------------------------------------------------------------------------------------
 
 
-def _checked(run: RunRecord) -> RunRecord:
+def _checked(run: RunRecord) -> RunRecord:  # noqa: PLR0912  (one a thing that must fit)
     """Return a run with numbers as floats; raise ValueError for what does not fit the rest."""
     shaped(Started, run.config, "its configuration")
     shaped(Summary, run.summary, "its summary")
@@ -310,6 +283,7 @@ def _checked(run: RunRecord) -> RunRecord:
         for key, value in run.config.items()
     }
     rounds, clients = run.rounds, run.clients.reset_index(drop=True)
+    clients = clients.astype({n: float for n in clients if n not in {"client", "model"}})
     if not len(rounds) or rounds["round"].tolist() != list(range(1, len(rounds) + 1)):
         raise ValueError(f"rounds: {len(rounds)} lines are not the rounds from 1 on")
     needed = rounds[_NEEDED]
@@ -317,43 +291,324 @@ def _checked(run: RunRecord) -> RunRecord:
         needed = needed.drop(columns="train_flops")
     if not (needed.to_numpy() >= 0).all():
         raise ValueError(f"rounds: one of {', '.join(_NEEDED)} is missing or negative")
-    if not clients["client"].is_unique:
-        raise ValueError("clients: a client is there twice")
-    scores = clients[_SCORES].to_numpy()
-    if ((scores < 0) | (scores > 100)).any():
-        raise ValueError("clients: an accuracy is not from 0 to 100")
+    scores = clients[["test_accuracy", "val_accuracy"]].to_numpy()
+    if not clients["client"].is_unique or ((scores < 0) | (scores > 100)).any():
+        raise ValueError("clients: one is there twice, or an accuracy is not from 0 to 100")
     if (every := int(config.get("evaluate-every", 1))) > 1:
         repeated = rounds["round"] % every != 0
         repeated.iloc[-1] = False
         rounds.loc[repeated, rounds.columns.str.startswith(_FIGURES)] = math.nan
     if rounds.get("test_accuracy_mean", pd.Series(dtype=float)).isna().all():
         raise ValueError("no round was evaluated")
-    _fill_participants(rounds, int(run.summary.get("clients") or 0))
-    made = replace(run, config=config, rounds=rounds, clients=clients)
-    _check_whole(made)
-    return made
-
-
-def _fill_participants(rounds: pd.DataFrame, federation: int) -> None:
-    """Where everybody replied, the participants' mean is that over all clients."""
-    for name in METRICS:
+    for name in METRICS:  # where everybody replied, the participants' mean is that over all
         mean, column = participants_mean(name), f"test_{name}_mean"
-        if column in rounds and (rounds["replied"] == federation).all():
+        if column in rounds and (rounds["replied"] == int(run.summary.get("clients") or 0)).all():
             rounds[mean] = rounds.get(mean, rounds[column]).fillna(rounds[column])
-
-
-def _check_whole(run: RunRecord) -> None:
-    """Raise ValueError if rounds or clients do not fit the summary."""
-    rounds, tests = run.rounds, run.clients["test_accuracy"]
-    if run.summary.get("rounds", len(rounds)) != len(rounds):
-        raise ValueError(f"rounds.jsonl has {len(rounds)} of {run.summary['rounds']} rounds")
     ends = {"rounds.jsonl": rounds["test_accuracy_mean"].iloc[-1]}
     if not run.means_alone:
-        evaluated = rounds["evaluated_clients"].iloc[-1] if "evaluated_clients" in rounds else 0
-        if evaluated > 0 and evaluated != tests.count():
-            raise ValueError(f"clients.csv has {tests.count()} of {evaluated:g} clients")
-        ends["clients.csv"] = tests.mean()
+        evaluated, own = rounds.get("evaluated_clients"), clients["test_accuracy"]
+        if evaluated is not None and 0 < evaluated.iloc[-1] != own.count():
+            raise ValueError(f"clients.csv has {own.count()} of {evaluated.iloc[-1]:g} clients")
+        ends["clients.csv"] = own.mean()
+    if run.summary.get("rounds", len(rounds)) != len(rounds):
+        raise ValueError(f"rounds.jsonl has {len(rounds)} of {run.summary['rounds']} rounds")
     said = run.summary.get("test_accuracy_mean")
-    for name, found in ends.items():
-        if said is not None and not math.isclose(found, said, rel_tol=0, abs_tol=_CLOSE):
-            raise ValueError(f"{name} ends with {found:.2f} %, and summary.json with {said:.2f} %")
+    for name, end in ends.items():
+        if said is not None and not math.isclose(end, said, rel_tol=0, abs_tol=_CLOSE):
+            raise ValueError(f"{name} ends with {end:.2f} %, and summary.json with {said:.2f} %")
+    return replace(run, config=config, rounds=rounds, clients=clients)
+
+
+# --- settings, variants, blocks ------------------------------------------------------------------
+# A *setting* is everything in a configuration except the method, its own keys and the seeds: the
+# conditions under which methods are compared. A *variant* is a method with those of its own keys
+# that are not at their defaults. A *block* is a pair of partition seed and seed, which all variants
+# of a setting share. Runs in several precisions belong to one setting.
+# No code that a record names is imported: a method `module:NAME` is known by that name alone.
+
+Block = tuple[int, int]  # partition seed, seed
+
+SEARCHED = "tuned"  # value of a key that was searched for each method
+_DATA = {
+    "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashion-mnist": "Fashion-MNIST",
+    "office_caltech": "Office-Caltech", "ag_news": "AG News", "har": "HAR",
+}  # fmt: skip
+# Seeds, and keys that say where and how a run was carried out or told of, not what it computed.
+IN_NO_SETTING = {
+    "seed", "partition-seed",
+    "out", "name", "state-dir", "keep-state", "keep-best", "keep-predictions",
+    "state-backend", "hide-classes",  # of older records
+    "metric", "tensorboard", "tracker", "device", "actors", "threads", "engine", "round-timeout",
+    "start-timeout", "evaluate-every",
+}  # fmt: skip
+_COMMON = {
+    kebab(name): field.default for name, field in RunConfig.model_fields.items() if name != "params"
+}
+_SYMBOLS = {  # the papers' symbols, and keys that a setting's conditions always name
+    "N": "clients", "C": "fraction", "models": "models", "E": "local-epochs", "B": "batch-size",
+    "lr": "lr", "T": "rounds",
+}  # fmt: skip
+_SAID = {*_SYMBOLS.values(), "dataset", "data-path", "classes-per-client", "alpha"}
+_BRACES = re.compile(r"\{([a-z0-9-]+)\}")
+_COUNTED = re.compile(r"\b(\d+) clients\b")
+LETTERS = 80  # of a title
+
+
+@dataclass
+class Setting:
+    """The conditions of a comparison; ``keys`` are all shared keys with their values."""
+
+    keys: Mapping[str, Any]
+    title: str = ""  # short; no other setting of the report has it
+
+    @cached_property
+    def data(self) -> str:
+        """The data set by its own name, a folder or file by its own name."""
+        if self.keys["dataset"] not in ("image-folder", *DATASETS):
+            return str(self.keys["dataset"]).partition(":")[0]
+        return Path(str(self.keys["data-path"])).stem.lower() or str(self.keys["dataset"])
+
+    @cached_property
+    def slug(self) -> str:
+        """Return a name that depends on the setting alone, for anchors and files.
+
+        Keys at their defaults are left out, so that a new key of fedhet changes no name.
+        """
+        off = {key: value for key, value in self.off_default().items() if key != "precision"}
+        digest = hashlib.sha256(json.dumps(off, sort_keys=True, default=str).encode()).hexdigest()
+        share = f"{100 * self.keys['fraction']:g}"
+        name = f"{self.data[:60]}-n{self.keys['clients']}-c{share}-{digest[:6]}"
+        return re.sub(r"[^a-zA-Z0-9_-]+", "_", name)
+
+    def off_default(self) -> dict[str, Any]:
+        """Return the keys that are not at their defaults."""
+        return {key: value for key, value in self.keys.items() if value != at_default(key)}
+
+    def command(self, method: str, block: str) -> str:
+        """Return the command that makes one run of the setting, without what was searched."""
+        given = [
+            shlex.quote(one_line(f"{key}={plain(value)}", None))
+            for key, value in self.off_default().items()
+            if value != SEARCHED and key != "tuned"
+        ]
+        name = method if method in METHODS else f"fedssa method={method}"
+        partition, _, seed = block.partition("/")
+        return " ".join([f"fedhet run {name}", *given, f"partition-seed={partition} seed={seed}"])
+
+    @cached_property
+    def conditions(self) -> str:
+        """One line with all that the setting fixes and a reader must know."""
+        keys, off = self.keys, self.off_default()
+        said = {name: plain(keys[key]) for name, key in _SYMBOLS.items()}
+        said["C"] = f"{100 * keys['fraction']:g} %"
+        said |= {key: plain(off[key]) for key in off if key not in _SAID}
+        if str(keys["partition"]).startswith(("dirichlet", "quantity")):
+            said["alpha"] = plain(keys["alpha"])
+        elif keys["partition"] == "classes-per-client":
+            said["classes per client"] = plain(keys["classes-per-client"])
+        return ", ".join([self.data, *(f"{name} = {value}" for name, value in said.items())])
+
+    @cached_property
+    def whole(self) -> str:
+        """A text that is equal for settings that differ only in the number of rounds.
+
+        The shorter of them is the beginning of the longer, unless a schedule of the learning rate
+        or the noise of a privacy budget is spread over all rounds.
+        """
+        keys = {k: v for k, v in self.keys.items() if k != "precision"}
+        if keys["lr-schedule"] == at_default("lr-schedule") and not keys["dp-epsilon"]:
+            del keys["rounds"]
+        return json.dumps(keys, sort_keys=True, default=str)
+
+
+@dataclass
+class Placed:
+    """A run with its place: setting, method, own keys off default, block, precision."""
+
+    run: RunRecord
+    setting: Setting
+    method: str
+    keys: dict[str, Any]
+    main: bool = True  # False: another precision than the one that the comparison is in
+
+    @property
+    def variant(self) -> str:
+        """The name in tables; no two variants of a setting share one."""
+        own = ", ".join(f"{key}={plain(value)}" for key, value in sorted(self.keys.items()))
+        return method_name(self.method) + (f" ({own})" if own else "")
+
+    @property
+    def block(self) -> Block:
+        """Partition seed and seed."""
+        seed = int(self.run.config.get("seed", 0))
+        partition = int(self.run.config.get("partition-seed", -1))
+        return (seed if partition < 0 else partition), seed
+
+    @property
+    def precision(self) -> str:
+        """The precision that the run was made in."""
+        return str(self.run.config.get("precision", at_default("precision")))
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Settings by data and size, the papers' order of methods, defaults before ablations."""
+        keys = self.setting.keys
+        place = list(SPELT).index(self.method) if self.method in SPELT else len(SPELT)
+        own = len(self.keys), json.dumps(self.keys, sort_keys=True)
+        return (self.setting.data, keys["clients"], keys["fraction"], self.setting.conditions,
+                place, self.method, own, self.block)  # fmt: skip
+
+
+def arrange(runs: Sequence[RunRecord], left_out: list[LeftOut]) -> list[Placed]:
+    """Place every run; a second one of its setting, variant and block is added to ``left_out``."""
+    found = [_place(run) for run in runs]
+    _drop_constant(found)
+    first: dict[tuple[str, str, Block, str], Placed] = {}
+    for one in found:
+        cell = one.setting.slug, one.variant, one.block, one.precision
+        other = first.setdefault(cell, one)
+        if other is not one:
+            same = other.run.summary.get("run_sha256") == one.run.summary.get("run_sha256")
+            what = "the same result as" if same else "ANOTHER result than"
+            reason = f"a second run of one cell, with {what} '{other.run.name}'"
+            left_out.append(LeftOut(one.run.name, reason))
+    left_out.sort()
+    placed = list(first.values())
+    slugs = dict.fromkeys(one.setting.slug for one in placed)
+    together = [[one for one in placed if one.setting.slug == slug] for slug in slugs]
+    for own in together:
+        _choose_precision(own)
+        _name(own)
+    _tell_titles_apart([own[0].setting for own in together])
+    return sorted(placed, key=lambda one: one.order)
+
+
+def _place(run: RunRecord) -> Placed:
+    """Split a flat configuration into the setting's keys and the method's own that are not default.
+
+    What is missing in a record of another version has its default; a key that this version lacks
+    counts as absent if it is off (false, 0, empty). What was searched for each
+    method belongs to neither; the setting says that it was searched.
+    """
+    config = run.config
+    told = config.get("tuned")
+    searched = {k for k in told if isinstance(k, str)} if isinstance(told, list) else set()
+    shared = {
+        key: config.get(key, at_default(key))
+        for key in _COMMON
+        if key not in IN_NO_SETTING | {"method"}
+    }
+    shared |= {key: Path(str(shared[key])).name for key in FILES if key in shared}
+    shared |= dict.fromkeys(TUNABLE & searched, SEARCHED)
+    shared["tuned"] = sorted(TUNABLE & searched)
+    method = known_as(str(config.get("method", "fedssa")))
+    defaults = own_defaults(method)
+    own = {
+        key: value
+        for key, value in config.items()
+        if key not in _COMMON
+        and key not in IN_NO_SETTING | searched
+        and (value != defaults[key] if key in defaults else value or ":" in method)
+    }
+    return Placed(run, Setting(shared), method, own)
+
+
+def _drop_constant(found: Sequence[Placed]) -> None:
+    """Of a method whose defaults are unknown, keep the keys in which its runs differ."""
+    unknown: dict[str, list[Placed]] = {}
+    for one in found:
+        if not own_defaults(one.method) and one.keys:
+            unknown.setdefault(one.method, []).append(one)
+    for group in unknown.values():
+        for key in {key for one in group for key in one.keys}:
+            if len({json.dumps(one.keys.get(key)) for one in group}) == 1:
+                for one in group:
+                    del one.keys[key]
+
+
+def _choose_precision(own: Sequence[Placed]) -> None:
+    """Compare a setting's runs in the precision that has most of them, fp32 at a tie.
+
+    A variant that was run only in other precisions is compared in one of those.
+    """
+    runs = Counter(one.precision for one in own)
+    ranked = sorted(runs, key=lambda p: (-runs[p], p != at_default("precision"), p))
+    main = next(one.setting for one in own if one.precision == ranked[0])
+    for one in own:
+        made = {other.precision for other in own if other.variant == one.variant}
+        one.setting = main
+        one.main = one.precision == next(p for p in ranked if p in made)
+
+
+def _name(own: Sequence[Placed]) -> None:
+    """Give a setting the title of its runs' preset, if that fits, or one made from its keys."""
+    setting = own[0].setting
+    count = str(setting.keys["clients"])
+    titles = [
+        one.run.title for one in own
+        if one.run.title and ((told := _COUNTED.search(one.run.title)) is None or told[1] == count)
+    ]  # fmt: skip
+    setting.title = _filled(setting, [*titles, "{data}, N = {clients}, C = {fraction}"][0])
+    if setting.keys["tuned"] and SEARCHED not in setting.title:
+        setting.title += f", {SEARCHED}"
+
+
+def _tell_titles_apart(settings: Sequence[Setting]) -> None:
+    """Add to equal titles the keys in which their settings differ."""
+    symbols = {key: symbol for symbol, key in _SYMBOLS.items()}
+    for title, count in Counter(one.title for one in settings).items():
+        same = [one for one in settings if one.title == title] if count > 1 else []
+        differing = [
+            key for key in (same[0].keys if same else ())
+            if key != "precision" and len({plain(one.keys[key]) for one in same}) > 1
+        ]  # fmt: skip
+        for setting in same:
+            said = [f"{symbols.get(k, k)} = {cut(plain(setting.keys[k]))}" for k in differing]
+            setting.title = ", ".join([title, *said])
+
+
+def _filled(setting: Setting, pattern: str) -> str:
+    """Fill in keys in braces. No ``str.format``: a stranger's title could ask for any width."""
+    keys = {key: plain(value) for key, value in setting.keys.items()}
+    data = _DATA.get(setting.data, setting.data[:1].upper() + setting.data[1:])
+    keys |= {"data": data, "fraction": f"{100 * setting.keys['fraction']:g} %"}
+    shown = _BRACES.sub(lambda key: cut(keys.get(key[1], key[0])), pattern[:LETTERS])
+    return cut(one_line(shown, None))
+
+
+def method_name(method: str) -> str:
+    """Return a method's spelling: its authors', or the name that it is run by."""
+    if method in SPELT:
+        return SPELT[method]
+    module, _, name = method.partition(":")
+    shown = module if name == "METHOD" and module not in SPELT else method
+    return shown if re.fullmatch(r"[^\W_][\w.:-]*", shown) else repr(shown)
+
+
+@lru_cache
+def own_defaults(method: str) -> dict[str, Any]:
+    """Return a method's own keys with their defaults; none of ``module:NAME`` and unknown ones."""
+    try:
+        fields = {} if ":" in method else find_method(method).params.model_fields
+    except UserError:
+        return {}
+    return {kebab(name): as_yaml(one.default) for name, one in fields.items()}
+
+
+def at_default(key: str) -> Any:
+    """Return the default of a key of every run, as a record has it."""
+    return as_yaml(_COMMON[key])
+
+
+def plain(value: Any) -> str:
+    """Return a value as it is written on the command line; a mapping as JSON, which YAML reads."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, float) and float(short := f"{value:g}") == value:
+        return short
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def cut(text: str, letters: int = LETTERS) -> str:
+    """Shorten a text that is too long for its place."""
+    return text if len(text) <= letters else f"{text[: letters - 1]}…"

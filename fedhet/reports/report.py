@@ -1,30 +1,191 @@
-"""``fedhet report``: make one self-contained page, tables and figures of runs.
+"""``fedhet report``: runs as DataFrames, and one self-contained page, tables and figures of them.
+
+``fedhet.load_sweep(DIR)`` reads runs as the command does: a line a run, a line a round, a line a
+client. The columns are described in docs/reference/report.md.
 
 The same runs give the same bytes: no output has a date, a machine's name or a path.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import numpy as np
+import pandas as pd
 from jinja2 import Environment
 
+from fedhet.config.registry import method_name as known_as
+from fedhet.config.schema import MAJORITY, METRICS
 from fedhet.data.inputs import noun
 from fedhet.errors import UserError
 from fedhet.files import plain_path
-from fedhet.reports import figures, model_figures, tables
-from fedhet.reports.comparison import BASELINE, Comparison
+from fedhet.records.summary import participants, participants_mean
+from fedhet.reports import figures, tables
+from fedhet.reports.comparison import BASELINE, PARTICIPANTS, Comparison, compare, sentences
 from fedhet.reports.figures import Picture
-from fedhet.reports.frame import Runs
-from fedhet.reports.reading import pack, read_runs, sweep_indexes
-from fedhet.reports.settings import method_name
+from fedhet.reports.reading import LeftOut, Placed, RunRecord, arrange, method_name, pack, read_runs
 from fedhet.reports.tables import ReportTable, escaped, to_csv, to_latex, to_markdown
 
-FORMATS = ("md", "csv", "latex", "svg")
 _MADE = ("tables/*.csv", "tables/*.tex", "figures/*.svg", "tables.md", "runs.csv")
+
+
+COLUMNS = (  # of the frame of runs, before the keys of the configuration
+    "run", "setting", "setting_id", "variant", "block", "compared", *METRICS, MAJORITY,
+    "accuracy_best_validation", "best_validation", *PARTICIPANTS,
+    "accuracy_sampled", "accuracy_std", "accuracy_p10", "accuracy_worst", "difference",
+    "never_sampled", "federation", "floats_up", "floats_down", "gflops", "epsilon", "noise_of",
+    "wall_seconds", "failures", "run_sha256", "fedhet_version", "torch_version", "git_commit",
+    "processor",
+)  # fmt: skip
+_PLACE = ["number", "run", "setting_id", "variant", "method", "block", "compared"]
+
+
+class Runs:
+    """Finished runs, compared as ``fedhet report`` does."""
+
+    def __init__(
+        self, runs: Sequence[RunRecord], left_out: Iterable[LeftOut] = (), baseline: str = ""
+    ):
+        """``baseline``: the method that others are compared with; raises UserError without it."""
+        self.left_out = list(left_out)
+        self.placed = arrange(runs, self.left_out)
+        if not self.placed:
+            first = "; ".join(f"{one.name}: {one.reason}" for one in self.left_out[:3])
+            raise UserError(f"no run is finished, so there is nothing to report: {first}")
+        frames = self._runs, self._rounds, self._clients = _frames(self.placed)
+        self.comparisons = compare(self.placed, *frames, known_as(baseline) if baseline else "")
+        blocks = [one.differences(one.metric) for one in self.comparisons]
+        self._runs["difference"] = pd.concat(blocks).reindex(self._runs["number"]).to_numpy()
+
+    @cached_property
+    def verdict(self) -> list[str]:
+        """The sentences that a report opens with."""
+        return sentences(self.comparisons)
+
+    @property
+    def settings(self) -> list[str]:
+        """Short names of the settings."""
+        return [one.setting.title for one in self.comparisons]
+
+    def frame(self, what: str = "runs") -> pd.DataFrame:
+        """Return a frame with a line a run (``runs``), a round (``rounds``) or a client.
+
+        That of runs has a column a figure and, in snake case, a column a key of the configuration.
+        """
+        frames = {"runs": self._runs, "rounds": self._rounds, "clients": self._clients}
+        if what not in frames:
+            raise UserError(f"frame: '{what}' is not allowed: runs, rounds, clients")
+        return frames[what].drop(columns="number").reset_index(drop=True)
+
+    def differences(self) -> "figures.Picture":
+        """Draw paired differences to the baseline, a panel per setting."""
+        return figures.differences(self.comparisons)
+
+    def traffic(self) -> "figures.Picture":
+        """Draw accuracy against traffic, a panel per setting."""
+        return figures.traffic(self.comparisons)
+
+    def figures(self, setting: str = "") -> "list[figures.Picture]":
+        """Draw every figure of a setting's details, of the first if none is named."""
+        for one in self.comparisons:
+            if setting in {"", one.setting.title, one.setting.slug}:
+                return figures.of_setting(one)
+        raise UserError(f"setting: '{setting}' is not allowed: {'; '.join(self.settings)}")
+
+    def __repr__(self) -> str:
+        return f"<{len(self._runs)} runs in {len(self.settings)} settings>"
+
+
+def load_sweep(*places: str | os.PathLike[str], baseline: str = "") -> Runs:
+    """Read and compare finished runs of sweeps, run folders or packed records.
+
+    ``places`` are their folders or files, ``baseline`` the method that others are compared with,
+    Standalone where it was run. Raises UserError if nothing finished is there.
+    """
+    return Runs(*read_runs(map(Path, places)), baseline)
+
+
+def _frames(placed: Sequence[Placed]) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Return runs, rounds and clients; ``number`` is the place of a run in ``placed``."""
+    rows = pd.DataFrame([_row(number, one) for number, one in enumerate(placed)])
+    keys = pd.DataFrame([_config(one) for one in placed])
+    rounds, clients = (
+        rows[_PLACE].merge(
+            pd.concat(
+                {number: getattr(one.run, name) for number, one in enumerate(placed)},
+                names=["number"],
+            ).reset_index("number"),
+            on="number",
+        )
+        for name in ("rounds", "clients")
+    )
+    sampled = clients[clients["generation"] > 0].groupby("number")["test_accuracy"]
+    rows["accuracy_sampled"] = sampled.mean().reindex(rows["number"])
+    rows["accuracy_std"] = sampled.std(ddof=0).reindex(rows["number"])
+    rows["accuracy_p10"] = sampled.quantile(0.1).reindex(rows["number"])
+    rows["accuracy_worst"] = sampled.min().reindex(rows["number"])
+    order = [name for name in COLUMNS if name in rows]
+    return pd.concat([rows[["number", "method", *order]], keys], axis=1), rounds, clients
+
+
+def _row(number: int, one: Placed) -> dict[str, Any]:
+    run, rounds = one.run, one.run.rounds
+    last = rounds[rounds["test_accuracy_mean"].notna()].iloc[-1]
+    replies = max(1.0, rounds["replied"].sum())
+    versions, privacy = run.environment.get("versions") or {}, run.summary.get("privacy") or {}
+    listed, metric = len(run.clients), run.config.get("metric", "accuracy")
+    known = int(run.summary.get("clients") or listed)
+    means = rounds.get(participants_mean(metric), rounds["round"] * np.nan)
+    trained = participants(
+        zip(rounds["round"], rounds["replied"], means, strict=True),
+        METRICS.get(metric, METRICS["accuracy"]), int(run.config.get("evaluate-every", 1)),
+    )  # fmt: skip
+    never = int((run.clients["generation"] == 0).sum())
+    if not run.config.get("evaluate-all", True):
+        never += known - listed
+    return {
+        "number": number, "run": run.name, "setting": one.setting.title,
+        "setting_id": one.setting.slug, "variant": one.variant, "method": one.method,
+        "block": f"{one.block[0]}/{one.block[1]}", "compared": one.main,
+        **{name: last.get(f"test_{name}_mean", np.nan) for name in (*METRICS, MAJORITY)},
+        "accuracy_best_validation": run.summary.get("best_validation_test_accuracy_mean"),
+        "best_validation": run.summary.get(f"best_validation_test_{metric}_mean"),
+        **{name: trained.get(name.removeprefix("participants_"), np.nan) for name in PARTICIPANTS},
+        "never_sampled": np.nan if run.means_alone else never, "federation": known,
+        "floats_up": rounds["uplink_floats"].sum() / replies,
+        "floats_down": rounds["downlink_floats"].sum() / replies,
+        "gflops": rounds["train_flops"].sum(min_count=1) / replies / 1e9,
+        "epsilon": privacy.get("epsilon_spent_max") or np.nan, "noise_of": privacy.get("noise_of"),
+        "wall_seconds": run.summary.get("wall_seconds"),
+        "difference": np.nan, "failures": len(run.summary.get("failures") or []),
+        "run_sha256": run.summary.get("run_sha256"), "fedhet_version": versions.get("fedhet"),
+        "torch_version": versions.get("torch"), "git_commit": run.environment.get("git_commit"),
+        "processor": run.environment.get("processor"),
+    }  # fmt: skip
+
+
+def _config(one: Placed) -> dict[str, Any]:
+    """Keys of the configuration: lists with commas, maps as JSON; no key takes a figure's name."""
+    taken = {*COLUMNS, "method", "number"}
+    config = {"metric": "accuracy", "precision": one.precision} | dict(one.run.config)
+    cells = {key.replace("-", "_"): _flat(value) for key, value in config.items()}
+    return {key: value for key, value in cells.items() if key not in taken}
+
+
+def _flat(value: Any) -> Any:
+    if isinstance(value, list) and all(isinstance(one, str | int | float) for one in value):
+        return ",".join(map(str, value))
+    return json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else value
+
+
+# --- report -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -43,11 +204,12 @@ class Section:
 class Report:
     """The content of a report: all settings together, then the details of each."""
 
-    def __init__(self, runs: Runs, title: str, notes: Sequence[str], *, models: bool, trust: bool):
+    def __init__(self, runs: Runs, title: str, *, models: bool, trust: bool):
         self.runs, self.title = runs, title
         comparisons = runs.comparisons
         nouns = {noun(str(one.setting.keys["dataset"])) for one in comparisons}
         what = nouns.pop() if len(nouns) == 1 else "examples"
+        notes = [note for note in dict.fromkeys(one.run.note for one in runs.placed) if note]
         self.lead = " ".join(
             [f"Every client's own model on its own test {what}, right after its local training, "
              "averaged over all clients.", *(f"{note}." for note in notes)]
@@ -57,7 +219,7 @@ class Report:
             figures=[figures.differences(comparisons), figures.traffic(comparisons)],
         )  # fmt: skip
         self.sections = [_section(one) for one in comparisons]
-        drawn = [model_figures.t_sne(runs.placed, wanted=models, trust=trust)]
+        drawn = [figures.t_sne(runs.placed, wanted=models, trust=trust)]
         self.sections.append(Section("models", "Representations", figures=drawn))
         self.sections.append(_about(runs))
 
@@ -81,7 +243,6 @@ def report(  # noqa: PLR0913
     places: Sequence[Path],
     out: Path,
     *,
-    formats: Collection[str] = FORMATS,
     baseline: str = "",
     title: str = "fedhet report",
     records: Path | None = None,
@@ -90,22 +251,15 @@ def report(  # noqa: PLR0913
 ) -> Report:
     """Read runs, compare them, write the folder ``out``; return what was written.
 
-    Beside the page stands what ``formats`` names (of :data:`FORMATS`). ``records`` asks for packed
-    records of the runs in that folder. ``models`` False leaves out the figures that load the
-    clients' models; ``trust`` imports code of others that those need. Raise UserError before
-    anything is written if there is nothing to report.
+    ``records`` asks for packed records of the runs in that folder. ``models`` False leaves out the
+    figures that load the clients' models; ``trust`` imports code of others that those need. Raise
+    UserError before anything is written if there is nothing to report.
     """
-    if unknown := sorted(set(formats) - set(FORMATS)):
-        raise UserError(f"--format: '{unknown[0]}' is not allowed: {', '.join(FORMATS)}")
     _check_apart(out, places)
     runs = Runs(*read_runs(places), baseline)
-    notes = [
-        f"{index.sweep}: {index.note}"
-        for place in places for index in sweep_indexes(place) if index.note
-    ]  # fmt: skip
-    made = Report(runs, title, list(dict.fromkeys(notes)), models=models, trust=trust)
+    made = Report(runs, title, models=models, trust=trust)
     try:
-        _place(_content(made, formats), out)
+        _place(_content(made), out)
         if records is not None:
             records.mkdir(parents=True, exist_ok=True)
             pack((one.run for one in runs.placed), records)
@@ -150,28 +304,19 @@ def _some(values: Iterable[object], otherwise: str = "not recorded") -> str:
 
 def to_page(made: Report) -> str:
     """Return the page, with all figures in it."""
-    source = files("fedhet.reports").joinpath("templates/report.html").read_text("utf-8")
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(source).render(made=made, verdict=made.runs.verdict)
+    return _filled("report.html", made, autoescape=True)
 
 
 def to_text(made: Report) -> str:
     """Verdict and tables as Markdown with stable anchors, and which figures are absent and why."""
-    parts = [f"# {escaped(made.title)}", ""]
-    parts += [*(f"- {escaped(sentence)}" for sentence in made.runs.verdict), ""]
-    parts += [escaped(made.lead), ""]
-    for section in (made.whole, *made.sections):
-        if not section.tables and not section.facts:
-            continue
-        parts += [f'## {escaped(section.title)} <a id="{section.name}"></a>', ""]
-        parts += [escaped(section.note), ""] if section.note else []
-        parts += [f"    {section.command}", ""] if section.command else []
-        parts += [to_markdown(table) for table in section.tables]
-        parts += [f"- {escaped(f'{name}: {value}')}" for name, value in section.facts.items()]
-    if made.absent:
-        missing = (f"- {escaped(f'{title}: {why}.')}" for title, why in made.absent.items())
-        parts += ["", "Figures that are absent:", "", *missing, ""]
-    return "\n".join(parts).rstrip() + "\n"
+    return re.sub(r"\n{3,}", "\n\n", _filled("tables.md", made, autoescape=False)).rstrip() + "\n"
+
+
+def _filled(name: str, made: Report, *, autoescape: bool) -> str:
+    source = files("fedhet.reports").joinpath(f"templates/{name}").read_text("utf-8")
+    environment = Environment(autoescape=autoescape, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"md": escaped, "table": to_markdown}
+    return environment.from_string(source).render(made=made, verdict=made.runs.verdict)
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -187,21 +332,15 @@ def _check_apart(out: Path, places: Sequence[Path]) -> None:
         raise UserError(f"--out: '{out}' is a folder of runs: choose another folder for the report")
 
 
-def _content(made: Report, formats: Collection[str]) -> dict[str, str]:
+def _content(made: Report) -> dict[str, str]:
     """Return the files of a report, named by kinds of tables and :attr:`Setting.slug`."""
-    content = {"report.html": to_page(made)}
+    content = {"report.html": to_page(made), "tables.md": to_text(made)}
+    content["runs.csv"] = to_csv(made.runs.frame())
     for figure in made.figures:
-        if "svg" in formats:
-            content |= {f"figures/{name}.svg": svg for name, svg in figure.files().items()}
+        content |= {f"figures/{name}.svg": svg for name, svg in figure.files().items()}
     for table in made.tables:
-        if "csv" in formats:
-            content[f"tables/{table.name}.csv"] = to_csv(table.data)
-        if "latex" in formats:
-            content[f"tables/{table.name}.tex"] = to_latex(table)
-    if "md" in formats:
-        content["tables.md"] = to_text(made)
-    if "csv" in formats:
-        content["runs.csv"] = to_csv(made.runs.frame())
+        content[f"tables/{table.name}.csv"] = to_csv(table.data)
+        content[f"tables/{table.name}.tex"] = to_latex(table)
     return content
 
 

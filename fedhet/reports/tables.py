@@ -20,7 +20,7 @@ from fedhet.reports.comparison import (
     in_order,
     variability,
 )
-from fedhet.reports.settings import at_default, plain
+from fedhet.reports.reading import at_default, plain
 
 PERCENT = f"{100 * LEVEL:g} %"
 OTHER = "†"  # beside a figure in another precision

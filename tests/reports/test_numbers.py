@@ -16,8 +16,8 @@ from fedhet import load_sweep
 from fedhet.errors import UserError
 from fedhet.records.formats import read_evaluations
 from fedhet.reports.comparison import STATISTICS, holm, intervals, signed_rank
-from fedhet.reports.frame import COLUMNS
 from fedhet.reports.reading import pack, read_runs
+from fedhet.reports.report import COLUMNS
 from fedhet.reports.tables import of_setting, overview
 from fedhet.testing import simulate
 

@@ -8,8 +8,8 @@ from helpers.written_runs import edit, make_run
 
 from fedhet import load_sweep
 from fedhet.errors import UserError
-from fedhet.reports.frame import Runs
 from fedhet.reports.reading import pack, read_runs
+from fedhet.reports.report import Runs
 
 
 def reason(folder) -> str:
@@ -46,7 +46,7 @@ KEY = "fraction: 0.5"
         ("summary.json", '"rounds": 2', '"rounds": 3', "has 2 of the 3 rounds"),
         ("summary.json", '"run_sha256": "666430"', '"run_sha256": "x"', "is not what 'rou"),
         ("clients.csv", "2,3,cnn-1,2,4.0", "2,3,cnn-1,2,9.0", "clients.csv ends with 3.75 %"),
-        ("clients.csv", "2,3,cnn-1,2,4.0", "2,3,cnn-1,2,x", "could not convert"),
+        ("clients.csv", "2,3,cnn-1,2,4.0", "2,3,cnn-1,2,x", "line 9: test_accuracy is damaged"),
         ("clients.csv", "2,3,cnn-1,2,4.0", '2,3,"cnn-1,2,4.0', "not CSV: unexpected end"),
         ("rounds.jsonl", '"round": 2', '"round": 5', "line 2 is damaged: round: 5, where 2"),
         ("rounds.jsonl", FLOPS, '"train_flops": NaN', "line 1 is damaged: not JSON"),

@@ -180,15 +180,14 @@ def test_a_second_report_removes_what_the_first_made_and_nothing_else(report, tm
     out, runs = tmp_path / "out", tmp_path / "runs"
     make_run(runs, "standalone", 0, [[1.0] * 4])
     make_run(runs, "fd", 0, [[1.0] * 4], lr=0.5)
-    report([runs], out, models=False, formats=["csv", "md"])
+    report([runs], out, models=False)
     (out / "tables" / "notes.txt").write_text("mine")
     shutil.rmtree(runs / "fd-s0")
-    made = report([runs], out, models=False, formats=["csv"])
+    made = report([runs], out, models=False)
     names = {path.stem for path in (out / "tables").glob("*.csv")}
     assert (
         names == {table.name for table in made.tables} and (out / "tables" / "notes.txt").exists()
     )
-    assert not (out / "tables.md").exists() and (out / "runs.csv").exists()
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -221,7 +220,6 @@ def test_the_command(reported, tmp_path, capsys):
     for words, complaint in (
         ([str(tmp_path / "nothing")], "does not exist"),
         ([str(sweep), "--baseline", "fedavgg"], "baseline: no run has method 'fedavgg'"),
-        ([str(sweep), "--format", "xls"], "--format: 'xls' is not allowed: md, csv"),
     ):
         assert execute(["report", *words, "--out", str(tmp_path / "no")]) == 2
         error = capsys.readouterr().err

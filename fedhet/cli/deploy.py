@@ -135,7 +135,7 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     ] = False,
 ) -> None:
     """Take part in a federation until stopped; print a line for every round."""
-    from fedhet.deploy.network import read_ca, read_key
+    from fedhet.deploy.certs import read_certificate, read_key
     from fedhet.deploy.node import Node, NodePlan
     from fedhet.site.history import begin_anew
 
@@ -165,7 +165,7 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
         _check(plan)
         return
     read_key(plan.key)
-    read_ca(plan.ca)
+    read_certificate(plan.ca)
     look_away()
     if {"model", "device", "limits", "split-file"} & config.keys():
         # Aside: the process that stays need not have torch in its memory.

@@ -10,21 +10,32 @@ the SuperLink starts a process of its own that reaches it there, and refuses a c
 without them. A client's identity in Flower is its key: an elliptic curve key in OpenSSH's format.
 """
 
-import datetime
+import contextlib
 import ipaddress
 import os
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.ec import (
     SECP384R1,
     EllipticCurvePrivateKey,
     EllipticCurvePublicKey,
     generate_private_key,
+)
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -35,34 +46,21 @@ LOOPBACK = ("localhost", "127.0.0.1")
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"
 _HOST = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
 CA_DAYS, DAYS = 3650, 825
-_SKEW = datetime.timedelta(hours=1)  # a machine whose clock is behind accepts them, too
+_SKEW = timedelta(hours=1)  # a machine whose clock is behind accepts them, too
+DAY = 86_400.0  # seconds between warnings of the same
+SOON = timedelta(days=30)  # before the end of a certificate
+RENEW = "renew it with `fedhet certs --renew` where ca.key is"
+Files = dict[Path, tuple[bytes, int]]  # contents and mode
 
 
-@dataclass(frozen=True)
 class CertificateFolder:
     """Where things are below ``folder``; the public key of a client lies beside its key."""
 
-    folder: Path
-
-    @property
-    def ca(self) -> Path:
-        """Certificate of the CA: for every machine."""
-        return self.folder / "ca.crt"
-
-    @property
-    def certificate(self) -> Path:
-        """Certificate of the server."""
-        return self.folder / "server.pem"
-
-    @property
-    def key(self) -> Path:
-        """Private key of the server: for the server only."""
-        return self.folder / "server.key"
-
-    @property
-    def ca_key(self) -> Path:
-        """Private key of the CA, to be kept safe: its holder can make certificates in any name."""
-        return self.folder / "ca.key"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ca = folder / "ca.crt"  # for every machine
+        self.certificate, self.key = folder / "server.pem", folder / "server.key"
+        self.ca_key = folder / "ca.key"  # its holder can make certificates in any name
 
     def client(self, name: str) -> Path:
         """Private key of a client: for that client only; its certificate is beside it."""
@@ -83,21 +81,26 @@ def make(
             overwritten and nothing written then), or a folder that cannot be written.
 
     """
-    names = _names(servers) if servers else None
-    places = CertificateFolder(out)
-    authority = _Authority.new() if names is not None else _Authority.find(places)
-    files: dict[Path, tuple[bytes, int]] = {}
+    places, files = CertificateFolder(out), Files()
+    authority: _Authority | None = None
+    if servers:
+        names, key, authority = _names(servers), generate_private_key(SECP384R1()), _Authority.new()
+        files = {
+            places.ca: (_pem(authority.certificate), 0o644),
+            places.ca_key: (_private(authority.key, PrivateFormat.PKCS8), 0o600),
+            places.certificate: (authority.server(names, key.public_key(), days), 0o644),
+            places.key: (_private(key, PrivateFormat.PKCS8), 0o600),
+        }
+    elif places.ca_key.exists() and places.ca.exists():
+        authority = _Authority.read(places)
     for client in clients:
         if clients.count(client) > 1:
             raise UserError(f"--client: '{client}' is given twice")
-        key = generate_private_key(SECP384R1())
-        path = places.client(_client_name(client, "--client"))
+        key, path = generate_private_key(SECP384R1()), places.client(_client(client, "--client"))
         files |= _key_files(path, key)
         if authority is not None:
-            files[path.with_name(f"{client}.crt")] = (authority.client(client, key, days), 0o644)
-    if names is not None:
-        assert authority is not None
-        files = {**_server_files(places, names, authority, days), **files}
+            certificate = authority.client(client, key.public_key(), days)
+            files[path.with_name(f"{client}.crt")] = certificate, 0o644
     _write(out / "clients", files)
     return places
 
@@ -107,10 +110,10 @@ def make_key(folder: Path, name: str) -> Path:
 
     Only the request leaves the site. Returns its path. Raises UserError as :func:`make` does.
     """
-    key, path = generate_private_key(SECP384R1()), folder / _client_name(name, "NAME")
+    key, path = generate_private_key(SECP384R1()), folder / _client(name, "NAME")
     asked = x509.CertificateSigningRequestBuilder().subject_name(_subject(name))
-    pem = asked.sign(key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
     request = path.with_name(f"{name}.csr")
+    pem = asked.sign(key, SHA384()).public_bytes(Encoding.PEM)
     _write(folder, _key_files(path, key) | {request: (pem, 0o644)})
     return request
 
@@ -124,18 +127,15 @@ def sign(out: Path, request: Path) -> str:
     try:
         asked = x509.load_pem_x509_csr(request.read_bytes())
         (common,) = asked.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-        public = asked.public_key()
-        valid = asked.is_signature_valid
+        public, valid = asked.public_key(), asked.is_signature_valid
     except (OSError, ValueError) as error:
         raise UserError(f"--request: '{request}' is no request of `fedhet key`: {error}") from error
     if not valid or not isinstance(public, EllipticCurvePublicKey):
         raise UserError(f"--request: '{request}' is not signed with its own elliptic curve key")
-    name = _client_name(str(common.value), "--request")
+    name = _client(str(common.value), "--request")
     path, certificate = places.client(name), _Authority.read(places).client(name, public, DAYS)
-    _write(
-        path.parent,
-        _public_file(path, public) | {path.with_name(f"{name}.crt"): (certificate, 0o644)},
-    )
+    signed: Files = {path.with_name(f"{name}.crt"): (certificate, 0o644)}
+    _write(path.parent, _public_file(path, public) | signed)
     return name
 
 
@@ -147,9 +147,9 @@ def renew(out: Path) -> list[Path]:
     """
     places = CertificateFolder(out)
     authority, files = _Authority.read(places), {}
-    if authority.left < datetime.timedelta(days=DAYS):
+    if authority.certificate.not_valid_after_utc < _after(DAYS):
         authority = _Authority.new(authority.key)
-        files[places.ca] = authority.certificate.public_bytes(serialization.Encoding.PEM)
+        files[places.ca] = _pem(authority.certificate)
     try:
         for path in [places.certificate, *sorted((out / "clients").glob("*.crt"))]:
             old = x509.load_pem_x509_certificate(path.read_bytes())
@@ -168,10 +168,42 @@ def renew(out: Path) -> list[Path]:
     return list(files)
 
 
-def _client_name(name: str, what: str) -> str:
+def advice(places: CertificateFolder, servers: Sequence[str]) -> str:
+    """Return what to do with the files, as lines to print."""
+    if not (servers or places.ca.exists()):
+        return f"only keys were made: '{places.folder}' has no CA; --server HOST makes one"
+    files = [
+        f"on the server:   {places.ca}, {places.certificate}, {places.key}",
+        f"on every client: {places.ca}, its key (made there by `fedhet key NAME`), its .crt",
+        f"put away:        {places.ca_key} (its holder can make certificates in any name)",
+    ]
+    return "\n".join([
+        *(files if servers else []),
+        f"then, on the server:  fedhet server {places.folder}",
+        "on a client:          fedhet node NAME --server HOST:8443 --data FILE",
+    ])  # fmt: skip
+
+
+def _client(name: str, what: str) -> str:
     if not is_id(name) or name.endswith((".pub", ".crt", ".csr")):
         raise UserError(f"{what}: '{name}' is not allowed: up to 64 of A-Z a-z 0-9 . _ -")
     return name
+
+
+def _names(servers: Sequence[str]) -> list[x509.GeneralName]:
+    """Subject alternative names; UserError for one that is neither a host name nor an address."""
+    names: dict[str, x509.GeneralName] = {}
+    for server in [*servers, *LOOPBACK]:
+        try:
+            names[server] = x509.IPAddress(ipaddress.ip_address(server))
+        except ValueError:
+            if not _HOST.fullmatch(server) or re.fullmatch(r"[0-9.]+", server):
+                raise UserError(
+                    f"--server: '{server}' is neither a host name nor an IP address "
+                    "(no scheme, no port)"
+                ) from None
+            names[server] = x509.DNSName(server)
+    return list(names.values())
 
 
 def _write(folder: Path, files: Mapping[Path, tuple[bytes, int]]) -> None:
@@ -192,40 +224,6 @@ def _write(folder: Path, files: Mapping[Path, tuple[bytes, int]]) -> None:
         raise UserError(f"'{folder}': cannot be written: {error.strerror or error}") from error
 
 
-def advice(places: CertificateFolder, servers: Sequence[str]) -> str:
-    """Return what to do with the files, as lines to print."""
-    lines = []
-    if servers:
-        lines += [
-            f"on the server:   {places.ca}, {places.certificate}, {places.key}",
-            f"on every client: {places.ca}, its key (made there by `fedhet key NAME`), its .crt",
-            f"put away:        {places.ca_key} (its holder can make certificates in any name)",
-        ]
-    elif not places.ca.exists():
-        return f"only keys were made: '{places.folder}' has no CA; --server HOST makes one"
-    lines += [
-        f"then, on the server:  fedhet server {places.folder}",
-        "on a client:          fedhet node NAME --server HOST:8443 --data FILE",
-    ]
-    return "\n".join(lines)
-
-
-def _names(servers: Sequence[str]) -> list[x509.GeneralName]:
-    """Subject alternative names; UserError for one that is neither a host name nor an address."""
-    names: dict[str, x509.GeneralName] = {}
-    for server in [*servers, *LOOPBACK]:
-        try:
-            names[server] = x509.IPAddress(ipaddress.ip_address(server))
-        except ValueError:
-            if not _HOST.fullmatch(server) or re.fullmatch(r"[0-9.]+", server):
-                raise UserError(
-                    f"--server: '{server}' is neither a host name nor an IP address "
-                    "(no scheme, no port)"
-                ) from None
-            names[server] = x509.DNSName(server)
-    return list(names.values())
-
-
 @dataclass(frozen=True)
 class _Authority:
     """A CA that can sign."""
@@ -237,30 +235,15 @@ class _Authority:
     def new(cls, key: EllipticCurvePrivateKey | None = None) -> "_Authority":
         """Make a new one, or a new certificate of the same key; it signs itself."""
         key, name = key or generate_private_key(SECP384R1()), _subject("fedhet CA")
-        certificate = (
-            _unsigned(name, name, key.public_key(), _days(CA_DAYS))
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_usage(sign=True), critical=True)
-            .sign(key, hashes.SHA384())
-        )
-        return cls(certificate, key)
-
-    @property
-    def left(self) -> datetime.timedelta:
-        """How long its certificate is still valid."""
-        return self.certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
-
-    @classmethod
-    def find(cls, places: CertificateFolder) -> "_Authority | None":
-        """Return the one in the folder, if its key is there."""
-        return cls.read(places) if places.ca_key.exists() and places.ca.exists() else None
+        unsigned = _unsigned(name, name, key.public_key(), _after(CA_DAYS), ca=True)
+        return cls(unsigned.sign(key, SHA384()), key)
 
     @classmethod
     def read(cls, places: CertificateFolder) -> "_Authority":
         """Return the one in the folder; UserError if its key is not there, or for other files."""
         try:
             certificate = x509.load_pem_x509_certificate(places.ca.read_bytes())
-            key = serialization.load_pem_private_key(places.ca_key.read_bytes(), password=None)
+            key = load_pem_private_key(places.ca_key.read_bytes(), password=None)
         except (OSError, ValueError) as error:
             raise UserError(f"'{places.ca_key}': cannot be used: {error}") from error
         if not isinstance(key, EllipticCurvePrivateKey):
@@ -269,99 +252,145 @@ class _Authority:
             raise UserError(f"'{places.ca_key}' is not the key of '{places.ca}'")
         return cls(certificate, key)
 
-    def client(
-        self, name: str, key: EllipticCurvePrivateKey | EllipticCurvePublicKey, days: int
-    ) -> bytes:
+    def client(self, name: str, public: EllipticCurvePublicKey, days: int) -> bytes:
         """Certify that this key is that client's; return PEM."""
-        public = key.public_key() if isinstance(key, EllipticCurvePrivateKey) else key
-        certificate = (
-            self._issued(name, public, days)
-            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
-            .sign(self.key, hashes.SHA384())
-        )
-        return certificate.public_bytes(serialization.Encoding.PEM)
+        return self._issued(name, public, days, ExtendedKeyUsageOID.CLIENT_AUTH)
 
     def server(
         self, names: Sequence[x509.GeneralName], public: EllipticCurvePublicKey, days: int
     ) -> bytes:
         """Certify that this key is the server's under these names; return PEM."""
-        certificate = (
-            self._issued("fedhet server", public, days)
-            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-            .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .sign(self.key, hashes.SHA384())
-        )
-        return certificate.public_bytes(serialization.Encoding.PEM)
+        use, also = ExtendedKeyUsageOID.SERVER_AUTH, x509.SubjectAlternativeName(names)
+        return self._issued("fedhet server", public, days, use, also)
 
     def _issued(
-        self, name: str, public: EllipticCurvePublicKey, days: int
-    ) -> x509.CertificateBuilder:
-        until = min(_days(days), self.certificate.not_valid_after_utc)  # not longer than its CA
+        self, name: str, public: EllipticCurvePublicKey, days: int, use: x509.ObjectIdentifier,
+        *more: x509.ExtensionType,
+    ) -> bytes:  # fmt: skip
+        until = min(_after(days), self.certificate.not_valid_after_utc)  # not longer than its CA
         own = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
-        return (
-            _unsigned(_subject(name), self.certificate.subject, public, until)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(sign=False), critical=True)
-            .add_extension(own, critical=False)
-        )
-
-
-def _key_files(path: Path, key: EllipticCurvePrivateKey) -> dict[Path, tuple[bytes, int]]:
-    """Private and public key of a client, in the format of ``ssh-keygen -t ecdsa -b 384``."""
-    private = _private(key, serialization.PrivateFormat.OpenSSH)
-    return {path: (private, 0o600)} | _public_file(path, key.public_key())
-
-
-def _public_file(path: Path, key: EllipticCurvePublicKey) -> dict[Path, tuple[bytes, int]]:
-    form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    text = key.public_bytes(*form) + f" {path.name}\n".encode()
-    return {path.with_name(f"{path.name}.pub"): (text, 0o644)}
-
-
-def _server_files(
-    places: CertificateFolder, names: Sequence[x509.GeneralName], authority: _Authority, days: int
-) -> Mapping[Path, tuple[bytes, int]]:
-    key, form = generate_private_key(SECP384R1()), serialization.PrivateFormat.PKCS8
-    ca = authority.certificate.public_bytes(serialization.Encoding.PEM)
-    return {
-        places.ca: (ca, 0o644),
-        places.ca_key: (_private(authority.key, form), 0o600),
-        places.certificate: (authority.server(names, key.public_key(), days), 0o644),
-        places.key: (_private(key, form), 0o600),
-    }
+        unsigned = _unsigned(_subject(name), self.certificate.subject, public, until, ca=False)
+        for extension in (own, x509.ExtendedKeyUsage([use]), *more):
+            unsigned = unsigned.add_extension(extension, critical=False)
+        return _pem(unsigned.sign(self.key, SHA384()))
 
 
 def _unsigned(
-    subject: x509.Name, issuer: x509.Name, public: EllipticCurvePublicKey, until: datetime.datetime
-) -> x509.CertificateBuilder:
+    subject: x509.Name, issuer: x509.Name, public: EllipticCurvePublicKey, until: datetime, *,
+    ca: bool,
+) -> x509.CertificateBuilder:  # fmt: skip
+    """Return a certificate to be signed: a CA signs only certificates, the others handshakes."""
+    usage = x509.KeyUsage(
+        digital_signature=not ca, key_cert_sign=ca, crl_sign=ca, content_commitment=False,
+        key_encipherment=False, data_encipherment=False, key_agreement=False,
+        encipher_only=False, decipher_only=False,
+    )  # fmt: skip
     return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(_days(0) - _SKEW)
+        x509.CertificateBuilder(issuer, subject, public, x509.random_serial_number())
+        .not_valid_before(_after(0) - _SKEW)
         .not_valid_after(until)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(x509.BasicConstraints(ca, path_length=0 if ca else None), critical=True)
+        .add_extension(usage, critical=True)
     )
 
 
-def _days(days: int) -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
+def _key_files(path: Path, key: EllipticCurvePrivateKey) -> Files:
+    """Private and public key of a client, in the format of ``ssh-keygen -t ecdsa -b 384``."""
+    private = _private(key, PrivateFormat.OpenSSH)
+    return {path: (private, 0o600)} | _public_file(path, key.public_key())
+
+
+def _public_file(path: Path, key: EllipticCurvePublicKey) -> Files:
+    text = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {path.name}\n".encode()
+    return {path.with_name(f"{path.name}.pub"): (text, 0o644)}
+
+
+def _private(key: EllipticCurvePrivateKey, form: PrivateFormat) -> bytes:
+    return key.private_bytes(Encoding.PEM, form, NoEncryption())
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def _after(days: int) -> datetime:
+    return datetime.now(UTC) + timedelta(days=days)
 
 
 def _subject(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _usage(*, sign: bool) -> x509.KeyUsage:
-    """Return the usage: a CA signs only certificates, a server only handshakes."""
-    return x509.KeyUsage(
-        digital_signature=not sign, key_cert_sign=sign, crl_sign=sign, content_commitment=False,
-        key_encipherment=False, data_encipherment=False, key_agreement=False,
-        encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+# --- read and watched ---------------------------------------------------------------------------
 
 
-def _private(key: EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
-    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+def read_key(path: Path) -> EllipticCurvePrivateKey:
+    """Return a client's private key; UserError if the file holds none."""
+    try:
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise UserError(f"'{path}' is not a private key of `fedhet certs`: {error}") from error
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise UserError(f"'{path}' is not an elliptic curve key, which `fedhet certs` makes")
+    return key
+
+
+def read_public(path: Path) -> bytes:
+    """Return a client's public key as PEM; UserError if the file holds none."""
+    try:
+        public = load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"'{path}' is not a public key: {error}") from error
+    return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    """Return a certificate (PEM); UserError if the file holds none."""
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"'{path}' is not a certificate: {error}") from error
+
+
+def validity(certificate: x509.Certificate) -> str:
+    """Say that a certificate has expired or is not valid yet, with the date; else nothing."""
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if end < datetime.now(UTC):
+        return f"expired on {end:%Y-%m-%d %H:%M} UTC"
+    clock = "is this machine's clock right?"
+    early = begin > datetime.now(UTC)
+    return f"is valid from {begin:%Y-%m-%d %H:%M} UTC on only: {clock}" if early else ""
+
+
+def warning(certificate: x509.Certificate) -> str:
+    """Say that a certificate expires within 30 days, or has expired; else nothing."""
+    until = certificate.not_valid_after_utc
+    if until - datetime.now(UTC) > SOON:
+        return ""
+    return validity(certificate) or f"expires on {until:%Y-%m-%d %H:%M} UTC"
+
+
+class Certificates:
+    """Certificates that a running command uses: says when one is renewed or is about to expire."""
+
+    def __init__(self, paths: Iterable[Path], say: Callable[[str], None]) -> None:
+        self.say = say
+        self._known: dict[Path, x509.Certificate | None] = dict.fromkeys(paths)
+        self._warned: float | None = None
+
+    def look(self) -> list[Path]:
+        """Return those that were replaced since the last look; print a line for each."""
+        renewed, now = [], time.monotonic()
+        warn = self._warned is None or now - self._warned > DAY
+        for path, before in self._known.items():
+            with contextlib.suppress(UserError):  # not whole yet
+                certificate = self._known[path] = read_certificate(path)
+                if before not in (None, certificate):
+                    renewed.append(path)
+                    until = f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+                    self.say(f"'{path}' was renewed: it is valid until {until}")
+                if warn and (text := warning(certificate)):
+                    self.say(f"'{path}' {text}: {RENEW}")
+        self._warned = now if warn else self._warned
+        return renewed

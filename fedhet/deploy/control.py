@@ -1,120 +1,71 @@
-"""Read a server of ``fedhet server``: its folder and Flower's Control API.
+"""A server of ``fedhet server``: its folder, its connection, and what ``fedhet status`` shows.
 
 ``fedhet certs --out tls`` makes ``tls``; the server adds ``tls/server/``: its database, its logs,
 and the address at which its Control API answers, on this machine only. ``--superlink tls`` then
-names it to ``fedhet run``, ``resume``, ``watch`` and ``status``. The Control API registers keys and
-lists nodes and runs; ``flwr supernode ...`` does the same at two CPU seconds a call.
+names it to ``fedhet run``, ``resume``, ``watch`` and ``status``.
 """
 
 import contextlib
-import json
 import math
-import os
 import shutil
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_ssh_public_key,
-)
-
 from fedhet.config.schema import METRICS
-from fedhet.deploy.certs import CA_DAYS, CertificateFolder, make
-from fedhet.deploy.network import RENEW, read_certificate, validity, warning
-from fedhet.errors import Damaged, RunFailed, UserError
-from fedhet.files import parse_object, read_json, write_json, write_text
-from fedhet.protocol.flower import ControlCalls
+from fedhet.deploy.certs import (
+    CA_DAYS,
+    RENEW,
+    CertificateFolder,
+    make,
+    read_certificate,
+    validity,
+    warning,
+)
+from fedhet.errors import Damaged, UserError
+from fedhet.files import read_json, write_json
+from fedhet.protocol.flower import Control, RunStatus
 
-CONNECTION = "fedhet-server"
 ANSWER = 10.0  # seconds within which a server on this machine takes a connection
 
 
-@dataclass(frozen=True)
 class ServerFolder:
-    """Places below a folder made by ``fedhet certs``."""
+    """Places below ``tls``, a folder made by ``fedhet certs``."""
 
-    tls: Path
-
-    @property
-    def credentials(self) -> CertificateFolder:
-        """Certificates and keys."""
-        return CertificateFolder(self.tls)
-
-    @property
-    def home(self) -> Path:
-        """What the server writes; mode 700."""
-        return self.tls / "server"
-
-    @property
-    def database(self) -> Path:
-        """Flower's state: registered keys, nodes, runs."""
-        return self.home / "superlink.db"
-
-    @property
-    def log(self) -> Path:
-        """What Flower prints."""
-        return self.home / "superlink.log"
-
-    @property
-    def flwr_home(self) -> Path:
-        """FLWR_HOME of the SuperLink and of the commands that talk to it."""
-        return self.home / "flwr"
-
-    @property
-    def inner(self) -> CertificateFolder:
-        """Certificates of the SuperLink on 127.0.0.1: renewing the clients' never ends it."""
-        return CertificateFolder(self.home / "inner")
-
-    @property
-    def _address(self) -> Path:
-        return self.home / "address.json"
+    def __init__(self, tls: Path) -> None:
+        self.tls, self.credentials = tls, CertificateFolder(tls)
+        self.home = tls / "server"  # what the server writes; mode 700
+        self.database = self.home / "superlink.db"  # Flower's: registered keys, nodes, runs
+        self.log = self.home / "superlink.log"  # what Flower prints
+        self.flwr_home = self.home / "flwr"
+        # Certificates of the SuperLink on 127.0.0.1: renewing the clients' never ends it.
+        self.inner = CertificateFolder(self.home / "inner")
+        self._address = self.home / "address.json"
 
     def keys(self) -> dict[str, Path]:
         """Public keys of the clients, by client id."""
         return {path.stem: path for path in sorted((self.tls / "clients").glob("*.pub"))}
 
     def make(self) -> None:
-        """Make the folder; UserError without certificates, or if Flower could not read its name."""
-        missing = [
-            path
-            for path in (self.credentials.ca, self.credentials.certificate, self.credentials.key)
-            if not path.is_file()
-        ]
-        if missing:
-            raise UserError(
-                f"'{missing[0]}' is missing: give a folder of `fedhet certs`, or make one with "
-                f"`fedhet certs --out {self.tls} --server HOST --client NAME`"
-            )
-        if not str(self.tls.absolute()).isprintable():  # TOML takes no such characters
-            raise UserError(
-                f"'{self.tls}' is not allowed: its path has characters that cannot be printed, "
-                "which Flower cannot read: rename the folder"
-            )
+        """Make the folder; UserError without certificates."""
+        own = self.credentials
+        for path in (own.ca, own.certificate, own.key):
+            if not path.is_file():
+                raise UserError(
+                    f"'{path}' is missing: give a folder of `fedhet certs`, or make one with "
+                    f"`fedhet certs --out {self.tls} --server HOST --client NAME`"
+                )
         self.flwr_home.mkdir(parents=True, exist_ok=True)
         self.home.chmod(0o700)
-        if not self.inner.certificate.is_file() or warning(
-            read_certificate(self.inner.certificate)
-        ):
+        inner = self.inner.certificate
+        if not inner.is_file() or warning(read_certificate(inner)):
             shutil.rmtree(self.inner.folder, ignore_errors=True)
             make(self.inner.folder, ["localhost"], [], CA_DAYS).ca_key.unlink()
 
     def prepare(self, inner: int) -> None:
         """Note, in the folder, that the Control API answers at 127.0.0.1:``inner``."""
-        ca = self.inner.ca.absolute()
-        write_text(
-            self.flwr_home / "config.toml",
-            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-            f"address = {json.dumps(f'127.0.0.1:{inner}')}\n"
-            # As it is: TOML knows no pair of escapes for a character such as 😀.
-            f"root-certificates = {json.dumps(str(ca), ensure_ascii=False)}\n",
-        )
         write_json(self._address, {"control": f"127.0.0.1:{inner}"})
 
     def last_port(self) -> int:
@@ -134,9 +85,12 @@ class ServerFolder:
             if path.is_file() and (reason := validity(read_certificate(path))):
                 raise UserError(f"'{path}' {reason}; {RENEW}")
 
-    def connect(self) -> "Control":
+    def connect(self) -> Control:
         """Return a connection to the server that was started from this folder; UserError: none."""
-        return Control(self.control(), self.inner.ca)
+        try:
+            return Control.at(self.control(), self.inner.ca.read_bytes())
+        except (OSError, ValueError) as error:
+            raise UserError(f"'{self.inner.ca}' is not a certificate: {error}") from error
 
     def check_running(self) -> None:
         """Raise UserError, with what to do, if no server listens or the certificate has expired."""
@@ -160,136 +114,16 @@ class ServerFolder:
             ) from error
 
 
-def connect(superlink: str) -> str:
-    """Return the name of ``--superlink``'s connection in Flower's configuration.
-
-    A folder of ``fedhet certs`` means the server that was started from it: Flower then reads that
-    server's own configuration. Else it is a connection of Flower's, which says if it has none.
-    """
-    path = Path(superlink).expanduser()
-    if not (path / "ca.crt").is_file():
-        return superlink
-    folder = ServerFolder(path.absolute())
-    folder.control()
-    os.environ["FLWR_HOME"] = str(folder.flwr_home)
-    return CONNECTION
-
-
 def tls_of(superlink: str | None) -> str:
     """Return the folder that ``--superlink`` names, if it names one of ours; else empty."""
     path = Path(superlink or "").expanduser()
     return str(path.absolute()) if superlink and (path / "ca.crt").is_file() else ""
 
 
-SINCE = {
-    "registered": "registered_at", "online": "last_activated_at", "offline": "last_deactivated_at",
-}  # fmt: skip
-KNOWN_KEY = 23  # Flower's code for a public key that is registered already
-
-
-@dataclass(frozen=True)
-class NodeStatus:
-    """A SuperNode as the SuperLink knows it; ``status``: registered, online or offline.
-
-    ``since`` is when it became that (ISO 8601), as far as the SuperLink tells: silence is noticed
-    when the heartbeats have been missing for a while, and counts from the last that was due.
-    """
-
-    id: int
-    name: str
-    status: str
-    since: str = ""
-
-
-@dataclass(frozen=True)
-class RunStatus:
-    """A run; ``config`` and ``folder`` are empty where somebody else's app ran."""
-
-    id: int
-    status: str
-    started: str
-    config: dict[str, Any]
-    folder: str
-
-
-class Control:
-    """A connection to the Control API of the SuperLink at ``address``, ``host:port``."""
-
-    def __init__(self, address: str, ca: Path) -> None:
-        self.address = address
-        try:
-            self._calls = ControlCalls(address, ca.read_bytes())
-        except (OSError, ValueError) as error:
-            raise UserError(f"'{ca}' is not a certificate: {error}") from error
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._calls.close()
-
-    def register(self, name: str, key: Path) -> bool:
-        """Register a public key under ``name``; return False if it is registered already.
-
-        Raises UserError for a file that holds no public key.
-        """
-        try:
-            public = load_ssh_public_key(key.read_bytes())
-        except (OSError, ValueError) as error:
-            raise UserError(f"'{key}' is not a public key: {error}") from error
-        pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-        try:
-            with self._calling():
-                self._calls.register(name, pem)
-        except RunFailed as error:
-            if isinstance(error.__cause__, httpx.HTTPStatusError) and (
-                _answered(error.__cause__).get("code") == KNOWN_KEY
-            ):
-                return False
-            raise
-        return True
-
-    def nodes(self) -> list[NodeStatus]:
-        """All nodes that were ever registered and not removed."""
-        with self._calling():
-            found = self._calls.nodes()
-        return [
-            NodeStatus(
-                node.node_id, node.name, node.status, getattr(node, SINCE.get(node.status, ""), "")
-            )
-            for node in found
-            if node.status != "unregistered"
-        ]
-
-    def runs(self, limit: int = 20) -> list[RunStatus]:
-        """Return the last runs, newest first."""
-        with self._calling():
-            found = self._calls.runs(limit)
-        runs = []
-        for run in found:
-            sent = parse_object(run.override_config["config"].string or "{}", f"run {run.run_id}")
-            own = sent.get("run") or {}
-            status = ":".join(filter(None, (run.status.status, run.status.sub_status)))
-            runs.append(
-                RunStatus(run.run_id, status, run.pending_at, sent.get("config") or {},
-                    str(own.get("folder", "")))
-            )  # fmt: skip
-        return sorted(runs, key=lambda run: run.started, reverse=True)
-
-    @contextlib.contextmanager
-    def _calling(self) -> Iterator[None]:
-        try:
-            yield
-        except httpx.HTTPStatusError as error:
-            text = str(_answered(error).get("detail") or error.response.text)
-            raise RunFailed(f"SuperLink at {self.address}: {text[:200]}") from error
-        except httpx.HTTPError as error:
-            raise RunFailed(f"SuperLink at {self.address} does not answer: {error}") from error
-
-
-def _answered(error: httpx.HTTPStatusError) -> dict[str, Any]:
-    """Return the JSON object of an error's answer, empty if it is none."""
-    with contextlib.suppress(ValueError):
-        return parse_object(error.response.text)
-    return {}
+def connect(superlink: str) -> Control:
+    """Return a connection to a server of ours, by its folder, or of Flower's configuration."""
+    tls = tls_of(superlink)
+    return ServerFolder(Path(tls)).connect() if tls else Control.named(superlink)
 
 
 def collect(control: Control) -> dict[str, Any]:
@@ -301,28 +135,17 @@ def collect(control: Control) -> dict[str, Any]:
     latest = next((what for _, what in told if what), {})
     clients = latest.get("clients", {})
     nodes = [
-        {
-            "name": node.name,
-            "node": str(node.id),
-            "status": node.status,
-            **clients.get(node.name, {}),
-        }
+        {"name": node.name, "node": str(node.id), "status": node.status}
+        | clients.get(node.name, {})
         for node in sorted(control.nodes(), key=lambda node: node.name)
     ]
-    return {
-        "nodes": nodes,
-        "runs": [
-            {
-                "run": str(run.id),
-                "status": run.status,
-                "started": run.started,
-                "method": run.config.get("method"),
-                "folder": run.folder,
-                **{key: value for key, value in what.items() if key != "clients"},
-            }
-            for run, what in told
-        ],
-    }
+    known = [
+        {"run": str(run.id), "status": run.status, "started": run.started,
+         "method": run.config.get("method"), "folder": run.folder}
+        | {key: value for key, value in what.items() if key != "clients"}
+        for run, what in told
+    ]  # fmt: skip
+    return {"nodes": nodes, "runs": known}
 
 
 def _told(run: RunStatus) -> dict[str, Any]:

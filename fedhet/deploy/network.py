@@ -9,17 +9,15 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import httpx
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
+from fedhet.deploy.certs import RENEW, read_certificate, read_key, validity
 from fedhet.errors import UserError, one_line
 from fedhet.files import parse_object
 from fedhet.protocol.flower import activate, deactivate, refusal_codes
@@ -28,49 +26,10 @@ NEVER = 0.0  # seconds; a heartbeat interval that is out of every server's bound
 UNAUTHORIZED = 401
 TIMEOUT = 60.0  # seconds for a server that is busy
 TOLD_AFTER = 10.0  # seconds of waiting after which a line is printed
-EXPIRED, NOT_YET = 10, 9  # OpenSSL's codes of a certificate that is not valid now
+OTHER_TIME = (9, 10)  # OpenSSL's codes of a certificate that is not valid now
 OTHER_NAME = (62, 64)  # of one for another host name or address
 OTHER_CA = "other-ca"  # code of the error for which waiting does not help
-DAY = 86_400.0  # seconds between warnings of the same
-SOON = timedelta(days=30)  # before the end of a certificate
-RENEW = "renew it with `fedhet certs --renew` where ca.key is"
 VARIABLES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
-
-
-class Certificates:
-    """Certificates that a running command uses: says when one is renewed or is about to expire."""
-
-    def __init__(self, paths: Iterable[Path], say: Callable[[str], None]) -> None:
-        self.say = say
-        self._stamps = {path: _stamp(path) for path in paths}
-        self._warned = 0.0
-
-    def look(self) -> list[Path]:
-        """Return those that were replaced since the last look; print a line for each."""
-        renewed = []
-        for path, before in self._stamps.items():
-            if (now := _stamp(path)) == before:
-                continue
-            with contextlib.suppress(UserError):  # not whole yet
-                until = read_certificate(path).not_valid_after_utc
-                self._stamps[path] = now
-                renewed.append(path)
-                self.say(f"'{path}' was renewed: it is valid until {until:%Y-%m-%d %H:%M} UTC")
-        if time.monotonic() - self._warned > DAY or not self._warned:
-            self._warned = time.monotonic()
-            for path in self._stamps:
-                with contextlib.suppress(UserError):
-                    if text := warning(read_certificate(path)):
-                        self.say(f"'{path}' {text}: {RENEW}")
-        return renewed
-
-
-def _stamp(path: Path) -> tuple[int, int, int]:
-    try:
-        found = path.stat()
-    except OSError:
-        return 0, 0, 0
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 class Waiting:
@@ -177,83 +136,13 @@ def _certificate(error: ssl.SSLCertVerificationError, server: str, ca: Path) -> 
     """Return what is wrong with the server's certificate."""
     if reason := validity(read_certificate(ca)):
         return UserError(f"the CA's certificate '{ca}' {reason}")
-    if error.verify_code in (EXPIRED, NOT_YET, *OTHER_NAME):
-        found = _shown(server)
-        if found is not None and (reason := validity(found)):
-            return UserError(f"{server}: the server's certificate {reason}")
-        if found is not None and error.verify_code in OTHER_NAME:
-            host, known = urlsplit(f"//{server}").hostname, ", ".join(names(found))
-            return UserError(f"{server}: the server's certificate is for {known}, not for {host}")
-        return UserError(f"{server}: {error.verify_message}{via(server)}")
-    return UserError(
-        f"{server}: the server's certificate is not from the CA in '{ca}'{via(server)}: "
-        f"{error.verify_message}",
-        OTHER_CA,
-    )
-
-
-def _shown(server: str) -> x509.Certificate | None:
-    """Return the certificate that the server shows, valid or not."""
-    trust = ssl.create_default_context()
-    trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
-    try:
-        with (
-            httpx.Client(verify=trust, timeout=TIMEOUT) as client,
-            client.stream("POST", f"https://{server}/v1/fleet/check", content=b"") as answer,
-        ):
-            link = answer.extensions["network_stream"].get_extra_info("ssl_object")
-            return x509.load_der_x509_certificate(link.getpeercert(True))
-    except (httpx.HTTPError, OSError, ValueError, KeyError, AttributeError, TypeError):
-        return None
-
-
-def validity(certificate: x509.Certificate) -> str:
-    """Say that a certificate has expired or is not valid yet, with the date; else nothing."""
-    now = datetime.now(UTC)
-    if certificate.not_valid_after_utc < now:
-        return f"expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
-    if certificate.not_valid_before_utc > now:
-        return (
-            f"is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC on only: is this "
-            "machine's clock right?"
-        )
-    return ""
-
-
-def warning(certificate: x509.Certificate) -> str:
-    """Say that a certificate expires within 30 days, or has expired; else nothing."""
-    until = certificate.not_valid_after_utc
-    if until - datetime.now(UTC) > SOON:
-        return ""
-    return validity(certificate) or f"expires on {until:%Y-%m-%d %H:%M} UTC"
-
-
-def names(certificate: x509.Certificate) -> list[str]:
-    """Host names and addresses that a certificate is for."""
-    try:
-        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return []
-    return [str(name.value) for name in found]
-
-
-def read_key(path: Path) -> EllipticCurvePrivateKey:
-    """Return a client's private key; UserError if the file holds none."""
-    try:
-        key = load_ssh_private_key(path.read_bytes(), None)
-    except (ValueError, TypeError, NotImplementedError) as error:
-        raise UserError(f"'{path}' is not a private key of `fedhet certs`: {error}") from error
-    if not isinstance(key, EllipticCurvePrivateKey):
-        raise UserError(f"'{path}' is not an elliptic curve key, which `fedhet certs` makes")
-    return key
-
-
-def read_certificate(path: Path) -> x509.Certificate:
-    """Return a certificate (PEM); UserError if the file holds none."""
-    try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(f"'{path}' is not a certificate: {error}") from error
+    about = f"{error.verify_message}{via(server)}"
+    if error.verify_code in OTHER_NAME:
+        return UserError(f"{server}: the server's certificate is for another name: {about}")
+    if error.verify_code in OTHER_TIME:
+        return UserError(f"{server}: the server's certificate: {about}; {RENEW}, or set the clock")
+    text = f"{server}: the server's certificate is not from the CA in '{ca}': {about}"
+    return UserError(text, OTHER_CA)
 
 
 def read_ca(path: Path) -> bytes:

@@ -29,7 +29,8 @@ from filelock import FileLock, Timeout
 from flwr.app import Context, Error, Message
 
 from fedhet.deploy import bundle
-from fedhet.deploy.network import OTHER_CA, Certificates, Waiting, knows, leave, reach
+from fedhet.deploy.certs import Certificates
+from fedhet.deploy.network import OTHER_CA, Waiting, knows, leave, reach
 from fedhet.engines.system import (
     QUIET,
     end_with_maker,

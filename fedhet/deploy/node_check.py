@@ -15,7 +15,8 @@ from fedhet.data.inputs import IMAGE
 from fedhet.data.partition import read_partition_file
 from fedhet.data.rows import open_rows
 from fedhet.data.signals import Npz
-from fedhet.deploy.network import RENEW, knows, reach, read_certificate, read_key, via, warning
+from fedhet.deploy.certs import RENEW, read_certificate, read_key, warning
+from fedhet.deploy.network import knows, reach, via
 from fedhet.deploy.node import NodePlan
 from fedhet.errors import Refused, UserError, one_line
 from fedhet.files import read_tensors, tried_folder

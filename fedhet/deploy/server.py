@@ -28,11 +28,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from fedhet.deploy.certs import CertificateFolder
-from fedhet.deploy.control import Control, ServerFolder
-from fedhet.deploy.network import Certificates, Waiting, address
+from fedhet.deploy.certs import CertificateFolder, Certificates, read_public
+from fedhet.deploy.control import ServerFolder
+from fedhet.deploy.network import Waiting, address
 from fedhet.engines.system import environment, free_ports, guarded, script
 from fedhet.errors import RunFailed, UserError
+from fedhet.protocol.flower import Control
 
 START = 120.0  # seconds for a SuperLink to answer, on a machine that is busy
 LOOK = 5.0  # seconds between looks at nodes, runs and new keys
@@ -127,7 +128,6 @@ class FederationServer:
     port: int
     database: Path
     say: Say
-    inner: int = 0
     _seen: dict[str, str] = field(default_factory=dict)
     _runs: dict[int, str] = field(default_factory=dict)
     _registered: set[str] = field(default_factory=set)
@@ -144,9 +144,9 @@ class FederationServer:
         started: list[subprocess.Popen[bytes]] = []
         try:
             # Under the lock, since these files must describe the running server.
-            self.inner = self.folder.last_port() or free_ports(1)[0]
-            self.folder.prepare(self.inner)
-            self._serve(started)
+            inner = self.folder.last_port() or free_ports(1)[0]
+            self.folder.prepare(inner)
+            self._serve(inner, started)
         finally:
             _stop(started)
             lock.release()
@@ -159,55 +159,46 @@ class FederationServer:
         if self.database.is_dir() or not (home.is_dir() or made):
             raise UserError(f"--database: '{self.database}' is not allowed: a file in a folder")
         where = address(self.host, self.port)
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        with socket.socket(family) as probe:
+        with socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((self.host, self.port))
             except (OSError, OverflowError) as error:
                 raise UserError(f"--host, --port: {where} cannot be used: {error}") from error
 
-    def _serve(self, started: list[subprocess.Popen[bytes]]) -> None:
-        credentials = self.folder.inner
-        link = [
-            script("flower-superlink"), "--ssl-ca-certfile", str(credentials.ca),
-            "--ssl-certfile", str(credentials.certificate), "--ssl-keyfile", str(credentials.key),
+    def _serve(self, inner: int, started: list[subprocess.Popen[bytes]]) -> None:
+        """Start SuperLink and reverse proxy, and print what happens."""
+        own, outer = self.folder.inner, self.folder.credentials
+        started.append(self._start([
+            script("flower-superlink"), "--ssl-ca-certfile", str(own.ca),
+            "--ssl-certfile", str(own.certificate), "--ssl-keyfile", str(own.key),
             "--enable-supernode-auth", "--database", str(self.database),
-            "--host", "127.0.0.1", "--port", str(self.inner),
+            "--host", "127.0.0.1", "--port", str(inner),
             "--disable-runtime-dependency-installation",
-        ]  # fmt: skip
-        started.append(self._start(link))
-        control = self.folder.connect()
-        try:
-            self._follow(control, started)
-        finally:
-            control.close()  # a SuperLink does not end before its connections
-
-    def _follow(self, control: Control, started: list[subprocess.Popen[bytes]]) -> None:
-        """Wait for the SuperLink, start the reverse proxy, and print what happens."""
-        credentials = self.folder.credentials
-        self._await(control, started[0])
-        ca = self.folder.inner.ca
-        proxy = ReverseProxy(self.host, self.port, self.inner, credentials, ca)
-        started.append(self._start(proxy.command()))
-        where = address(self.host, self.port)
-        self.say(f"clients reach {where}; log: {self.folder.log}")
-        self.say(f"submit a run: fedhet run CONFIG --superlink {self.folder.tls}")
+        ]))  # fmt: skip
         waiting = Waiting("the SuperLink", self.say)
-        certificates = Certificates([credentials.certificate, credentials.ca], self.say)
-        while True:
-            certificates.look()
-            for process, name in zip(started, ("SuperLink", "reverse proxy"), strict=True):
-                if process.poll() is not None:
-                    raise RunFailed(
-                        f"the {name} ended with code {process.returncode}: see {self.folder.log}"
-                    )
-            try:
-                self._look(control)
-                waiting.over()
-            except RunFailed as error:  # mostly busy for a moment
-                waiting.failed(str(error))
-            time.sleep(LOOK)
+        certificates = Certificates([outer.certificate, outer.ca], self.say)
+        # A SuperLink does not end before its connections.
+        with contextlib.closing(self.folder.connect()) as control:
+            self._await(control, started[0], waiting)
+            proxy = ReverseProxy(self.host, self.port, inner, outer, own.ca)
+            started.append(self._start(proxy.command()))
+            self.say(f"clients reach {address(self.host, self.port)}; log: {self.folder.log}")
+            self.say(f"submit a run: fedhet run CONFIG --superlink {self.folder.tls}")
+            while True:
+                certificates.look()
+                for process, name in zip(started, ("SuperLink", "reverse proxy"), strict=True):
+                    if process.poll() is not None:
+                        raise RunFailed(
+                            f"the {name} ended with code {process.returncode}: see "
+                            f"{self.folder.log}"
+                        )
+                try:
+                    self._look(control)
+                    waiting.over()
+                except (UserError, RunFailed) as error:  # mostly busy for a moment
+                    waiting.failed(str(error))
+                time.sleep(LOOK)
 
     def _start(self, words: list[str]) -> subprocess.Popen[bytes]:
         env = environment({"FLWR_HOME": str(self.folder.flwr_home)})
@@ -217,25 +208,35 @@ class FederationServer:
                 start_new_session=True,
             )  # fmt: skip
 
-    def _await(self, control: Control, link: subprocess.Popen[bytes]) -> None:
-        deadline, waiting = time.monotonic() + START, Waiting("the SuperLink", self.say)
+    def _await(self, control: Control, link: subprocess.Popen[bytes], waiting: Waiting) -> None:
+        """Wait until the SuperLink answers."""
+        deadline = time.monotonic() + START
         while True:
             try:
                 control.nodes()
-                return
-            except RunFailed as error:
-                waiting.failed(f"{error} (log: {self.folder.log})")
+                return waiting.over()
+            except (UserError, RunFailed) as error:
+                text = f"{error} (log: {self.folder.log})"
+                waiting.failed(text)
                 if link.poll() is not None or time.monotonic() > deadline:
-                    raise RunFailed(f"{error} (log: {self.folder.log})") from error
+                    raise RunFailed(f"the SuperLink does not start: {text}") from error
             time.sleep(0.2)
 
     def _look(self, control: Control) -> None:
         """Register new keys; print what changed since the last look."""
-        for name, key in self.folder.keys().items():
-            if name not in self._registered:
-                if control.register(name, key):
-                    self.say(f"{name}: key registered")
-                self._registered.add(name)
+        for name, path in self.folder.keys().items():
+            if name in self._registered:
+                continue
+            try:
+                public = read_public(path)
+            except UserError as error:  # it is being written, or somebody's mistake: said once
+                if self._seen.get(str(path)) != str(error):
+                    self.say(str(error))
+                self._seen[str(path)] = str(error)
+                continue
+            if control.register(name, public):
+                self.say(f"{name}: key registered")
+            self._registered.add(name)
         for node in control.nodes():
             before = self._seen.get(node.name)
             self._seen[node.name] = node.status

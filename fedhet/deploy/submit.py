@@ -8,12 +8,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fedhet.deploy import bundle
-from fedhet.deploy.control import CONNECTION, connect
+from fedhet.deploy.control import connect, tls_of
 from fedhet.deploy.network import Waiting
 from fedhet.engines.launch import Launch, OnRounds, Reader, conclude, raise_unless_completed
 from fedhet.engines.system import Interrupted, undisturbed
 from fedhet.errors import RunFailed, UserError
-from fedhet.protocol.flower import NamedControl
+from fedhet.protocol.flower import Control
 
 POLL = 0.2  # seconds between looks at rounds.jsonl
 ASK = 5.0  # seconds between questions to the SuperLink
@@ -22,7 +22,7 @@ SILENCES = 24  # questions in a row without an answer before we give up
 
 
 def submit_remote(
-    launch: Launch, connection: str, on_rounds: OnRounds, tell: Callable[[str], None]
+    launch: Launch, superlink: str, on_rounds: OnRounds, tell: Callable[[str], None]
 ) -> None:
     """Run it on a SuperLink and wait for its end; raise RunFailed if it did not complete.
 
@@ -30,14 +30,14 @@ def submit_remote(
     Rounds are reported where the run folder is on this machine, too. An interruption stops the
     run. UserError if the run could not even be submitted.
     """
-    waiting, connection = Waiting(f"'{connection}'", tell), connect(connection)
+    waiting = Waiting(f"'{superlink}'", tell)
     try:
-        control = NamedControl(connection)
+        control = connect(superlink)
     except (UserError, RunFailed) as error:
-        raise UserError(f"superlink: '{connection}': {error}") from error
+        raise UserError(f"superlink: '{superlink}': {error}") from error
     with contextlib.closing(control):
         with waiting.answer():
-            run_id = _submit(launch, connection, control)
+            run_id = _submit(launch, superlink, control)
         try:
             reader = Reader(launch.folder, on_rounds, tell)
             status, details = _follow(launch, control, run_id, reader, waiting)
@@ -47,10 +47,9 @@ def submit_remote(
                     control.stop(run_id)
                 conclude(launch, ("stopped", str(interrupt)))
             raise
-    # Only with a server's own FLWR_HOME does `flwr log` know the connection of its folder.
-    where = f"log: flwr log {run_id} {connection}"
-    if connection == CONNECTION:
-        where = f"run folder: {launch.folder.path}"
+    # Of a folder `flwr log` knows no connection.
+    ours = f"run folder: {launch.folder.path}"
+    where = ours if tls_of(superlink) else f"log: flwr log {run_id} {superlink}"
     if status != "finished:completed":
         conclude(launch, ("stopped" if status == "finished:stopped" else "failed", details))
         raise RunFailed(f"run {status}: {details} ({where})")
@@ -58,38 +57,32 @@ def submit_remote(
         raise_unless_completed(launch, where)
 
 
-def _submit(launch: Launch, connection: str, control: NamedControl) -> int:
+def _submit(launch: Launch, superlink: str, control: Control) -> int:
     """Submit the run and return its id; if it is rejected, the folder stays as it was."""
     folder = launch.folder
     try:
-        with _restored_on_error(folder.identity, folder.config, folder.summary):
+        with (
+            _restored_on_error(folder.identity, folder.config, folder.summary),
+            TemporaryDirectory() as home,
+        ):
             folder.summary.unlink(missing_ok=True)  # the old one must not be taken for this run's
             launch.write_config()
+            app, envelope = bundle.write(Path(home) / "app"), launch.envelope()
             try:
-                return _start(control, launch.envelope())
+                return control.start(app, envelope)
             except UserError as error:
-                raise UserError(f"superlink: '{connection}' rejects the run: {error}") from error
-    except OSError as error:
-        reason = error.strerror or error
-        raise UserError(f"run folder '{folder.path}' cannot be written: {reason}") from error
-
-
-def _start(control: NamedControl, envelope: str) -> int:
-    """Send app and configuration; if the answer is lost, look for the run."""
-    with TemporaryDirectory() as home:
-        app = bundle.write(Path(home) / "app")
-        try:
-            return control.start(app, envelope)
-        except RunFailed as error:
-            found = None
-            with contextlib.suppress(UserError, RunFailed):
-                found = control.find(envelope)
-            if found is None:
+                raise UserError(f"superlink: '{superlink}' rejects the run: {error}") from error
+            except RunFailed as error:  # its answer is lost, perhaps not the run
+                with contextlib.suppress(UserError, RunFailed):
+                    if (run_id := control.find(envelope)) is not None:
+                        return run_id
                 raise RunFailed(
                     f"the SuperLink may or may not have accepted the run: {error}; check with "
                     "`fedhet status` before you submit it again"
                 ) from error
-            return found
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"run folder '{folder.path}' cannot be written: {reason}") from error
 
 
 @contextlib.contextmanager
@@ -117,7 +110,7 @@ def _restored_on_error(*paths: Path) -> Iterator[None]:
 
 
 def _follow(
-    launch: Launch, control: NamedControl, run_id: int, reader: Reader, waiting: Waiting
+    launch: Launch, control: Control, run_id: int, reader: Reader, waiting: Waiting
 ) -> tuple[str, str]:
     """Follow a submitted run; ask again if the SuperLink is away for a while."""
     asked, silent = time.monotonic(), 0

@@ -26,7 +26,7 @@ from fedhet.data.cache import Dataset
 from fedhet.data.inputs import Inputs
 from fedhet.data.partition import Partition, count_clients, says_clients
 from fedhet.deploy import bundle
-from fedhet.deploy.control import ServerFolder, connect, tls_of
+from fedhet.deploy.control import ServerFolder, tls_of
 from fedhet.deploy.submit import submit_remote
 from fedhet.engines.alone import one_run
 from fedhet.engines.grid import gpu_memory, processes
@@ -274,7 +274,6 @@ def check(config: RunConfig, console: Console, connection: str | None) -> None:
     check_declared(config)
     if tls := tls_of(connection):
         ServerFolder(Path(tls)).check_running()
-    connect(connection)
 
 
 def announce(config: RunConfig, console: Console) -> None:

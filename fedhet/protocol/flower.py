@@ -15,6 +15,7 @@ import io
 import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
@@ -30,6 +31,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity  # why: a message wants to know its process
 
 from fedhet.errors import RunFailed, UserError, one_line
+from fedhet.files import parse_object
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import (
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
         EllipticCurvePublicKey,
     )
 
-__all__ = ["ControlCalls", "NodeInfo", "NumPyClient", "Scalar"]
+__all__ = ["NodeInfo", "NumPyClient", "Scalar"]
 
 # Codes of errors of our own, above Flower's: nothing came in time; a message was not sent; a reply
 # cannot be unpacked; a node's owner installed other code; the process with the message died.
@@ -153,55 +155,106 @@ def _version(component: str) -> Any:
     return RuntimeVersionHttpInterceptor(component_name=component)
 
 
-class ControlCalls:
-    """Calls of the Control API at ``address`` (``host:port``), whose certificate ``ca`` signed.
+KNOWN_KEY = 23  # Flower's code for a public key that is registered already
+SINCE = {
+    "registered": "registered_at", "online": "last_activated_at", "offline": "last_deactivated_at",
+}  # fmt: skip
 
-    Raises ValueError if ``ca`` is no certificate, and httpx's errors.
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """A SuperNode as the SuperLink knows it; ``status``: registered, online or offline.
+
+    ``since`` is when it became that (ISO 8601), as far as the SuperLink tells: silence is noticed
+    when the heartbeats have been missing for a while, and counts from the last that was due.
     """
 
-    def __init__(self, address: str, ca: bytes) -> None:
-        # why: `flwr supernode ...` and `flwr list` do the same at two CPU seconds a call
-        from flwr.supercore.control import ControlHttpClient
+    id: int
+    name: str
+    status: str
+    since: str = ""
 
-        self._client = ControlHttpClient.from_server_address(
-            address, False, ca, [_version("flwr CLI")]
-        )
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run; ``config`` and ``folder`` are empty where somebody else's app ran."""
+
+    id: int
+    status: str
+    started: str
+    config: dict[str, Any]
+    folder: str
+
+
+class Control:
+    """Calls of the Control API of a SuperLink, at two CPU seconds less than Flower's commands.
+
+    Each raises UserError if it had no effect (nobody was reached, or it was refused), and RunFailed
+    if the server failed or its answer was lost.
+    """
+
+    def __init__(self, client: Any, federation: str = "") -> None:
+        self._client, self._federation = client, federation
+
+    @classmethod
+    def at(cls, address: str, ca: bytes) -> "Control":
+        """Connect to ``host:port``, whose certificate ``ca`` signed; ValueError: it is none."""
+        from flwr.supercore.control import ControlHttpClient  # why: the client of the commands
+
+        own = [_version("flwr CLI")]
+        return cls(ControlHttpClient.from_server_address(address, False, ca, own))
+
+    @classmethod
+    def named(cls, connection: str) -> "Control":
+        """Connect to what Flower's own configuration (``config.toml``) calls so."""
+        import click
+        from flwr.cli.flower_config import read_superlink_connection  # why: that of `flwr run`
+        from flwr.cli.utils import init_http_client_from_connection  # why: with its credentials
+
+        try:
+            with _calling(), contextlib.redirect_stdout(io.StringIO()):
+                read = read_superlink_connection(connection)
+                return cls(init_http_client_from_connection(read), read.federation or "")
+        except click.ClickException as error:
+            raise UserError(one_line(error.format_message())) from error
+        except (click.exceptions.Exit, SystemExit) as error:
+            raise UserError("Flower cannot use this connection") from error
 
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
 
-    def register(self, name: str, key: bytes) -> None:
-        """Let the owner of a public key (PEM) take part under ``name``."""
-        self._client.RegisterNode(control.RegisterNodeRequest(public_key=key, name=name))
+    def register(self, name: str, key: bytes) -> bool:
+        """Let the owner of a public key (PEM) take part under ``name``; False: it may already."""
+        try:
+            with _calling():
+                self._client.RegisterNode(control.RegisterNodeRequest(public_key=key, name=name))
+        except UserError as error:
+            if error.about != str(KNOWN_KEY):
+                raise
+            return False
+        return True
 
-    def nodes(self) -> list[NodeInfo]:
-        """Return all nodes that were ever registered, with ``node_id``, ``name`` and ``status``."""
-        return list(self._client.ListNodes(control.ListNodesRequest()).nodes_info)
+    def nodes(self) -> list[NodeStatus]:
+        """All nodes that were ever registered and not removed."""
+        with _calling():
+            nodes = self._client.ListNodes(control.ListNodesRequest()).nodes_info
+        return [
+            NodeStatus(n.node_id, n.name, n.status, getattr(n, SINCE.get(n.status, ""), ""))
+            for n in nodes
+            if n.status != "unregistered"
+        ]
 
-    def runs(self, limit: int) -> list[Any]:
-        """Return Flower's ``Run`` messages of the last runs."""
-        return list(self._client.ListRuns(control.ListRunsRequest(limit=limit)).run_dict.values())
-
-
-class NamedControl(ControlCalls):
-    """Calls of the Control API at a connection of Flower's own configuration (``config.toml``).
-
-    They raise UserError, with Flower's words, for a call that had no effect: nobody was reached, or
-    it was refused. RunFailed: the answer of a call was lost.
-    """
-
-    def __init__(self, connection: str) -> None:
-        # why: `flwr run` and `flwr list` read the same configuration and credentials, and print
-        from flwr.cli.flower_config import read_superlink_connection
-
-        # why: as above
-        from flwr.cli.utils import init_http_client_from_connection
-
-        with _calling(), contextlib.redirect_stdout(io.StringIO()):
-            read = read_superlink_connection(connection)
-            self._client = init_http_client_from_connection(read)
-            self._federation = read.federation or ""
+    def runs(self, limit: int = 20) -> list[RunStatus]:
+        """Return the last runs, newest first."""
+        runs = []
+        for run in self._runs(limit=limit).values():
+            text = run.override_config["config"].string or "{}"
+            sent = parse_object(text, f"run {run.run_id}")
+            own, config = sent.get("run") or {}, sent.get("config") or {}
+            folder = str(own.get("folder", ""))
+            runs.append(RunStatus(run.run_id, _status(run), run.pending_at, config, folder))
+        return sorted(runs, key=lambda run: run.started, reverse=True)
 
     def start(self, app: Path, envelope: str) -> int:
         """Submit the app in a folder with this run configuration; returns the run's id."""
@@ -225,9 +278,7 @@ class NamedControl(ControlCalls):
 
     def find(self, envelope: str) -> int | None:
         """Return the id of a run with this configuration that has not ended, if there is one."""
-        with _calling():
-            runs = self.runs(20)
-        for run in runs:
+        for run in self._runs(limit=20).values():
             sent = run.override_config["config"].string
             if sent == envelope and run.status.status != "finished":
                 return int(run.run_id)
@@ -235,38 +286,42 @@ class NamedControl(ControlCalls):
 
     def status(self, run_id: int) -> tuple[str, str]:
         """Return Flower's status of a run, such as ``finished:failed``, and its details."""
-        with _calling():
-            run = self._client.ListRuns(control.ListRunsRequest(run_id=run_id)).run_dict[run_id]
-        said = run.status
-        return ":".join(filter(None, (said.status, said.sub_status))), said.details or "N/A"
+        run = self._runs(run_id=run_id)[run_id]
+        return _status(run), run.status.details or "N/A"
 
     def stop(self, run_id: int) -> None:
         """Stop a run."""
         with _calling():
             self._client.StopRun(control.StopRunRequest(run_id=run_id))
 
+    def _runs(self, **which: int) -> Any:
+        with _calling():
+            return self._client.ListRuns(control.ListRunsRequest(**which)).run_dict
+
+
+def _status(run: Any) -> str:
+    return ":".join(filter(None, (run.status.status, run.status.sub_status)))
+
 
 @contextlib.contextmanager
 def _calling() -> Iterator[None]:
-    """Raise UserError or RunFailed for the errors of Flower's commands."""
-    import click
+    """Raise UserError or RunFailed for httpx's errors."""
     import httpx
-    from flwr.cli.utils import flwr_cli_exc_handler  # why: its words for each error of the server
 
-    sent = False
     try:
-        try:
-            with flwr_cli_exc_handler():
-                yield
-        except BaseException as error:
-            cause = error.__context__ if isinstance(error, click.ClickException) else error
-            sent = isinstance(cause, httpx.RequestError) and not isinstance(
-                cause, httpx.ConnectError | httpx.ConnectTimeout
-            )
-            raise
-    except (click.ClickException, click.exceptions.Exit, httpx.HTTPError, SystemExit) as error:
-        text = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        raise (RunFailed if sent else UserError)(one_line(text)) from error
+        yield
+    except httpx.HTTPStatusError as error:
+        answer: dict[str, Any] = {}
+        with contextlib.suppress(ValueError):
+            answer = parse_object(error.response.text)
+        text = one_line(answer.get("detail") or error.response.text or error, 200)
+        if error.response.is_server_error:
+            raise RunFailed(text) from error
+        raise UserError(text, about=str(answer.get("code", ""))) from error
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        raise UserError(f"nobody answers: {one_line(error)}") from error
+    except httpx.HTTPError as error:
+        raise RunFailed(f"the connection was lost: {one_line(error)}") from error
 
 
 def activate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", heartbeat: float) -> None:

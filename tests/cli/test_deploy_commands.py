@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-import tomllib
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -22,12 +21,13 @@ from fedhet.cli.app import execute
 from fedhet.config.load import build_config
 from fedhet.deploy import network, node, submit
 from fedhet.deploy.certs import make
-from fedhet.deploy.control import CONNECTION, NodeStatus, RunStatus, ServerFolder, collect, connect
+from fedhet.deploy.control import ServerFolder, collect, connect
 from fedhet.deploy.network import OTHER_CA
 from fedhet.deploy.node import REFUSALS, Node, NodePlan, said
 from fedhet.engines import launch
 from fedhet.engines.system import Interrupted, free_ports
 from fedhet.errors import RunFailed, UserError
+from fedhet.protocol.flower import NodeStatus, RunStatus
 from fedhet.records.formats import Line
 from fedhet.records.run_folder import RunFolder
 
@@ -105,16 +105,6 @@ def test_a_second_server_leaves_the_first_one_reachable(tls, capsys):
     assert ServerFolder(tls).control() == f"127.0.0.1:{port}"
 
 
-def test_flower_reads_the_path_of_a_folder_whatever_it_is_called(tls, tmp_path):
-    moved = tls.rename(tmp_path / 'tls "😀"')
-    _served(moved, 4711)
-    config = tomllib.loads((ServerFolder(moved).flwr_home / "config.toml").read_text())
-    found = config["superlink"][CONNECTION]
-    assert found["root-certificates"] == str(ServerFolder(moved).inner.ca)
-    with pytest.raises(UserError, match="cannot be printed"):
-        ServerFolder(moved.rename(tmp_path / "a\x7f")).make()
-
-
 def test_a_node_takes_no_path_that_flower_could_not_read(tls):
     with pytest.raises(UserError, match="data-dir: "):
         NodePlan(tls, tls, "h:1", {"data-dir": 'a"b'}, tls)
@@ -137,7 +127,6 @@ def test_what_flower_says_is_said_once_and_plainly(tmp_path):
 
 FORGETS = """#!{python}
 import time
-import tomllib
 print("INFO :  SuperNode ID: 17", flush=True)
 print("INFO :  Run ID 5 is not in `RUNNING` status. Ignoring reply message 6.", flush=True)
 print({line!r}, flush=True)
@@ -255,13 +244,13 @@ def test_status_puts_superlink_and_run_folder_together(tmp_path):
 
 def test_a_superlink_is_a_folder_of_certificates_or_a_connection(tls, tmp_path, monkeypatch):
     _served(tls, 4711)
-    assert connect("tls") == CONNECTION
     assert ServerFolder(tls).control() == "127.0.0.1:4711"
     assert ServerFolder(tls).home.stat().st_mode & 0o077 == 0
+    connect("tls").close()
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    assert connect("local") == "local"  # of Flower's configuration, which says if it has none
     (tmp_path / "config.toml").write_text('[superlink.net]\naddress = "127.0.0.1:1"\n')
-    assert connect("net") == "net"
+    with pytest.raises(UserError, match="'elsewhere' not found in the Flower configuration file"):
+        connect("elsewhere")
 
 
 # --- a SuperLink that takes a run, or not ---------------------------------------------------------
@@ -280,7 +269,7 @@ def superlink(tmp_path, monkeypatch):
 
     control.status = status
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    monkeypatch.setattr(submit, "NamedControl", lambda _: control)
+    monkeypatch.setattr(submit, "connect", lambda _: control)
     for name in ("ASK", "ASK_END", "POLL"):
         monkeypatch.setattr(submit, name, 0.0)
     return control
@@ -307,7 +296,7 @@ def test_a_superlink_that_is_away_is_waited_for_aloud(superlink, monkeypatch, fo
 
 def test_a_failed_run_of_a_servers_folder_names_its_own_folder(superlink, monkeypatch, folder):
     superlink.answers.append(("finished:failed", "nobody is there"))
-    monkeypatch.setattr(submit, "connect", lambda _: CONNECTION)
+    monkeypatch.setattr(submit, "tls_of", lambda _: "/tls")
     with pytest.raises(RunFailed, match=f"nobody is there .run folder: {folder.path}"):
         submitted(folder, "tls")
 

@@ -15,8 +15,7 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 
 from fedhet.cli.app import execute
 from fedhet.deploy import certs
-from fedhet.deploy.certs import advice, make, renew
-from fedhet.deploy.network import Certificates
+from fedhet.deploy.certs import Certificates, advice, make, renew
 from fedhet.errors import UserError
 from fedhet.site.state import FileStore
 from fedhet.sums.client import NodeCertificate, SumNotes, cannot_prove

@@ -76,11 +76,11 @@ def test_what_is_wrong_with_a_certificate_is_said(tls, serve, tmp_path, capsys, 
     other = certs.make(tmp_path / "other", [ELSEWHERE], [])
     with pytest.raises(UserError, match="is not from the CA in"):
         reach(serve(tls, ELSEWHERE).where, other.ca)
-    with pytest.raises(UserError, match=r"certificate is for .*127.0.0.2.*, not for 127.0.0.3"):
+    with pytest.raises(UserError, match=r"is for another name: .*127\.0\.0\.3"):
         reach(serve(tls, "127.0.0.3").where, tls.ca)
     renewed(tls, ELSEWHERE, 0)
     expired = serve(tls, ELSEWHERE).where
-    with pytest.raises(UserError, match=r"server's certificate expired on 20\d\d-\d\d-\d\d"):
+    with pytest.raises(UserError, match=r"server's certificate: certificate has expired; renew it"):
         reach(expired, tls.ca)
     monkeypatch.setattr(certs, "CA_DAYS", 0)
     gone = certs.make(tmp_path / "gone", [ELSEWHERE], [])

@@ -13,7 +13,6 @@ from helpers.pace import PATIENCE
 from helpers.programs import wait_for
 from network.federation import HOST, Federation
 
-from fedhet.deploy.control import CONNECTION
 from fedhet.deploy.node import TASK_POLL
 from fedhet.engines.system import free_ports, script
 
@@ -89,8 +88,13 @@ def application(folder: Path, files: dict[str, str]) -> Path:
 
 def flwr_run(federation: Federation, app: Path) -> None:
     """Submit an application that is not the installed one, as a lying server does."""
-    env = federation.env | {"FLWR_HOME": str(federation.tls.flwr_home)}
-    command = [script("flwr"), "run", str(app), CONNECTION]
+    home, tls = federation.folder / "flwr", federation.tls
+    home.mkdir(exist_ok=True)
+    (home / "config.toml").write_text(
+        f'[superlink.own]\naddress = "{tls.control()}"\nroot-certificates = "{tls.inner.ca}"\n'
+    )
+    env = federation.env | {"FLWR_HOME": str(home)}
+    command = [script("flwr"), "run", str(app), "own"]
     subprocess.run(command, env=env, cwd=federation.folder, check=True, timeout=PATIENCE)
 
 

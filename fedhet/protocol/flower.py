@@ -156,23 +156,15 @@ def _version(component: str) -> Any:
 
 
 KNOWN_KEY = 23  # Flower's code for a public key that is registered already
-SINCE = {
-    "registered": "registered_at", "online": "last_activated_at", "offline": "last_deactivated_at",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """A SuperNode as the SuperLink knows it; ``status``: registered, online or offline.
-
-    ``since`` is when it became that (ISO 8601), as far as the SuperLink tells: silence is noticed
-    when the heartbeats have been missing for a while, and counts from the last that was due.
-    """
+    """A SuperNode as the SuperLink knows it; ``status``: registered, online or offline."""
 
     id: int
     name: str
     status: str
-    since: str = ""
 
 
 @dataclass(frozen=True)
@@ -239,11 +231,8 @@ class Control:
         """All nodes that were ever registered and not removed."""
         with _calling():
             nodes = self._client.ListNodes(control.ListNodesRequest()).nodes_info
-        return [
-            NodeStatus(n.node_id, n.name, n.status, getattr(n, SINCE.get(n.status, ""), ""))
-            for n in nodes
-            if n.status != "unregistered"
-        ]
+        known = (node for node in nodes if node.status != "unregistered")
+        return [NodeStatus(node.node_id, node.name, node.status) for node in known]
 
     def runs(self, limit: int = 20) -> list[RunStatus]:
         """Return the last runs, newest first."""

@@ -377,6 +377,9 @@ class Certificates:
     def __init__(self, paths: Iterable[Path], say: Callable[[str], None]) -> None:
         self.say = say
         self._known: dict[Path, x509.Certificate | None] = dict.fromkeys(paths)
+        for path in self._known:
+            with contextlib.suppress(UserError):
+                self._known[path] = read_certificate(path)
         self._warned: float | None = None
 
     def look(self) -> list[Path]:

@@ -40,7 +40,6 @@ from fedhet.site.state import (
     not_finite,
     to_bundle,
 )
-from fedhet.sums.contribution import Vector
 from fedhet.training.augment import crop_flip, flip_erase_crop, jitter_scale
 from fedhet.training.loop import (
     Examples,
@@ -159,9 +158,6 @@ class MethodClient(NumPyClient, Generic[P]):
     def upload(self) -> Payload:
         """Return the payload for the server after training."""
         return Empty()
-
-    def added(self, vector: Vector) -> None:
-        """Note the contribution ``vector`` (L,) float64, clipped and without noise (sums only)."""
 
     def infer(self, inputs: Tensor) -> Tensor:
         """Return logits (B, C) of ``inputs`` (B, ...), using only :meth:`inference_needs`."""
@@ -305,8 +301,6 @@ class MethodClient(NumPyClient, Generic[P]):
         metrics = self._trained()
         protection = setup.protection
         self.uploaded = protection.protect(self.upload(), received, self.round, budget)
-        if protection.added is not None:
-            self.added(protection.added)
         if self.config.dp_clip:
             metrics["epsilon_spent"] = budget.epsilon
         if self.evaluating:

@@ -53,7 +53,8 @@ class FedKDClient(MethodClient[FedKDParams]):
             return
         if whole_ones.any() or not self.params.compress_down:
             raise Refused("the ranks fit neither the student nor an update")
-        self.setup.limits.check("max_download_norm", update_norm(payload))
+        shapes = [array.shape for array in blanks_of(self.student)]
+        self.setup.limits.check("max_download_norm", update_norm(payload, shapes))
 
     def receive(self, payload: Payload) -> None:
         """Take the student itself, or the update of the one received before."""

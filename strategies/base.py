@@ -21,7 +21,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, cast
 
@@ -32,7 +32,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedhet.config.schema import P, RunConfig
 from fedhet.data.inputs import Inputs
-from fedhet.errors import Rejected, RunFailed, UserError, distinct
+from fedhet.errors import Rejected, RunFailed, UserError, brief, distinct
 from fedhet.files import client_order
 from fedhet.protocol.checks import FLOAT32, Checked, check_evaluation, form
 from fedhet.protocol.flower import is_simulated
@@ -66,6 +66,7 @@ class MethodStrategy(Strategy, Generic[P]):
     noise_on_steps = False  # whether noise is for upload - download, and `combine` gets its sum
     # Why `secure-sum` is refused: "" in a class with `contribution` and `combine`.
     not_summed: ClassVar[str] = "its strategy has no `contribution` and `combine`"
+    growing: ClassVar[Sequence[str]] = ()  # names of `arrays` whose length varies over rounds
     refuses: ClassVar[Mapping[str, str]] = {}  # kinds of input that it cannot work with, and why
     weighs_late: ClassVar[bool] = False  # whether `aggregate` uses `weight` or `late` of uploads
 
@@ -189,8 +190,8 @@ class MethodStrategy(Strategy, Generic[P]):
         """Raise Rejected for ``arrays`` of a checkpoint that :meth:`load` cannot take.
 
         Called after :meth:`initialise`. Names, their order, dtypes and shapes (n, ...) must be
-        those of :meth:`arrays`. Only arrays in :attr:`growing` may have another length n. All
-        numbers must be finite.
+        those of :meth:`arrays`. Only arrays in ``growing`` may have another length n. All numbers
+        must be finite. The arrays are then loaded.
         """
         own = self.arrays()
         if list(arrays) != list(own):
@@ -203,16 +204,13 @@ class MethodStrategy(Strategy, Generic[P]):
                 raise Rejected(f"array '{name}' is {form(array)}, expected {form(like)}")
             if not np.isfinite(array).all():
                 raise Rejected(f"array '{name}' holds NaN or infinity")
-        if len({len(arrays[name]) for name in self.growing if name in arrays}) > 1:
-            raise Rejected(f"the arrays {', '.join(self.growing)} differ in length")
+        try:
+            self.load(arrays)
+        except (ValueError, IndexError, RuntimeError) as error:  # lengths that do not fit
+            raise Rejected(f"the arrays do not fit each other: {brief(error)}") from error
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Take ``arrays`` (n, ...), of :meth:`arrays`' dtypes, instead of the own ones."""
-
-    @property
-    def growing(self) -> Collection[str]:
-        """Names of :meth:`arrays` whose length varies from round to round."""
-        return ()
 
     @property
     def sends_all(self) -> bool:

@@ -22,7 +22,7 @@ from fedhet.strategies.server_training import (
     state_arrays,
     train_on_pairs,
 )
-from fedhet.sums.contribution import Own, Summand
+from fedhet.sums.contribution import Own
 
 
 def declared(info: ClientInfo) -> tuple[Array, Array]:
@@ -69,11 +69,6 @@ class ClassVectorStrategy(MethodStrategy[P]):
         """Return that ``weighting`` has no effect: images per class are the weights."""
         reason = "vectors are combined class by class"
         return {"weighting": reason, "max-weight": reason}
-
-    @classmethod
-    def contribution(cls, upload: Payload, own: Own) -> Summand:
-        """Return vectors (C, w), zero where unseen, and C ones and zeros."""
-        return sums_of([shared_by(upload, own)], None, own.classes).summand()
 
     @classmethod
     def sends_class_rows(cls, config: RunConfig, params: P) -> bool:

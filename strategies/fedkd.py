@@ -25,7 +25,7 @@ needs every client in every round.
 """
 
 import math
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -35,7 +35,7 @@ from pydantic import Field
 from fedhet.config.schema import Params, RunConfig
 from fedhet.errors import Rejected, RunFailed, UserError
 from fedhet.protocol.checks import check_shapes, size
-from fedhet.protocol.handshake import ClientInfo, Roster
+from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, LowRank, Payload, blank
 from fedhet.rng import one_thread
 from fedhet.strategies.averaging import AveragingStrategy
@@ -81,53 +81,23 @@ def compress(updates: Sequence[Array], share: float | None) -> LowRank:
     return LowRank(np.array(ranks, dtype=np.int64), tuple(tensors))
 
 
-def apply(payload: LowRank, before: Sequence[Array]) -> tuple[Array, ...]:
-    """Return the parameters after an update of ``before``, float32."""
-    after = []
-    for (rank, parts), old in zip(entries(payload), before, strict=True):
-        if rank == WHOLE:
-            after.append(parts[0])
-        else:
-            after.append((old + _dense(rank, parts, old.shape)).astype(np.float32))
-    return tuple(after)
-
-
-def blanks(ranks: Array, shapes: Sequence[Shape]) -> list[Array]:
-    """Return blank tensors of an update with these ranks, as :func:`compress` makes them.
-
-    Raises Rejected for ranks that it would not give to parameters of these shapes.
-    """
-    if ranks.shape != (len(shapes),) or ranks.dtype != np.int64:
-        raise Rejected(f"ranks are {ranks.dtype}{list(ranks.shape)}, expected int64[{len(shapes)}]")
-    expected: list[Shape] = []
-    for i, (rank, shape) in enumerate(zip(ranks.tolist(), shapes, strict=True)):
-        if not (
-            rank == DENSE
-            or (len(shape) > 1 and 0 <= rank * floats_per_rank(shape) < math.prod(shape))
-        ):
-            raise Rejected(f"rank {rank} is not allowed for parameter {i} of shape {list(shape)}")
-        m, n = matrix_shape(shape)
-        expected += [shape] if rank == DENSE else [(m, rank), (rank,), (rank, n)] * (rank > 0)
-    return [blank(shape) for shape in expected]
-
-
-def update_norm(payload: LowRank) -> float:
-    """Return the L2 norm of an update, which its factors' norms do not give."""
-    return math.sqrt(sum(_square(rank, parts) for rank, parts in entries(payload)))
-
-
-def _square(rank: int, parts: Sequence[Array]) -> float:
-    """Return the squared norm of one entry: sum((U S)^T (U S) * V V^T), r x r."""
-    if rank <= 0:
-        return float(sum(np.square(part, dtype=np.float64).sum() for part in parts))
-    u, s, v = (part.astype(np.float64) for part in parts)
-    scaled = u * s
-    return max(float(((scaled.T @ scaled) * (v @ v.T)).sum()), 0.0)
-
-
-def dense(payload: LowRank, shapes: Sequence[Shape]) -> list[Array]:
-    """Return the updates as float64 arrays of these shapes."""
-    return [_dense(*entry, shape) for entry, shape in zip(entries(payload), shapes, strict=True)]
+def _factors(update: Array, share: float) -> tuple[int, list[Array]]:
+    """Return rank and tensors of one update."""
+    if update.ndim < 2:
+        return DENSE, [update]
+    matrix = torch.from_numpy(update.reshape(len(update), -1).astype(np.float64))
+    try:
+        with one_thread():
+            u, s, v = (t.numpy() for t in torch.linalg.svd(matrix, full_matrices=False))
+    except RuntimeError as error:  # torch.linalg.LinAlgError
+        raise RunFailed(
+            f"the singular value decomposition of an update of shape {list(update.shape)} "
+            "does not converge: use compress=off"
+        ) from error
+    rank = smallest_rank(s, share)
+    if rank * (sum(matrix.shape) + 1) >= update.size:
+        return DENSE, [update]
+    return rank, [u[:, :rank], s[:rank], v[:rank]] if rank else []
 
 
 def entries(payload: LowRank) -> Iterator[tuple[int, tuple[Array, ...]]]:
@@ -139,44 +109,51 @@ def entries(payload: LowRank) -> Iterator[tuple[int, tuple[Array, ...]]]:
         used += count
 
 
-def _factors(update: Array, share: float) -> tuple[int, list[Array]]:
-    """Return rank and tensors of one update."""
-    if update.ndim < 2:
-        return DENSE, [update]
-    matrix = torch.from_numpy(update.reshape(matrix_shape(update.shape)).astype(np.float64))
-    try:
-        with one_thread():
-            u, s, v = (t.numpy() for t in torch.linalg.svd(matrix, full_matrices=False))
-    except RuntimeError as error:  # torch.linalg.LinAlgError
-        raise RunFailed(
-            f"the singular value decomposition of an update of shape {list(update.shape)} "
-            "does not converge: use compress=off"
-        ) from error
-    rank = smallest_rank(s, share)
-    if rank * floats_per_rank(update.shape) >= update.size:
-        return DENSE, [update]
-    return rank, [u[:, :rank], s[:rank], v[:rank]] if rank else []
+def dense(payload: LowRank, shapes: Sequence[Shape]) -> list[Array]:
+    """Return the updates as float64 arrays of these shapes."""
+    updates = []
+    for (rank, parts), shape in zip(entries(payload), shapes, strict=True):
+        if rank == ZERO:
+            updates.append(np.zeros(shape))
+        elif rank == DENSE:
+            updates.append(parts[0].astype(np.float64))
+        else:
+            u, s, v = (torch.from_numpy(part.astype(np.float64)) for part in parts)
+            with one_thread():
+                updates.append(((u * s) @ v).numpy().reshape(shape))
+    return updates
 
 
-def _dense(rank: int, parts: Sequence[Array], shape: Shape) -> Array:
-    if rank == ZERO:
-        return np.zeros(shape, dtype=np.float64)
-    if rank == DENSE:
-        return parts[0].astype(np.float64)
-    u, s, v = (torch.from_numpy(part.astype(np.float64)) for part in parts)
-    with one_thread():
-        product: Array = ((u * s) @ v).numpy()
-    return product.reshape(shape)
+def apply(payload: LowRank, before: Sequence[Array]) -> tuple[Array, ...]:
+    """Return the parameters after an update of ``before``, or those that came whole, float32."""
+    if (payload.ranks == WHOLE).any():
+        return payload.tensors
+    updates = dense(payload, [old.shape for old in before])
+    return tuple((old + new).astype(np.float32) for old, new in zip(before, updates, strict=True))
 
 
-def matrix_shape(shape: Shape) -> tuple[int, int]:
-    """Return (out, in * k * k)."""
-    return (shape[0], math.prod(shape[1:])) if shape else (1, 1)
+def update_norm(payload: LowRank, shapes: Sequence[Shape]) -> float:
+    """Return the L2 norm of an update, which its factors' norms do not give."""
+    return math.sqrt(sum(float(np.square(one).sum()) for one in dense(payload, shapes)))
 
 
-def floats_per_rank(shape: Shape) -> int:
-    """Return floats per unit of rank."""
-    return sum(matrix_shape(shape)) + 1
+def blanks(ranks: Array, shapes: Sequence[Shape]) -> list[Array]:
+    """Return blank tensors of an update with these ranks, as :func:`compress` makes them.
+
+    Raises Rejected for ranks that it would not give to parameters of these shapes.
+    """
+    if ranks.shape != (len(shapes),) or ranks.dtype != np.int64:
+        raise Rejected(f"ranks are {ranks.dtype}{list(ranks.shape)}, expected int64[{len(shapes)}]")
+    expected: list[Shape] = []
+    for i, (rank, shape) in enumerate(zip(ranks.tolist(), shapes, strict=True)):
+        m, n = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, 1)
+        if rank == DENSE:
+            expected.append(shape)
+        elif len(shape) > 1 and 0 <= rank * (m + n + 1) < m * n:
+            expected += [(m, rank), (rank,), (rank, n)] * (rank > 0)
+        else:
+            raise Rejected(f"rank {rank} is not allowed for parameter {i} of shape {list(shape)}")
+    return [blank(shape) for shape in expected]
 
 
 # --- the method -------------------------------------------------------------------------------
@@ -210,6 +187,7 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
     )
 
     upload_type = LowRank
+    growing = ("update-ranks", "update")  # both are empty before the first update
     aggregations = ROBUST
     shares_small_model = True
     plans_rounds = True  # the energy grows from t-start to t-end over all rounds
@@ -234,8 +212,10 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
                 "fraction=1, since a client that skips a round has an older student"
             )
 
-    def __init__(self, config: RunConfig, roster: "Roster") -> None:
-        super().__init__(config, roster)
+    def initialise(self) -> None:
+        """Draw the student; there is no update yet."""
+        super().initialise()
+        self.shapes = [tensor.shape for tensor in self.tensors]
         self.update = LowRank(np.zeros(0, dtype=np.int64), ())
         self.updated = 0  # the round of that update: who took part in it holds the student before
 
@@ -254,25 +234,21 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
     def check(self, info: ClientInfo, payload: Payload) -> None:
         """Check that every tensor fits its rank and parameter."""
         assert isinstance(payload, LowRank)
-        check_updates(payload, self._shapes())
+        check_shapes(payload.tensors, blanks(payload.ranks, self.shapes))
 
     def _length(self, payload: Payload) -> float:
         """Return the update's own size, which its factors' norms do not give."""
         assert isinstance(payload, LowRank)
-        norm, most = update_norm(payload), self.config.max_update_norm
+        norm, most = update_norm(payload, self.shapes), self.config.max_update_norm
         if not norm <= most:
             raise Rejected(f"norm {norm:.4g} of the update is above max-update-norm={most:g}")
         return norm / math.sqrt(sum(tensor.size for tensor in self.tensors))
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Move the student by the weighted mean of the updates."""
-        updates = self._mean(uploads)
         share = self.params.share(round_, self.config.rounds)
-        self.update = compress(
-            updates,
-            share if self.params.compress_down else None,
-        )
-        self.updated = round_
+        down = share if self.params.compress_down else None
+        self.update, self.updated = compress(self._mean(uploads), down), round_
         self.tensors = apply(self.update, self.tensors)
         return {} if share is None else {"energy": share}
 
@@ -280,11 +256,11 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         """Return the updates' mean, trimmed mean or median, float32."""
         payloads = [u.payload for u in uploads if isinstance(u.payload, LowRank)]
         if self.rule.name != "mean":
-            single = [[a.astype(np.float32) for a in dense(p, self._shapes())] for p in payloads]
+            single = [[a.astype(np.float32) for a in dense(p, self.shapes)] for p in payloads]
             return [self.rule.middle_of(list(column)) for column in zip(*single, strict=True)]
-        total = [np.zeros(shape, dtype=np.float64) for shape in self._shapes()]
+        total = [np.zeros(shape, dtype=np.float64) for shape in self.shapes]
         for upload, payload in zip(uploads, payloads, strict=True):
-            for mean, update in zip(total, dense(payload, self._shapes()), strict=True):
+            for mean, update in zip(total, dense(payload, self.shapes), strict=True):
                 np.add(mean, upload.weight * update, out=mean)
         return [mean.astype(np.float32) for mean in total]
 
@@ -292,50 +268,25 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         """Return the student's parameters; with ``compress-down`` the last update as well."""
         if not self.params.compress_down:
             return super().arrays()
-        update = {f"update/{i:05d}": tensor for i, tensor in enumerate(self.update.tensors)}
-        numbers = {"updated": np.array([self.updated]), "update-ranks": self.update.ranks}
-        return super().arrays() | update | numbers
-
-    @property
-    def growing(self) -> Collection[str]:
-        """Names of arrays with varying length: there are no ranks before the first update."""
-        return ("update-ranks",)
-
-    def check_arrays(self, arrays: Mapping[str, Array]) -> None:
-        """Check also the last update's factors against its ranks."""
-        if not self.params.compress_down:
-            return super().check_arrays(arrays)
-        factors, others = _parted(arrays)
-        super().check_arrays(others)
-        update = LowRank(others["update-ranks"], factors)
-        if update.ranks.size or factors:
-            check_updates(update, self._shapes())
+        factors = [np.zeros(0, np.float32), *(one.ravel() for one in self.update.tensors)]
+        update = {"updated": np.array([self.updated]), "update-ranks": self.update.ranks}
+        return super().arrays() | update | {"update": np.concatenate(factors)}
 
     def load(self, arrays: Mapping[str, Array]) -> None:
-        """Inverse of :meth:`arrays`."""
+        """Inverse of :meth:`arrays`; raise ValueError for factors that the ranks do not tell."""
         student = dict(arrays)
         if self.params.compress_down:
-            factors, student = _parted(arrays)
-            self.update = LowRank(student.pop("update-ranks"), factors)
+            ranks, flat = student.pop("update-ranks"), student.pop("update")
             self.updated = int(student.pop("updated")[0])
+            like = blanks(ranks, self.shapes) if ranks.size else []
+            if sum(one.size for one in like) != flat.size:
+                raise ValueError("the factors of the last update are not as many as its ranks say")
+            parts = np.split(flat, np.cumsum([one.size for one in like])[:-1]) if like else []
+            factors = (part.reshape(one.shape) for part, one in zip(parts, like, strict=True))
+            self.update = LowRank(ranks, tuple(factors))
         super().load(student)
 
     def _is_current(self, info: ClientInfo) -> bool:
         """Return whether a client needs only the last update, which is sent compressed."""
         held = self.roster.generations[info.client]
         return self.params.compress_down and held == self.updated > 0
-
-    def _shapes(self) -> list[tuple[int, ...]]:
-        return [tensor.shape for tensor in self.tensors]
-
-
-def _parted(arrays: Mapping[str, Array]) -> tuple[tuple[Array, ...], dict[str, Array]]:
-    """Return the factors of an update in their order, and all other arrays."""
-    others = dict(arrays)
-    names = sorted(name for name in arrays if name.startswith("update/"))
-    return tuple(others.pop(name) for name in names), others
-
-
-def check_updates(payload: LowRank, shapes: Sequence[Shape]) -> None:
-    """Raise Rejected for factors that ``compress`` would not send for these shapes."""
-    check_shapes(payload.tensors, blanks(payload.ranks, shapes))

@@ -25,7 +25,7 @@ out of every mean.
 import logging
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -93,6 +93,7 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
     """Averages the maps, or the factors, of adapters of unequal ranks."""
 
     upload_type = Adapters
+    growing = ("shapes", "factors")  # both are empty before the first round
     not_summed = "its clients' adapters differ in shape; use method=lg_fedavg"
     weighs_late = True
 
@@ -106,11 +107,7 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
                     f"models: client {client} has '{info.model}' without adapters: method=hetlora "
                     "needs lora=RANK, such as models='hf:FOLDER lora=8'"
                 )
-
-    @property
-    def most(self) -> int:
-        """Return the largest rank of a client."""
-        return max(rank_of(info) for info in self.roster.infos.values())
+        self.most = max(map(rank_of, self.roster.infos.values()), default=0)
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """Return the first r_k columns of B and rows of A of each layer."""
@@ -202,28 +199,11 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
             "factors": np.concatenate([np.zeros(0, np.float32), *flat]),
         }
 
-    @property
-    def growing(self) -> Collection[str]:
-        """Both lists are empty before the first round."""
-        return ("shapes", "factors")
-
-    def check_arrays(self, arrays: Mapping[str, Array]) -> None:
-        """Check that the factors are as many as their shapes say."""
-        forms = {"digest": (np.int64, 1), "shapes": (np.int64, 2), "factors": (np.float32, 1)}
-        if {n: (a.dtype.type, a.ndim) for n, a in arrays.items()} != forms:
-            raise Rejected("the arrays are not those of adapters")
-        shapes = arrays["shapes"]
-        sizes = (shapes[:, 0] + shapes[:, 1]) * shapes[:, 2] if shapes.shape[1] == 3 else [-1]  # noqa: PLR2004
-        sound = (shapes >= 0).all() and np.isfinite(arrays["factors"]).all()
-        if not sound or int(np.sum(sizes)) != arrays["factors"].size:
-            raise Rejected("the factors are not as many as their shapes say")
-
     def load(self, arrays: Mapping[str, Array]) -> None:
-        """Inverse of :meth:`arrays`."""
-        self.digest, self.layers, start = arrays["digest"], [], 0
-        for m, n, rank in arrays["shapes"].tolist():
-            b = arrays["factors"][start : start + m * rank].reshape(m, rank)
-            start += m * rank
-            a = arrays["factors"][start : start + rank * n].reshape(rank, n)
-            start += rank * n
-            self.layers.append((b, a))
+        """Inverse of :meth:`arrays`; raise ValueError for factors that the shapes do not tell."""
+        self.digest, self.layers, rest = arrays["digest"], [], arrays["factors"]
+        for m, n, rank in np.maximum(arrays["shapes"], 0).tolist():
+            b, a, rest = np.split(rest, [m * rank, (m + n) * rank])
+            self.layers.append((b.reshape(m, rank), a.reshape(rank, n)))
+        if rest.size:
+            raise ValueError("the factors are more than their shapes say")

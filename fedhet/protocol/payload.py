@@ -132,19 +132,6 @@ class ClassVectors(Payload):
 
 
 @dataclass(frozen=True)
-class ClassTotals(Payload):
-    """Sums of one vector per class over its owners, for everybody.
-
-    owners (C,) int64; rounds (C,) int64, that of each class's sum, 0 where there is none; vectors
-    (C, w) float32.
-    """
-
-    owners: Int64
-    rounds: Int64
-    vectors: Float32
-
-
-@dataclass(frozen=True)
 class LowRank(Payload):
     """One entry per parameter of a shared model; see :mod:`fedhet.strategies.fedkd`.
 

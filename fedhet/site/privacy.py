@@ -351,11 +351,10 @@ def _digest(secret: bytes, round_: int, arrays: Sequence[Array]) -> str:
 class UploadProtection:
     """What happens to an upload before it is sent: nothing, or noise if the run has ``dp-clip``.
 
-    In a run with sums :class:`fedhet.sums.client.SumProtection` takes its place: ``added`` is then
-    what the upload adds to the sum, and ``shared`` are the classes whose rows may be summed.
+    In a run with sums :class:`fedhet.sums.client.SumProtection` takes its place, and
+    ``shared`` are the classes whose rows may be summed.
     """
 
-    added: Vector | None = None
     shared: frozenset[int] | None = None  # None: all
 
     def protect(self, upload: Payload, received: Payload, round_: int, budget: Budget) -> Payload:

@@ -586,25 +586,18 @@ class SumProtection(UploadProtection):
     def protect(self, upload: Payload, received: Payload, round_: int, budget: Budget) -> Payload:
         """Add the upload to this client's vector, and return an empty payload instead.
 
-        Its vector without noise is then ``added``. Called before its state is saved.
+        With ``dp-clip`` it is clipped, and its words get a share of the noise.
         """
-        self.added = self.add(upload, received, round_, budget)
+        clip = self.config.dp_clip
+        if clip and self.method.noise_on_steps:
+            upload = upload.since(received)
+        added = self.method.contribution(upload, self.own)
+        if clip:
+            self._put(clipped(added.values, clip), round_, budget)
+            self._put(added.counts)
+        else:
+            self._put(added.flat)
         return Empty()
-
-    def add(self, upload: Payload, received: Payload, round_: int, budget: Budget) -> Vector:
-        """Return what an upload adds (L,), clipped; its words get a share of the noise."""
-        config, own = self.config, self.own
-        self._steps.clear()
-        if not config.dp_clip:
-            vector: Vector = self.method.contribution(upload, own).flat
-            self._put(vector)
-            return vector
-        step = upload.since(received) if self.method.noise_on_steps else upload
-        added = self.method.contribution(step, own)
-        values = clipped(added.values, config.dp_clip)
-        self._put(values, round_, budget)
-        self._put(added.counts)
-        return Summand(values, added.counts).flat
 
     def _put(self, vector: Vector, round_: int = 0, budget: Budget | None = None) -> None:
         """Append a part of the vector in steps of the words' grid, noised if there is a budget."""

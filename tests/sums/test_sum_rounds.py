@@ -72,7 +72,6 @@ MORE = [
     pytest.param(changes, marks=pytest.mark.matrix)
     for changes in (
         {"method": "fedproto", "sum_owners": 1, "sum_metrics": False, "evaluate_every": 2},
-        {"method": "fd", "clients": 3, "sum_threshold": 0, "classes_per_client": 4, "rounds": 1},
     )
 ]
 

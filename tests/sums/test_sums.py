@@ -11,7 +11,7 @@ from fedhet.errors import UserError
 from fedhet.strategies.averaging import AveragingStrategy, ClassSums, sum_uploads
 from fedhet.strategies.robust import ROBUST
 from fedhet.sums.contribution import UNIT, Own, sum_unit
-from fedhet.testing import make_client, make_strategy, small, uploads_of
+from fedhet.testing import make_strategy, small, uploads_of
 
 SEEN, IMAGES, CLASSES = [[0, 1], [1, 2], [1, 2]], [100, 300, 50], 4  # nobody has class 3
 BY_CLASS = ("fedssa", "fedproto", "fedl2g")
@@ -125,7 +125,7 @@ def test_with_noise_steps_from_what_was_sent_are_summed(tmp_path, method, change
 # --- few owners ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [*BY_CLASS, "fd"])
+@pytest.mark.parametrize("method", BY_CLASS)
 def test_rows_of_a_class_with_few_owners_are_zeros_and_stay(tmp_path, method):
     """Also where the sum finds too few of them, since one has dropped out."""
     plain, summed = pair(tmp_path, method, owners=3)
@@ -148,56 +148,11 @@ def test_rows_of_a_class_with_few_owners_are_zeros_and_stay(tmp_path, method):
                 assert (array[1] != before[name][1]).any()
 
 
-# --- FD: a client takes its own part out ----------------------------------------------------------
-
-
-def test_fds_clients_find_what_the_plain_server_sends(tmp_path):
-    values = {"method": "fd", "classes_per_client": 3, "max_images": 300}
-    config = small(tmp_path, **values, secure_sum="masked", sum_owners=2)
-    clients = [make_client(config, k, tmp_path / "s") for k in range(3)]
-    seen = [client.seen().tolist() for client in clients]
-    plain = make_strategy(small(tmp_path, **values), seen, [9, 9, 9], CLASSES)
-    summed = make_strategy(config, seen, [9, 9, 9], CLASSES)
-    payloads = {str(k): client.upload() for k, client in enumerate(clients)}
-    assert {tuple(own) for own in seen} != {tuple(seen[0])}
-    added = vectors(summed, payloads)
-    for client, vector in zip(clients, added.values(), strict=True):
-        client.added(vector)
-    summed.combine(sum(added.values()), 1)
-    plain.aggregate(uploads_of(plain, payloads), 1)
-    everybody = summed.download(summed.roster.infos["0"], 2)
-    for k, client in enumerate(clients):
-        wanted = plain.download(plain.roster.infos[str(k)], 2)
-        client.round = 2
-        client.check_download(everybody)
-        client.receive(everybody)
-        assert np.flatnonzero(client.known).tolist() == wanted.classes.tolist()
-        np.testing.assert_allclose(client.vectors[wanted.classes], wanted.vectors, atol=1e-6)
-
-
-def test_fds_client_that_was_not_summed_takes_nothing_out(tmp_path):
-    values = {"method": "fd", "classes_per_client": 4, "max_images": 300}
-    config = small(tmp_path, **values, secure_sum="masked", sum_owners=1)
-    client, *others = [make_client(config, k, tmp_path / "s") for k in range(3)]
-    summed = make_strategy(config, [[0, 1, 2, 3]] * 3, [8, 8, 8], CLASSES)
-    first = vectors(summed, {str(k): c.upload() for k, c in enumerate([client, *others])})
-    client.added(first["0"])
-    summed.combine(sum(first.values()), 1)
-    client.round = 2
-    client.receive(summed.download(summed.roster.infos["0"], 2))
-    # Round 2 sums the others alone; in round 3 the client starts from what it had after round 1.
-    summed.combine(2 * first["1"], 2)
-    client.round = 3
-    client.receive(summed.download(summed.roster.infos["0"], 3))
-    wanted = ClassSums.of(first["1"], CLASSES).rows
-    np.testing.assert_allclose(client.vectors, wanted, atol=1e-6)
-
-
 # --- what cannot be summed ------------------------------------------------------------------------
 
 
 def test_every_method_is_summed_or_says_why_not():
-    refused = {"fedkd", "fedgen", "fedgh", "fedtgp", "fedorgp", "hetlora"}
+    refused = {"fd", "fedkd", "fedgen", "fedgh", "fedtgp", "fedorgp", "hetlora"}
     for name, method in METHODS.items():
         assert bool(method.strategy.not_summed) == (name in refused)
         values = {"method": name, "secure-sum": "masked", "clients": 3}

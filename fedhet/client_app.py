@@ -64,8 +64,10 @@ from fedhet.site.local_data import (
 )
 from fedhet.site.privacy import UploadProtection
 from fedhet.site.state import DATA, SUM_KEY, FileStore
+from fedhet.strategies.base import MethodStrategy
 from fedhet.sums import client as sums
-from fedhet.sums.client import SumNotes, cannot_prove, own_terms
+from fedhet.sums.client import SumNotes, cannot_prove
+from fedhet.sums.masks import SumTerms
 from fedhet.training.loop import without_denormals
 
 LONGEST = 400  # characters of an error's text; the server cuts a reason at 500
@@ -222,7 +224,7 @@ class Request:
         return found
 
     @property
-    def summing(self) -> sums.Summing:
+    def summing(self) -> type[MethodStrategy[Any]]:
         """What the method says of its sums."""
         return self.method.strategy
 
@@ -249,7 +251,8 @@ class Request:
         if self.own is not None:
             client = own_name(self.context)
         client = client or client_name(self.config, self.node, simulated=self.simulated)
-        terms = own_terms(self.config, self.limits)
+        fewest = max(self.config.sum_min, self.limits.min_sum or 0)  # a site's may be stricter
+        terms = SumTerms(fewest, self.config.sum_threshold)
         return SumNotes(self.store(client), self.what.experiment, client, terms)
 
 

@@ -1,12 +1,19 @@
-"""Check a round's replies where the server sees single uploads: alone, then against each other.
+"""Check a round's replies where the server sees single uploads, and the rules that combine them.
 
-:class:`fedhet.sums.server.SumAggregator` takes this one's place in a run with ``secure-sum``.
+Replies are checked alone, then against each other. :class:`fedhet.sums.server.SumAggregator` takes
+the place of :class:`PlainAggregator` in a run with ``secure-sum``.
+
+``trimmed-mean`` and ``median`` are those of Yin, Chen, Ramchandran and Bartlett 2018,
+"Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates" (arXiv 1803.01498),
+definitions 1 and 2: coordinate by coordinate and without weights. Of m values the trimmed mean
+leaves out the floor(trim * m) largest and as many smallest, so that m < 1 / trim values are not
+trimmed at all: choose ``trim`` by the fewest clients that share a class.
 """
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +33,14 @@ from fedhet.protocol.checks import (
 from fedhet.protocol.handshake import ClientInfo, Handshake
 from fedhet.protocol.mail import exchange
 from fedhet.protocol.messages import CONFUSION, QUERY_BYTES, Reply
-from fedhet.protocol.payload import Payload
+from fedhet.protocol.payload import Array, Payload
 from fedhet.records.ledger import Ledger
 from fedhet.site.privacy import sigma
-from fedhet.strategies.robust import capped
 
 log = logging.getLogger("fedhet")
 
+CHUNK = 1 << 20  # values that are sorted at a time
+ROBUST = ("mean", "trimmed-mean", "median")
 MANY_BYTES = 256 << 20  # of a reply whose shapes vary
 
 
@@ -74,21 +82,16 @@ class Reference:
         return 0.0 if self.payload is None else size(self.payload.flat)
 
 
-class Uploads(Protocol):
-    """What a method says of its uploads."""
+class _Method(Protocol):
+    """The hooks of a strategy that a reply is checked by."""
 
     upload_type: type[Payload]
     asked: Mapping[str, int]  # by client, the round of the train message that it has not answered
 
     @property
-    def metric_ranges(self) -> Mapping[str, tuple[float, float]]:
-        """Ranges of its own metrics."""
-
-    def reference(self, info: ClientInfo) -> Reference:
-        """Return what an upload of ``info`` is held against."""
-
-    def check(self, info: ClientInfo, payload: Payload) -> None:
-        """Raise Rejected for an upload that is not acceptable."""
+    def metric_ranges(self) -> Mapping[str, tuple[float, float]]: ...
+    def reference(self, info: ClientInfo) -> Reference: ...
+    def check(self, info: ClientInfo, payload: Payload) -> None: ...
 
 
 class PlainAggregator:
@@ -122,7 +125,7 @@ class PlainAggregator:
         return MANY_BYTES if expected is None else 4 * expected.bytes + QUERY_BYTES
 
     def check(
-        self, round_: int, replies: Sequence[tuple[str, Reply]], method: Uploads, deadline: float
+        self, round_: int, replies: Sequence[tuple[str, Reply]], method: _Method, deadline: float
     ) -> Checked | None:
         """Return the replies that count, in client order; None if they are too few."""
         del deadline
@@ -150,7 +153,7 @@ class PlainAggregator:
             self.ledger.reject(one.info.client, why, one.reply)
         return None
 
-    def _valid(self, info: ClientInfo, reply: Reply, asked: int, method: Uploads) -> Valid:
+    def _valid(self, info: ClientInfo, reply: Reply, asked: int, method: _Method) -> Valid:
         """Return a reply with its payload; raise Rejected if anything about it is wrong."""
         check_trained(info, reply, asked, self.config, method.metric_ranges)
         images = reply.metrics.get("num-examples")
@@ -208,3 +211,72 @@ class PlainAggregator:
             except Rejected as reason:
                 log.warning("client %s is not in confusion.csv: %s", client, one_line(str(reason)))
         return matrices
+
+
+# --- how uploads are combined ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The rule by which a run combines its uploads."""
+
+    name: str = "mean"
+    trim: float = 0.0
+    max_weight: float = 1.0
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Self:
+        """Return the rule of a configuration."""
+        return cls(config.aggregation, config.trim, config.max_weight)
+
+    def middle(self, values: Array) -> Array:
+        """Return the trimmed mean or median over the first axis of (m, ...), float64."""
+        m = len(values)
+        cut = (m - 1) // 2 if self.name == "median" else int(self.trim * m + 1e-9)
+        return np.asarray(np.sort(values, axis=0)[cut : m - cut].mean(axis=0, dtype=np.float64))
+
+    def middle_of(self, arrays: list[Array]) -> Array:
+        """Return :meth:`middle` of equal shapes, float32, sorted piece by piece."""
+        flat = [np.ravel(array) for array in arrays]
+        result = np.empty(flat[0].size, dtype=np.float32)
+        step = max(1, CHUNK // len(flat))
+        for start in range(0, len(result), step):
+            part = slice(start, start + step)
+            result[part] = self.middle(np.stack([array[part] for array in flat]))
+        return result.reshape(arrays[0].shape)
+
+    def middle_by_class(self, classes: Array, rows: Array, count: int) -> Array:
+        """Return :meth:`middle` of the rows (M, w) of each of ``count`` classes, zero without any.
+
+        Classes with equally many rows are one array; there is no loop over classes.
+        """
+        counts = np.bincount(classes, minlength=count)
+        order, starts = np.argsort(classes, kind="stable"), np.cumsum(counts) - counts
+        result = np.zeros((count, *rows.shape[1:]))
+        for m in np.unique(counts[counts > 0]):
+            chosen = np.flatnonzero(counts == m)
+            members = order[starts[chosen] + np.arange(m)[:, None]]  # (m, classes)
+            result[chosen] = self.middle(rows[members])
+        return result
+
+
+MEAN = Rule()
+
+
+def capped(sizes: Array, cap: float, groups: Array | None = None) -> Array:
+    """Return shares of ``sizes`` (M,) in the sum of their group, none above ``cap``, float64.
+
+    What is cut off goes to the others of the group in proportion. In a group of fewer than
+    1 / cap members nobody can be below the cap: all get the same.
+    """
+    if groups is None:
+        groups = np.zeros(len(sizes), dtype=np.int64)
+    limit = np.maximum(cap, 1 / np.maximum(np.bincount(groups), 1))[groups]
+    shares = sizes / np.bincount(groups, sizes)[groups]
+    full = np.zeros(len(sizes), dtype=bool)
+    while (over := ~full & (shares > limit * (1 + 1e-12))).any():
+        full |= over
+        room = 1 - np.bincount(groups, np.where(full, limit, 0.0))[groups]
+        loose = np.bincount(groups, np.where(full, 0.0, sizes))[groups]
+        shares = np.where(full, limit, sizes * room / np.where(loose > 0, loose, 1.0))
+    return np.asarray(shares)

@@ -23,8 +23,8 @@ from fedhet.models.zoo import small_model
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.rng import torch_seeded
+from fedhet.strategies.aggregator import MEAN, ROBUST, Rule, capped
 from fedhet.strategies.base import MethodStrategy, Reference, Upload
-from fedhet.strategies.robust import MEAN, ROBUST, Rule, capped
 from fedhet.sums.contribution import Own, Summand, Vector, too_few
 
 BLOCK = 8  # uploads whose numbers are float64 at a time: they stay in the cache

@@ -43,8 +43,7 @@ from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.records.ledger import Checkpoint, Ledger, save_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import confusion_rows, headline, imbalance, out_of_patience
-from fedhet.strategies.aggregator import PlainAggregator, Reference, Upload
-from fedhet.strategies.robust import Rule
+from fedhet.strategies.aggregator import PlainAggregator, Reference, Rule, Upload
 from fedhet.sums.contribution import Own, Summand, Vector, sum_unit
 from fedhet.sums.server import SumAggregator, SumLedger, SumPlan
 
@@ -77,6 +76,11 @@ class MethodStrategy(Strategy, Generic[P]):
         self.rule = Rule.of(config)
         own = dict.fromkeys((f"test_{name}" for name, _ in config.metrics), (-FLOAT32, FLOAT32))
         self.metric_ranges = {**type(self).metric_ranges, **own}  # type: ignore[misc]
+        self.sends_all = self.broadcasts or config.summed  # whether all get the same payload
+        self.images_per_weight = sum_unit(config) if config.summed else 1  # in `combine`
+        self.min_owners = config.sum_owners if config.summed else 1  # of a class, for its mean
+        # Whether `combine` is given a sum of clipped and noised steps, not of uploads.
+        self.adds_steps = self.noise_on_steps and config.summed and config.dp_clip > 0
         self.finished = 0  # rounds
         self.asked: dict[str, int] = {}  # rounds of train messages that are not answered, by client
         self.mail: Mail | None = None  # where those are that a round did not wait for
@@ -211,26 +215,6 @@ class MethodStrategy(Strategy, Generic[P]):
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Take ``arrays`` (n, ...), of :meth:`arrays`' dtypes, instead of the own ones."""
-
-    @property
-    def sends_all(self) -> bool:
-        """Whether all clients get the same payload: by ``broadcasts``, or for ``secure-sum``."""
-        return self.broadcasts or self.config.summed
-
-    @property
-    def images_per_weight(self) -> int:
-        """Images that a weight of 1 stands for in :meth:`combine`."""
-        return sum_unit(self.config) if self.config.summed else 1
-
-    @property
-    def min_owners(self) -> int:
-        """Minimum number of owners that a class needs for its rows to be averaged."""
-        return self.config.sum_owners if self.config.summed else 1
-
-    @property
-    def adds_steps(self) -> bool:
-        """Whether :meth:`combine` is given a sum of clipped and noised steps, not of uploads."""
-        return self.noise_on_steps and self.config.summed and self.config.dp_clip > 0
 
     @classmethod
     def weighs_images(cls, config: RunConfig, params: P) -> bool:
@@ -444,9 +428,12 @@ class MethodStrategy(Strategy, Generic[P]):
         So the processes of a simulation end the round together.
         """
         made: dict[Hashable, tuple[Payload, ArrayRecord]] = {}
-        messages = []
-        sampled = self._sampled(server_round)
-        members = self.aggregator.members(server_round, sampled, self.deadline)
+        messages, cohort = [], self.config.cohort(len(self.roster.ids))
+        drawn = self.roster.sample(self.config.seed, server_round, cohort)
+        sampled = [client for client in drawn if client not in self.asked]
+        self.ledger.round.counts["sampled"] += len(sampled)
+        online = self.ledger.online(sampled)
+        members = self.aggregator.members(server_round, online, self.deadline)
         for client in sorted(members, key=self.aggregator.seconds, reverse=True):
             info = self.roster.infos[client]
             group = self.broadcast_group(info)
@@ -547,22 +534,9 @@ class MethodStrategy(Strategy, Generic[P]):
         }
         save_checkpoint(self.folder.checkpoint, Checkpoint(self.arrays(), meta))
 
-    # --- who is asked, and who answers -------------------------------------------------------
-
-    def _sampled(self, round_: int) -> list[str]:
-        """Return the round's clients that are online."""
-        cohort = self.config.cohort(len(self.roster.ids))
-        drawn = self.roster.sample(self.config.seed, round_, cohort)
-        chosen = [client for client in drawn if client not in self.asked]
-        self.ledger.round.counts["sampled"] += len(chosen)
-        return self.ledger.online(chosen)
-
     def _check_hooks(self) -> None:
         """Raise UserError for hooks that need each other and are not all set."""
         own, base = type(self), MethodStrategy
-        for old in ("expect", "step_start", "step_length"):
-            if hasattr(own, old):
-                raise UserError(f"{own.__name__}: `{old}` is never called: set `reference`")
         if own.upload_type is not Empty and own.reference is base.reference:
             raise UserError(
                 f"{own.__name__}: set `reference`: a payload with an upload's shapes, or None if "

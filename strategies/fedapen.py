@@ -14,9 +14,9 @@ import numpy as np
 from pydantic import Field
 
 from fedhet.config.schema import Params
+from fedhet.strategies.aggregator import ROBUST
 from fedhet.strategies.averaging import AveragingStrategy
 from fedhet.strategies.base import Upload
-from fedhet.strategies.robust import ROBUST
 
 
 class FedAPENParams(Params):

@@ -37,10 +37,10 @@ from fedhet.config.schema import REPRESENTATION, Params
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, Float32, Int64, Payload, rest
 from fedhet.rng import torch_seeded
+from fedhet.strategies.aggregator import ROBUST
 from fedhet.strategies.averaging import AveragingStrategy
 from fedhet.strategies.base import Upload
-from fedhet.strategies.robust import ROBUST
-from fedhet.strategies.server_training import (
+from fedhet.strategies.class_vectors import (
     MOST_EPOCHS,
     load_state,
     server_generator,

@@ -25,10 +25,11 @@ from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.rng import torch_seeded
 from fedhet.strategies.base import Upload
-from fedhet.strategies.class_vectors import ClassVectorStrategy, stacked
-from fedhet.strategies.server_training import (
+from fedhet.strategies.class_vectors import (
     MOST_EPOCHS,
+    ClassVectorStrategy,
     load_state,
+    stacked,
     state_arrays,
     train_on_pairs,
 )

@@ -38,9 +38,9 @@ from fedhet.protocol.checks import check_shapes, size
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, LowRank, Payload, blank
 from fedhet.rng import one_thread
+from fedhet.strategies.aggregator import ROBUST
 from fedhet.strategies.averaging import AveragingStrategy
 from fedhet.strategies.base import Reference, Upload
-from fedhet.strategies.robust import ROBUST
 
 # --- truncated singular value decompositions --------------------------------------------------
 

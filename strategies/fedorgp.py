@@ -30,11 +30,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fedhet.strategies.class_vectors import (
+    MOST_EPOCHS,
     Loss,
     TrainedPrototypeParams,
     TrainedPrototypeStrategy,
 )
-from fedhet.strategies.server_training import MOST_EPOCHS
 
 TINY = 1e-12  # shortest length that a vector is divided by
 

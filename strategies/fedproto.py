@@ -28,6 +28,7 @@ import numpy as np
 
 from fedhet.config.schema import Params, RunConfig
 from fedhet.protocol.payload import Payload
+from fedhet.strategies.aggregator import ROBUST
 from fedhet.strategies.averaging import class_totals, late_factors
 from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import (
@@ -37,7 +38,6 @@ from fedhet.strategies.class_vectors import (
     shared_by,
     sums_of,
 )
-from fedhet.strategies.robust import ROBUST
 from fedhet.sums.contribution import Own, Summand, Vector
 
 

@@ -19,9 +19,9 @@ from fedhet.protocol.checks import check_declared
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, HeaderRows, Payload
 from fedhet.rng import torch_seeded
+from fedhet.strategies.aggregator import ROBUST
 from fedhet.strategies.averaging import class_totals, late_factors, sum_by_class
 from fedhet.strategies.base import MethodStrategy, Reference, Upload
-from fedhet.strategies.robust import ROBUST
 from fedhet.sums.contribution import Own, Summand, Vector
 
 Rows = Literal["seen", "whole"]

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from flwr.app import Message
@@ -207,95 +208,73 @@ class Attempt:
         self.collector.take(client, reply.arrays)
         return SumUpload(*reply.arrays)
 
-    def words(self, deadline: float) -> Words:
-        """Return the sum (L,) modulo 2^32; raise Rejected if it cannot be had until then."""
-        survivors = self.collector.close()
-        if len(survivors) < self.config.min_replies:
-            needed = self.config.min_replies
-            raise Rejected(f"{len(survivors)} of min-replies={needed} uploads came")
-        try:
-            self._unmask(deadline)
-            return self.collector.total()
-        except Rejected as error:
-            raise Rejected(f"{error}{self._why()}") from error
-
     def total(self, deadline: float) -> Vector:
-        """Return the sum (L,) float64; raise Rejected as :meth:`words`, or if masks are left."""
-        words, largest = self.words(deadline), self.config.sum_range
-        total = from_words(words, fraction_bits(self.cohort.size, largest))
-        count = len(self.collector.survivors)
-        if (np.abs(total) > count * largest).any():  # masks of different payloads, or a false seed
-            text = f"the sum has entries beyond {count} x sum-range={largest:g}"
-            raise Rejected(f"{text}{self._why()}")
+        """Return the sum (L,) float64; raise Rejected if it cannot be had until then."""
+        survivors, config = self.collector.close(), self.config
+        if len(survivors) < config.min_replies:
+            came = f"{len(survivors)} of min-replies={config.min_replies} uploads came"
+            raise Rejected(came)
+        try:
+            # Where a member is gone and keys have proofs, the survivors first sign who is left.
+            for kind in (AGREE, UNMASK) if self.collector.gone and self.agrees else (UNMASK,):
+                self._ask(kind, deadline)
+                if kind == AGREE and self._missing(AGREE):
+                    signed, needed = len(self._signatures), self.collector.needed
+                    raise Rejected(f"{signed} of {needed} survivors signed the list of survivors")
+            words, largest = self.collector.total(), config.sum_range
+            total = from_words(words, fraction_bits(self.cohort.size, largest))
+            count = len(survivors)
+            if (np.abs(total) > count * largest).any():  # masks of other payloads, or a false seed
+                raise Rejected(f"the sum has entries beyond {count} x sum-range={largest:g}")
+        except Rejected as error:
+            why = "; ".join(f"client {c}: {reason}" for c, reason in self._refused.items())
+            raise Rejected(f"{error} ({why})" if why else str(error)) from error
         return total
 
-    def _why(self) -> str:
-        why = "; ".join(f"client {c}: {reason}" for c, reason in self._refused.items())
-        return f" ({why})" if why else ""
-
-    def _unmask(self, deadline: float) -> None:
-        """Ask survivors until there is enough for the sum, or the time is up.
-
-        Where a member is gone and keys have proofs, the survivors first sign who is left.
-        """
-        if self.collector.gone and self.agrees:
-            self._until(self._unsigned, AGREE, self._signed, deadline)
-            if self._unsigned():
-                signed, needed = len(self._signatures), self.collector.needed
-                raise Rejected(f"{signed} of {needed} survivors signed the list of survivors")
-        self._until(self.collector.missing, UNMASK, self._opened, deadline)
-
-    def _unsigned(self) -> list[str]:
+    def _missing(self, kind: str) -> list[str]:
+        """Return the survivors whose answer is still needed."""
+        if kind == UNMASK:
+            return self.collector.missing()
         if len(self._signatures) >= self.collector.needed:
             return []
         return [c for c in self.collector.survivors if c not in self._signatures]
 
-    def _signed(self, client: str, reply: Reply) -> None:
-        signature = reply.info.get("signature")
-        if not isinstance(signature, bytes) or not 0 < len(signature) <= LONGEST:
-            raise Rejected("reply without a signature")
-        self._signatures[client] = signature
+    def _take(self, kind: str, client: str, reply: Reply) -> bool:
+        """Take an answer, and note one that is refused; return whether there are enough."""
+        self.ledger.round.counts["uplink_message_bytes"] += reply.message_bytes
+        if reply.says("undelivered"):
+            log.info("client %s does not answer: %s", client, reply.error)
+            return False
+        try:
+            check_origin(self.handshake.roster.infos[client], reply, self.round)
+            if kind == UNMASK:
+                self.collector.answer(client, from_wire(Opened, reply.info))
+            else:
+                signature = reply.info.get("signature")
+                if not isinstance(signature, bytes) or not 0 < len(signature) <= LONGEST:
+                    raise Rejected("reply without a signature")
+                self._signatures[client] = signature
+        except ValueError as error:
+            self._refused[client] = str(error)
+        return not self._missing(kind)
 
-    def _opened(self, client: str, reply: Reply) -> None:
-        self.collector.answer(client, from_wire(Opened, reply.info))
-
-    def _until(
-        self,
-        missing: Callable[[], list[str]],
-        kind: str,
-        take: Callable[[str, Reply], None],
-        deadline: float,
-    ) -> None:
+    def _ask(self, kind: str, deadline: float) -> None:
         """Send messages of a kind to those that are missing, until nobody is or the time is up."""
-        grid, roster = self.handshake.grid, self.handshake.roster
+        grid, nodes = self.handshake.grid, self.handshake.roster.nodes
         simulated, tries = is_simulated(grid), 0
-        counts = self.ledger.round.counts
         limit = QUERY_BYTES + (SHARE_BYTES + SECRET_BYTES) * len(self.members)
-
-        def taken(client: str, reply: Reply) -> bool:
-            counts["uplink_message_bytes"] += reply.message_bytes
-            if reply.says("undelivered"):
-                log.info("client %s does not answer: %s", client, reply.error)
-                return False
-            try:
-                check_origin(roster.infos[client], reply, self.round)
-                take(client, reply)
-            except ValueError as error:
-                self._refused[client] = str(error)
-            return not missing()
-
         while (left := deadline - time.monotonic()) > 0:
-            silent = [client for client in missing() if client not in self._refused]
+            silent = [client for client in self._missing(kind) if client not in self._refused]
             if not silent or (simulated and tries == TRIES):
                 break
             if tries and not simulated:
                 time.sleep(min(AGAIN, left))
                 self.handshake.query(patience=0.0)
             tries += 1
-            messages = {c: self._message(kind, c, left) for c in silent if c in roster.nodes}
-            counts["downlink_message_bytes"] += sum(map(message_bytes, messages.values()))
-
-            exchange(grid, messages, left, lambda _: limit, taken)
+            messages = {c: self._message(kind, c, left) for c in silent if c in nodes}
+            sent = sum(map(message_bytes, messages.values()))
+            self.ledger.round.counts["downlink_message_bytes"] += sent
+            exchange(grid, messages, left, lambda _: limit, partial(self._take, kind))
 
     def _message(self, kind: str, client: str, left: float) -> Message:
         shake, alive = self.handshake, tuple(self.collector.survivors)

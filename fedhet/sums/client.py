@@ -56,7 +56,6 @@ from fedhet.protocol.messages import (
     unpack,
 )
 from fedhet.protocol.payload import Array, Empty, Payload
-from fedhet.site.limits import Limits
 from fedhet.site.local_data import LocalData
 from fedhet.site.privacy import Budget, UploadProtection, clipped, share_steps
 from fedhet.site.state import SUM_KEY, FileStore
@@ -90,7 +89,6 @@ from fedhet.sums.masks import (
     prove,
     split,
     stream,
-    to_words,
 )
 from fedhet.sums.messages import Cohort, Introduction, Opened, Survivors, digest_of_sent, read_sum
 
@@ -114,7 +112,7 @@ class Commitment:
     answered: tuple[str, ...] = ()  # the survivors for whom it opened shares
     signed: tuple[str, ...] = ()  # the survivors that it signed
     fewest_alive: int = 0  # survivors that it masked under, m; 0: nobody of the cohort may be gone
-    reply: dict[str, Any] = field(default_factory=dict)  # as :func:`_note` gave it
+    reply: dict[str, Any] = field(default_factory=dict)  # texts, numbers and packed arrays
 
 
 @dataclass
@@ -321,11 +319,6 @@ def cannot_prove(node: Mapping[str, Any]) -> str:
     return ""
 
 
-def own_terms(config: RunConfig, limits: Limits) -> SumTerms:
-    """Return the terms that every sum must meet: the run's, or the site's if stricter."""
-    return SumTerms(max(config.sum_min, limits.min_sum or 0), config.sum_threshold)
-
-
 class SumNotes:
     """What one client of one run keeps for sums; every method but :meth:`key` needs its key."""
 
@@ -394,20 +387,24 @@ class SumNotes:
         """
         member = self.member()
         if member.kept is not None and member.commits(round_, cohort, sent):
-            return _reply(member.kept.reply)
+            note = member.kept.reply
+            return Reply(note["info"], note["metrics"], unpack(base64.b64decode(note["arrays"])))
         member.join(cohort.attempt, cohort.members)
         return None
 
-    def mask(self, round_: int, cohort: Cohort, sent: bytes, words: Words, reply: Reply) -> Reply:
-        """Return ``reply`` with the masked words and the boxes, once it is written down."""
+    def mask(self, round_: int, cohort: Cohort, sent: bytes, reply: Reply) -> Reply:
+        """Return ``reply``, its words masked and with the boxes, once it is written down."""
         with self.changing() as member:
             if (before := self.repeated(round_, cohort, sent)) is not None:
                 return before
+            words = reply.arrays[0]
             arrays = member.mask(round_, cohort.attempt, cohort.members, sent, words)
-            full = Reply(reply.info, reply.metrics, arrays)
+            reply = replace(reply, arrays=arrays)
             assert member.kept is not None
-            member.kept = replace(member.kept, reply=_note(full))
-        return full
+            packed = base64.b64encode(pack(arrays)).decode()
+            note = {"info": dict(reply.info), "metrics": dict(reply.metrics), "arrays": packed}
+            member.kept = replace(member.kept, reply=note)
+        return reply
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Member]:
@@ -453,58 +450,37 @@ class SumNotes:
             raise Refused(text, Code.STATE) from error
 
 
-def _note(reply: Reply) -> dict[str, Any]:
-    """Return a reply as JSON takes it."""
-    arrays = base64.b64encode(pack(reply.arrays)).decode()
-    return {"info": dict(reply.info), "metrics": dict(reply.metrics), "arrays": arrays}
-
-
-def _reply(note: Mapping[str, Any]) -> Reply:
-    """Return the reply of a :func:`_note`."""
-    return Reply(note["info"], note["metrics"], unpack(base64.b64decode(note["arrays"])))
-
-
 # --- answers ----------------------------------------------------------------------------------
 
 
 Answer = tuple[Reply, dict[str, float]]  # and this client's own numbers, for its own eyes
 
 
-class Summing(Protocol):
-    """What a method says of its sums, as the class of its strategy."""
+class _Summing(Protocol):
+    """The sums of a method: the class of its strategy."""
 
     noise_on_steps: bool
 
     @property
-    def metric_ranges(self) -> Mapping[str, tuple[float, float]]:
-        """Ranges of its own metrics."""
-
-    def contribution(self, upload: Payload, own: Own) -> Summand:
-        """Return what a client adds to a sum."""
-
-    def sends_class_rows(self, config: RunConfig, params: Any) -> bool:
-        """Return whether uploads are rows per class."""
-
-    def weighs_images(self, config: RunConfig, params: Any) -> bool:
-        """Return whether a contribution is weighed by images."""
+    def metric_ranges(self) -> Mapping[str, tuple[float, float]]: ...
+    def contribution(self, upload: Payload, own: Own) -> Summand: ...
+    def sends_class_rows(self, config: RunConfig, params: Any) -> bool: ...
+    def weighs_images(self, config: RunConfig, params: Any) -> bool: ...
 
 
-class Trainer(Protocol):
-    """A method's client, for one message."""
+class _Trainer(Protocol):
+    """The client half of a method, for one message."""
 
     saved_digest: str
 
     def fit(
         self, parameters: list[Array], config: dict[str, Scalar]
-    ) -> tuple[list[Array], int, dict[str, Scalar]]:
-        """Run one round."""
-
-    def confusion_matrix(self, generation: int, digest: str) -> Tensor:
-        """Return the confusion matrix of the test split."""
+    ) -> tuple[list[Array], int, dict[str, Scalar]]: ...
+    def confusion_matrix(self, generation: int, digest: str) -> Tensor: ...
 
 
-class SumRequest(Protocol):
-    """A message that was read and allowed, with everything that its answer needs."""
+class _Request(Protocol):
+    """A message that was read and allowed: :class:`fedhet.client_app.Request`."""
 
     message: Message
     kind: str
@@ -514,20 +490,10 @@ class SumRequest(Protocol):
     what: Instruction
 
     @property
-    def summing(self) -> Summing:
-        """The method's sums."""
-
-    def data(self) -> LocalData:
-        """Return this client's id and examples."""
-
-    def client(self, protection: UploadProtection, data: LocalData) -> Trainer:
-        """Return the method's client, whose uploads are protected so."""
-
-    def store(self, client: str) -> FileStore:
-        """Return where its private state is."""
-
-    def sum_notes(self, client: str = "") -> SumNotes:
-        """Return what it keeps for sums."""
+    def summing(self) -> _Summing: ...
+    def data(self) -> LocalData: ...
+    def client(self, protection: UploadProtection, data: LocalData) -> _Trainer: ...
+    def sum_notes(self, client: str = "") -> SumNotes: ...
 
 
 @dataclass
@@ -537,7 +503,7 @@ class SumProtection(UploadProtection):
     data: LocalData
     classes: Sequence[str]
     config: RunConfig
-    method: Summing
+    method: _Summing
     cohort: Cohort
     sent: bytes  # digest of what came down
     notes: SumNotes
@@ -547,7 +513,7 @@ class SumProtection(UploadProtection):
         shared = self.cohort.shared  # classes whose rows may be summed
         self.shared = None if shared is None else frozenset(shared)
 
-    def train(self, what: Instruction, client: Trainer, received: Sequence[Array]) -> Answer:
+    def train(self, what: Instruction, client: _Trainer, received: Sequence[Array]) -> Answer:
         """Train and answer with the masked vector."""
         _, _, metrics = client.fit(list(received), what.fit_config())
         numbers = shown = {name: float(value) for name, value in metrics.items()}
@@ -556,32 +522,25 @@ class SumProtection(UploadProtection):
             images = float(sum(self.own.images))
             self._put(entries.vector(numbers | {IMAGES: images}))
             shown = {name: value for name, value in numbers.items() if name == SPENT}
-        words = to_words(np.concatenate(self._steps))
-        reply = what.reply(self.data.client, shown, [words], digest=client.saved_digest)
-        return self._masked(what, reply), numbers
+        return self._masked(what, shown, digest=client.saved_digest), numbers
 
     def count(self, what: Instruction, vector: Vector) -> Answer:
         """Answer with a ``vector`` of this client that is summed by itself."""
         self._put(vector)
-        reply = what.reply(self.data.client, arrays=[to_words(self._steps[-1])])
-        return self._masked(what, reply), {}
+        return self._masked(what), {}
 
     def confusion(self, matrix: NDArray[np.int64]) -> Vector:
         """Return the entries of a confusion matrix; classes with too few owners have none."""
         own = self.own
-        told = (ownership(own) > 0) & own.shares(np.arange(own.classes))
-        matrix[~told] = 0
+        matrix[~((ownership(own) > 0) & own.shares(np.arange(own.classes)))] = 0
         return cells_of(matrix, self.config.sum_range)
 
-    def repeated(self, what: Instruction) -> Reply | None:
-        """Return the reply that was given to this very request before, if it was.
-
-        Raises Refused for a cohort that the client's rules forbid.
-        """
-        return self.notes.repeated(what.round, self.cohort, self.sent)
-
-    def _masked(self, what: Instruction, reply: Reply) -> Reply:
-        return self.notes.mask(what.round, self.cohort, self.sent, reply.arrays[0], reply)
+    def _masked(
+        self, what: Instruction, metrics: Mapping[str, float] | None = None, **info: str
+    ) -> Reply:
+        words = np.concatenate(self._steps).astype(np.uint32)  # NumPy keeps the low bits
+        reply = what.reply(self.data.client, metrics, [words], **info)
+        return self.notes.mask(what.round, self.cohort, self.sent, reply)
 
     def protect(self, upload: Payload, received: Payload, round_: int, budget: Budget) -> Payload:
         """Add the upload to this client's vector, and return an empty payload instead.
@@ -623,14 +582,14 @@ class SumProtection(UploadProtection):
         return Own(self.config, len(positions), seen, images, self.shared)
 
 
-def own_key(asked: SumRequest, client: str) -> dict[str, Any]:
+def own_key(asked: _Request, client: str) -> dict[str, Any]:
     """Return what the handshake tells instead of classes and counts: the key for sums."""
     with coded(Code.PROOF):
         key = asked.sum_notes(client).key(NodeCertificate.of(asked.node))
     return {"sum-key": list(astuple(key))}
 
 
-def introduce(asked: SumRequest) -> Reply:
+def introduce(asked: _Request) -> Reply:
     """Keep the keys of the other members of the run's sums; say whose are not accepted."""
     with refusing(Code.INSTRUCTION):
         keys = read_sum(Introduction, asked.message).by_client()
@@ -639,7 +598,7 @@ def introduce(asked: SumRequest) -> Reply:
     return Reply({"client": notes.client, "strangers": strangers})
 
 
-def answer(asked: SumRequest) -> Answer:
+def answer(asked: _Request) -> Answer:
     """Answer a message that asks for words: train, or count owners or answers."""
     kind, config, what, method = asked.kind, asked.config, asked.what, asked.summing
     cohort = read_sum(Cohort, asked.message)
@@ -658,9 +617,12 @@ def answer(asked: SumRequest) -> Answer:
     rows = kind == CONFUSION or method.sends_class_rows(config, config.params)
     if kind != OWNERS and (rows and config.sum_owners > 1) != (part.shared is not None):
         raise Refused("owners of classes must be counted before their rows are summed")
-    if kind == TRAIN:
-        _check_unit(cohort.unit, config, part.own, method)
-    if (before := part.repeated(what)) is not None:
+    images, most = sum(part.own.images), sum_unit(config)
+    if kind == TRAIN and images > most and method.weighs_images(config, config.params):
+        about = f"{images} training examples count as {most}: a larger max-images counts more"
+        print(f"fedhet: {about}", file=sys.stderr)
+    # Raises Refused for a cohort that the client's rules forbid.
+    if (before := part.notes.repeated(what.round, cohort, part.sent)) is not None:
         return before, {}
     if kind == OWNERS:
         return part.count(what, ownership(part.own))
@@ -671,19 +633,7 @@ def answer(asked: SumRequest) -> Answer:
     return part.count(what, part.confusion(matrix))
 
 
-def _check_unit(unit: int, config: RunConfig, own: Own, method: Summing) -> None:
-    """Raise Refused for a unit of weights that this run has not; say whether it clips."""
-    if unit != sum_unit(config):
-        raise Refused(f"unit of weights is {unit}, must be {sum_unit(config)}", Code.INSTRUCTION)
-    images = sum(own.images)
-    if images > unit and method.weighs_images(config, config.params):
-        print(
-            f"fedhet: {images} training examples count as {unit}: a larger max-images counts more",
-            file=sys.stderr,
-        )
-
-
-def sign(asked: SumRequest) -> Reply:
+def sign(asked: _Request) -> Reply:
     """Sign the list of survivors. Needs no examples."""
     survivors = read_sum(Survivors, asked.message)
     notes, what, node = asked.sum_notes(), asked.what, NodeCertificate.of(asked.node)
@@ -695,7 +645,7 @@ def sign(asked: SumRequest) -> Reply:
     return reply
 
 
-def open_shares(asked: SumRequest) -> Reply:
+def open_shares(asked: _Request) -> Reply:
     """Open the boxes for this client, which unmask the round's sum. Needs no examples."""
     survivors = read_sum(Survivors, asked.message)
     with asked.sum_notes().changing() as member:

@@ -95,19 +95,11 @@ def about_few(owners: Vector, min_owners: int) -> str:
     few, owned = too_few(owners, min_owners), int((np.rint(owners) > 0).sum())
     if not few:
         return ""
-    line = (
-        f"{few} of {owned} classes have fewer than sum-owners={min_owners} owners, so their rows "
-        "are not shared"
-    )
+    line = f"{few} of {owned} classes have fewer than sum-owners={min_owners} owners and stay apart"
     if few < owned:
         return line
     most = round(float(owners.max()))
-    if most > 1:
-        share = f"sum-owners={most} would share classes with {most} owners, whose sums then reveal "
-        share += "more of each owner (docs/how-to/private-sums.md)"
-    else:
-        share = "no class has two owners: raise classes-per-client"
-    return f"{line} and each client trains alone; {share}"
+    return f"{line}: each client trains alone; the largest number of owners of a class is {most}"
 
 
 # --- metrics ----------------------------------------------------------------------------------

@@ -57,14 +57,13 @@ class Cohort(SumRecord):
 
     ``size`` is the number of clients in a whole round of the run; it decides the words' unit.
     ``shared`` are the classes that have owners enough for their rows to be summed; None: nobody has
-    counted. ``unit`` is the unit of weights, in images.
+    counted.
     """
 
     members: Ids
     attempt: Number
     size: Number
     shared: tuple[Annotated[StrictInt, Field(ge=0)], ...] | None = None
-    unit: Number = 1
 
     def __post_init__(self) -> None:
         if self.size < len(self.members):
@@ -101,15 +100,14 @@ def digest_of_sent(message: Message, what: Instruction, cohort: Cohort, config: 
 
     The payload's bytes as they came, and what else decides the vectors: the kind of message, the
     classes in their order, those that may be told, whether there are accuracies, the units of
-    words and of weights, the run's configuration.
+    words, the run's configuration.
     """
     record = message.content.array_records.get("arrays")
     sent = bytes(record[PACKED].data) if record else b""
     shared = cohort.shared
     may = "all" if shared is None else ",".join(map(str, shared))
     kind = message.metadata.message_type
-    units = (cohort.size, cohort.unit)
-    parts: list[Part] = [kind, sent, config, *units, int(what.evaluate), may, *what.classes]
+    parts: list[Part] = [kind, sent, config, cohort.size, int(what.evaluate), may, *what.classes]
     return hashlib.sha256(encode(parts)).digest()
 
 

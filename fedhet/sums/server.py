@@ -32,7 +32,6 @@ from fedhet.sums.contribution import (
     Vector,
     about_few,
     matrix_of,
-    sum_unit,
     too_few,
 )
 from fedhet.sums.messages import Cohort
@@ -189,8 +188,8 @@ class SumAggregator:
 
     def _new(self, round_: int, members: list[str], length: int) -> Attempt:
         size = max(self.config.cohort(len(self.roster.ids)), len(members))
-        number, unit = next_attempt(self.plan.attempts), sum_unit(self.config)
-        cohort = Cohort(tuple(sorted(members)), number, size, self.shared, unit)
+        number = next_attempt(self.plan.attempts)
+        cohort = Cohort(tuple(sorted(members)), number, size, self.shared)
         return Attempt(self.handshake, self.ledger, self.config, round_, cohort, length)
 
     def _introduced(self, clients: list[str]) -> list[str]:

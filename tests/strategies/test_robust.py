@@ -7,9 +7,9 @@ from fedhet.config.load import build_config
 from fedhet.errors import UserError
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import ClassVectors, ModelArrays
+from fedhet.strategies.aggregator import Rule, capped
 from fedhet.strategies.averaging import BLOCK, average_uploads, sum_by_class
 from fedhet.strategies.base import Upload
-from fedhet.strategies.robust import Rule, capped
 from fedhet.testing import make_strategy, simulate, small, uploads_of
 
 TRIMMED, MEDIAN = Rule("trimmed-mean", 0.2), Rule("median")
@@ -60,7 +60,7 @@ def test_rows_are_combined_class_by_class():
 
 
 def test_whole_models_are_combined_coordinate_by_coordinate(monkeypatch, tmp_path):
-    monkeypatch.setattr("fedhet.strategies.robust.CHUNK", 7)
+    monkeypatch.setattr("fedhet.strategies.aggregator.CHUNK", 7)
     random = np.random.default_rng(0)
     strategy = make_strategy(small(tmp_path, method="lg_fedavg"), [[0]] * 5, [1, 2, 3, 4, 5], 2)
     models = random.random((5, 3, 4)).astype(np.float32)

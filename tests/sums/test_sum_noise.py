@@ -14,7 +14,6 @@ from fedhet.config.registry import find_method
 from fedhet.errors import UserError
 from fedhet.protocol.payload import HeaderRows
 from fedhet.rng import generator
-from fedhet.site.limits import Limits
 from fedhet.site.privacy import (
     Budget,
     clipped,
@@ -24,8 +23,7 @@ from fedhet.site.privacy import (
     sum_sigma,
 )
 from fedhet.site.state import FileStore
-from fedhet.sums.client import SumNotes, SumProtection, own_terms
-from fedhet.sums.contribution import sum_unit
+from fedhet.sums.client import SumNotes, SumProtection
 from fedhet.sums.masks import SumTerms, grid
 from fedhet.sums.messages import Cohort
 from fedhet.sums.noise import RandomBits, discrete_gaussian
@@ -45,9 +43,9 @@ def part_of(tmp_path, config, **changes):
     """A client and its part of a sum."""
     client = make_client(config, 0, tmp_path / "s")
     strategy, data = find_method(config.method).strategy, client.setup.data
-    cohort = Cohort(EVERYBODY, 1, 3, unit=sum_unit(config))
+    cohort = Cohort(EVERYBODY, 1, 3)
     classes = client.setup.classes
-    notes = SumNotes(client.setup.store, "run", "0", own_terms(config, Limits()))
+    notes = SumNotes(client.setup.store, "run", "0", SumTerms(config.sum_min, config.sum_threshold))
     key = notes.key(None)
     notes.introduce(dict.fromkeys(EVERYBODY, key), None)
     part = SumProtection(data, classes, config, strategy, cohort, b"", notes, **changes)

@@ -8,8 +8,8 @@ import pytest
 from fedhet.config.load import build_config
 from fedhet.config.registry import METHODS
 from fedhet.errors import UserError
+from fedhet.strategies.aggregator import ROBUST
 from fedhet.strategies.averaging import AveragingStrategy, ClassSums, sum_uploads
-from fedhet.strategies.robust import ROBUST
 from fedhet.sums.contribution import UNIT, Own, sum_unit
 from fedhet.testing import make_strategy, small, uploads_of
 

@@ -99,7 +99,8 @@ def about_few(owners: Vector, min_owners: int) -> str:
     if few < owned:
         return line
     most = round(float(owners.max()))
-    return f"{line}: each client trains alone; the largest number of owners of a class is {most}"
+    share = f"sum-owners={most} would share some" if most > 1 else "raise classes-per-client"
+    return f"{line}: each client trains alone; {share}"
 
 
 # --- metrics ----------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ NAMES = ("a", "b", "c", "d")
 WORDS = np.arange(6, dtype=np.uint32)
 SENT = bytes(32)
 REPLY = Reply({"client": "?"}, {}, [WORDS])
+OTHER = Reply({"client": "?"}, {}, [WORDS + 1])
 
 
 def opened(notes: SumNotes, survivors: Survivors):
@@ -61,9 +62,7 @@ class Site:
         """Everybody uploads for round 1; returns the server's side, closed."""
         collector = Collector(members, len(WORDS), terms or SumTerms())
         for name in members:
-            reply = self.notes(name, terms).mask(
-                1, Cohort(members, 1, len(members)), SENT, WORDS, REPLY
-            )
+            reply = self.notes(name, terms).mask(1, Cohort(members, 1, len(members)), SENT, REPLY)
             collector.take(name, reply.arrays)
         collector.close()
         return collector
@@ -89,8 +88,8 @@ def test_the_same_question_gets_the_same_answer_and_another_none(site) -> None:
 def test_no_mask_meets_two_vectors(site) -> None:
     """Whatever of the request is another: payload, cohort, round; and no older attempt."""
     cohort = Cohort(NAMES, 5, 4)
-    first = site.notes("a").mask(1, cohort, SENT, WORDS, REPLY)
-    other = site.notes("a").mask(1, cohort, SENT, WORDS + 1, REPLY)  # the very same request
+    first = site.notes("a").mask(1, cohort, SENT, REPLY)
+    other = site.notes("a").mask(1, cohort, SENT, OTHER)  # the very same request
     assert other.arrays[0].tobytes() == first.arrays[0].tobytes()
     for round_, again, sent in (
         (1, cohort, b"\1" * 32),
@@ -98,7 +97,7 @@ def test_no_mask_meets_two_vectors(site) -> None:
         (2, cohort, SENT),
         (1, replace(cohort, attempt=4), SENT),
     ):
-        refused("attempt-not-new", site.notes("a").mask, round_, again, sent, WORDS + 1, REPLY)
+        refused("attempt-not-new", site.notes("a").mask, round_, again, sent, OTHER)
 
 
 def test_a_client_that_was_killed_before_it_wrote_all_down_has_sent_nothing(
@@ -110,9 +109,9 @@ def test_a_client_that_was_killed_before_it_wrote_all_down_has_sent_nothing(
     cohort = Cohort(NAMES, 1, 4)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(FileStore, "write_note", die)
-        site.notes("a").mask(1, cohort, SENT, WORDS, REPLY)
+        site.notes("a").mask(1, cohort, SENT, REPLY)
     assert site.notes("a").repeated(1, cohort, SENT) is None  # so it trains again
-    site.notes("a").mask(1, cohort, SENT, WORDS, REPLY)
+    site.notes("a").mask(1, cohort, SENT, REPLY)
     assert site.notes("a").repeated(1, cohort, SENT) is not None
 
 

@@ -128,10 +128,7 @@ def _finish(ax: Axes, x: str, y: str = "") -> None:
 
 
 def _name_ends(ax: Axes, ends: Sequence[tuple[str, float, float, str]]) -> None:
-    """Write names beside the axes: ``ends`` are (name, x, y, colour).
-
-    A thin line joins each name to its point; names are moved apart.
-    """
+    """Write names beside the axes: ``ends`` are (name, x, y, colour)."""
     ax.autoscale_view()  # until then the limits are not those of the data
     step = min(10.5 / ax.get_window_extent().height, 1 / max(1, len(ends)))
     to_axes = ax.transData + ax.transAxes.inverted()

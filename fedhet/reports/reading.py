@@ -196,11 +196,7 @@ def _read_folder(path: Path) -> RunRecord | LeftOut:
 
 
 def _with_participants(rounds: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """Add the participants' means to rounds that an older fedhet recorded without them.
-
-    They are the means over the evaluations of a round's own generation, if everybody who replied
-    has one.
-    """
+    """Add the participants' means to rounds that an older fedhet recorded without them."""
     own = rows[rows["generation"] == rows["round"]].groupby("round")
     whole = own.size().reindex(rounds["round"]).to_numpy() == rounds["replied"].to_numpy()
     for name in METRICS:
@@ -527,10 +523,7 @@ def _drop_constant(found: Sequence[Placed]) -> None:
 
 
 def _choose_precision(own: Sequence[Placed]) -> None:
-    """Compare a setting's runs in the precision that has most of them, fp32 at a tie.
-
-    A variant that was run only in other precisions is compared in one of those.
-    """
+    """Compare a setting's runs in the precision that has most of them, fp32 at a tie."""
     runs = Counter(one.precision for one in own)
     ranked = sorted(runs, key=lambda p: (-runs[p], p != at_default("precision"), p))
     main = next(one.setting for one in own if one.precision == ranked[0])

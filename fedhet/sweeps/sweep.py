@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -58,15 +59,15 @@ class Job:
     folder: Path
     state: str = PENDING
     reason: str = ""
-    started: float = 0.0
-    ended: float = 0.0
-    begun_at: int = 0  # rounds that were finished when it was started
+    before: tuple[str, int] = ("", 0)  # reason and finished rounds when it was started
     logged: int = 0  # bytes of its log when it was started
     process: "BaseProcess | RayTask | None" = None
     rounds: int = 0
     last: Mapping[str, Any] = field(default_factory=dict)  # line of rounds.jsonl
-    run_folder: RunFolder | None = None
     waits: bool = False  # another process, such as another sweep's, runs it
+
+    def __post_init__(self) -> None:
+        self.run = RunFolder(self.folder)  # which reads a line once
 
     @property
     def due(self) -> bool:
@@ -76,17 +77,15 @@ class Job:
     def look(self) -> None:
         """Read the finished rounds from the folder."""
         with contextlib.suppress(Damaged, OSError):  # :meth:`conclude` reports these
-            self.run_folder = self.run_folder or RunFolder(self.folder)  # which reads a line once
-            records = self.run_folder.read_rounds()
-            self.rounds = len(records)
-            self.last = records[-1] if records else {}
+            records = self.run.read_rounds()
+            self.rounds, self.last = len(records), records[-1] if records else {}
 
     def taken(self) -> bool:
         """Return whether another process makes its folder or writes its run at this moment."""
         if not self.folder.is_dir():
             return False
         made = self.unbegun() and time.time() - self.folder.stat().st_mtime < FRESH
-        return made or RunFolder(self.folder).being_written()
+        return made or self.run.being_written()
 
     def unbegun(self) -> bool:
         """Return whether the folder is as a run leaves it that was killed while it made it."""
@@ -98,38 +97,32 @@ class Job:
         self.look()
         try:
             self.state, self.reason = self._read()
-        except (Damaged, UserError, OSError, KeyError, TypeError) as error:
-            named = isinstance(error, Damaged | UserError | OSError)
-            why = one_line(error) if named else "rounds.jsonl: its last line is damaged"
+        except (Damaged, UserError, OSError) as error:
             self.state = DAMAGED
-            self.reason = f"{why}; remove '{self.folder}' to run the cell again"
+            self.reason = f"{one_line(error)}; remove '{self.folder}' to run the cell again"
 
     def _read(self) -> tuple[str, str]:
         """Return state and reason; raise for a damaged file."""
-        if self.folder.exists() and not self.folder.is_dir():
+        there = self.folder.exists()
+        if there and not self.folder.is_dir():
             raise Damaged(f"'{self.folder}' is not a folder")
-        folder = RunFolder(self.folder)
-        summary, records = folder.read_result()
-        if folder.config.exists():
-            self._check_config(folder.config)
-        status, reason = str(summary.get("status", "")), one_line(summary.get("reason", ""))
+        summary, records = self.run.read_result()
+        if self.run.config.exists():
+            self._check_config(self.run.config)
+        status, reason = summary.get("status", ""), one_line(summary.get("reason", ""))
         if status == "completed":
             from fedhet.reports.reading import read_run  # noqa: PLC0415  (pandas)
 
             read_run(self.folder)  # as a report will
             return DIVERGED if diverged(records[-1]) else FINISHED, reason
-        if self.folder.exists() and not (folder.identity.exists() or self.unbegun()):
-            raise Damaged(f"'{folder.identity}' is missing, so the run cannot continue")
+        if there and not (self.run.identity.exists() or self.unbegun()):
+            raise Damaged(f"'{self.run.identity}' is missing, so the run cannot continue")
         if status == "failed":
             return DIVERGED if DIVERGENCE.search(reason) else FAILED, reason
         return PENDING, reason
 
     def _check_config(self, path: Path) -> None:
-        """Raise Damaged if the folder is another cell's, such as a renamed one.
-
-        Keys that a resumption may change do not count, except the number of rounds; nor does a
-        number of clients that was left to the data.
-        """
+        """Raise Damaged if the folder is another cell's, by a key that no resumption may change."""
         usual = RunConfig().flat()  # of keys that are younger than the folder
         asked, there = deciding(self.cell.config.flat()), deciding(usual | read_yaml(path))
         free = set(RESUMABLE) - {"rounds"} | ({"clients"} if not asked["clients"] else set())
@@ -173,6 +166,23 @@ class Order:
                 os.dup2(stream.fileno(), number)
         return self.work(self.words())
 
+    def in_fork(self) -> None:
+        """Be the process of a cell here: it ends with the sweep."""
+        end_with_maker(FAREWELL)
+        os.setsid()  # Ctrl-C is for the sweep, which tells its cells
+        sys.exit(self.run())
+
+    def in_task(self, ours: Mapping[str, str]) -> tuple[int, str]:
+        """Be its process on a cluster; return its exit code, or why it cannot run there."""
+        here = f"machine {socket.gethostname()}"
+        if not self.preset.exists():
+            place = "--out must lie on a disk that all machines see"
+            return 2, f"{here} does not see '{self.preset}': {place}"
+        for what, value in made_with().items():
+            if value != ours[what]:
+                return 2, f"{here} has {what} {value}, not {ours[what]}: install the same there"
+        return self.run(), ""
+
 
 class Local:
     """This machine: cells are forked from one process that has imported everything."""
@@ -187,7 +197,7 @@ class Local:
     def start(job: Job, order: Order) -> BaseProcess:
         """Fork it. RunFailed if the process that forks was killed."""
         _FORKS.set_forkserver_preload(["fedhet.engines.session", "fedhet.engines.grid"])
-        process = _FORKS.Process(target=_in_fork, args=(order,))
+        process = _FORKS.Process(target=order.in_fork)
         look_away()
         try:
             process.start()
@@ -199,51 +209,40 @@ class Local:
         return process
 
 
-def _in_fork(order: Order) -> None:
-    """Be the process of a cell: it ends with the sweep."""
-    end_with_maker(FAREWELL)
-    os.setsid()  # Ctrl-C is for the sweep, which tells its cells
-    sys.exit(order.run())
-
-
 class OnRay:
     """A Ray cluster whose machines all see the sweep's folder; Ray chooses a cell's machine."""
 
     def __init__(self, ray: Any) -> None:
         self.ray = ray
         # One process a cell, as here; a machine that dies costs its cells their running round.
-        self.task = ray.remote(max_calls=1, max_retries=RETRIES)(_in_task)
+        self.task = ray.remote(max_calls=1, max_retries=RETRIES)(Order.in_task)
 
-    def fits(self, job: Job, running: Sequence[Job], workers: int) -> bool:
+    @staticmethod
+    def fits(_job: Job, running: Sequence[Job], workers: int) -> bool:
         """Return whether one more may be submitted: Ray lets it wait for CPUs."""
-        threads, most = (
-            job.cell.config.threads,
-            max((one.get("CPU", 0.0) for one in self._resources()), default=0.0),
-        )
-        if threads > most:
-            raise UserError(
-                f"threads: {threads} is more than any machine of the cluster has ({most:g} CPUs)"
-            )
         return not workers or len(running) < workers
 
     def start(self, job: Job, order: Order) -> "RayTask":
-        """Submit it."""
-        config = job.cell.config
-        share = gpu_share(config, self._resources())
-        task = self.task.options(num_cpus=config.threads, num_gpus=share, name=job.cell.name)
+        """Submit it; UserError if no machine has as many CPUs as it needs."""
+        machines = [one["Resources"] for one in self.ray.nodes() if one["Alive"]]
+        threads, most = job.cell.config.threads, max(one.get("CPU", 0.0) for one in machines)
+        if threads > most:
+            what = f"is more than any machine of the cluster has ({most:g} CPUs)"
+            raise UserError(f"threads: {threads} {what}")
+        share = gpu_share(job.cell.config, machines)
+        task = self.task.options(num_cpus=threads, num_gpus=share, name=job.cell.name)
         return RayTask(self.ray, task.remote(order, made_with()))
-
-    def _resources(self) -> list[dict[str, float]]:
-        return [one["Resources"] for one in self.ray.nodes() if one["Alive"]]
 
 
 class RayTask:
     """A cell as one task of Ray, with the methods of a process that a sweep uses."""
 
     def __init__(self, ray: Any, reference: Any) -> None:
-        self.ray, self.reference = ray, reference
         self.exitcode: int | None = None
         self.why = ""  # it never ran, or ended without an exit code
+        self.ray, self.reference = ray, reference
+        self.terminate = partial(ray.cancel, reference)  # as Ctrl-C
+        self.kill = partial(ray.cancel, reference, force=True)
 
     def is_alive(self) -> bool:
         """Return whether it runs, or waits for its turn."""
@@ -254,30 +253,9 @@ class RayTask:
                 self.exitcode, self.why = 1, one_line(error, 300)
         return self.exitcode is None
 
-    def terminate(self) -> None:
-        """Interrupt it as Ctrl-C does."""
-        self.ray.cancel(self.reference)
-
     def join(self, timeout: float | None = None) -> None:
         """Wait for its end."""
         self.ray.wait([self.reference], timeout=timeout)
-
-    def kill(self) -> None:
-        """End its process."""
-        self.ray.cancel(self.reference, force=True)
-
-
-def _in_task(order: Order, ours: dict[str, str]) -> tuple[int, str]:
-    """Be the process of a cell on a cluster; returns its exit code, or why it cannot run there."""
-    here = f"machine {socket.gethostname()}"
-    if not order.preset.exists():
-        return 2, (
-            f"{here} does not see '{order.preset}': --out must lie on a disk that all machines see"
-        )
-    for what, value in made_with().items():
-        if value != ours[what]:
-            return 2, f"{here} has {what} {value}, not {ours[what]}: install the same there"
-    return order.run(), ""
 
 
 @contextlib.contextmanager
@@ -312,12 +290,8 @@ def joined(address: str) -> Iterator[OnRay]:
 
 
 def gpu_share(config: RunConfig, machines: Sequence[dict[str, float]]) -> float:
-    """Return the part of a GPU that a cell asks for; 0 if it uses none or there is none.
-
-    It is the share of the machine with the most CPUs per GPU.
-    """
-    crowds = [one.get("CPU", 0.0) // config.threads / one["GPU"] for one in machines
-              if one.get("GPU")]  # fmt: skip
+    """Return the part of a GPU that a cell asks for: that of the machine with most CPUs a GPU."""
+    crowds = [m.get("CPU", 0.0) // config.threads / m["GPU"] for m in machines if m.get("GPU")]
     if config.device not in {"auto", "cuda"} or not crowds:
         return 0.0
     return gpu_part(max(1, math.ceil(max(crowds))), 1)
@@ -371,24 +345,21 @@ class Sweep:
         from fedhet.site.local_data import load_dataset  # noqa: PLC0415  (torch)
 
         now, looked_at = made_with(), set[object]()
-        for job in self.jobs:
-            path = job.folder / "environment.json"
-            if not job.rounds or not path.exists():
-                continue
+        for job in (one for one in self.jobs if one.rounds and one.run.environment.exists()):
+            name, config = f"cell {job.cell.name} was run", job.cell.config
             try:
-                kept = read_json(path)
+                kept = read_json(job.run.environment)
                 then = {"source": kept["source_sha256"], "torch": kept["versions"]["torch"]}
             except (Damaged, OSError, KeyError, TypeError):
-                return f"cell {job.cell.name} was run with unknown code: '{path}' is damaged"
+                return f"{name} with unknown code: '{job.run.environment}' is damaged"
             for what, value in now.items():
                 if then[what] != value:
-                    return f"cell {job.cell.name} was run with {what} {then[what]}, not {value}"
-            config = job.cell.config
+                    return f"{name} with {what} {then[what]}, not {value}"
             data = config.dataset, config.data_path, config.image_size
             if kept.get(DATA) and data not in looked_at:
                 looked_at.add(data)
                 if load_dataset(config).digest != kept[DATA]:
-                    return f"cell {job.cell.name} was run on data with other values"
+                    return f"{name} on data with other values"
         return ""
 
     def run(self, workers: int, tell: Callable[["Sweep"], None]) -> None:
@@ -436,17 +407,14 @@ class Sweep:
         return [job for job in self.jobs if job.state == RUNNING]
 
     def seconds_left(self) -> float | None:
-        """Return the time to the end, by the rounds finished since the start; None before one."""
-        now = time.monotonic()
-        ran = [job for job in self.jobs if job.started]
-        rounds = sum(job.rounds - job.begun_at for job in ran)
-        seconds = sum((job.ended or now) - job.started for job in ran)
-        if rounds <= 0:
+        """Return the time to the end, by the running cells' last rounds; None before one."""
+        running = self.running()
+        paces = [job.last["seconds"] for job in running if job.last]
+        if not paces:
             return None
         rest = [job for job in self.jobs if job.due and job.process is None]
-        running = self.running()
         todo = sum(job.cell.config.rounds - job.rounds for job in running + rest)
-        return todo * seconds / rounds / max(1, len(running))
+        return float(todo * sum(paces) / len(paces) / len(running))
 
     def counts(self) -> dict[str, int]:
         """Return the number of cells by state."""
@@ -491,19 +459,17 @@ class Sweep:
         job.logged = log.stat().st_size if log.exists() else 0
         order = Order(self.work, job.folder, self._file(job, "yaml"), log)
         job.process = self.place.start(job, order)
-        job.state, job.started, job.ended = RUNNING, time.monotonic(), 0.0
-        job.begun_at = job.rounds
+        job.state, job.before = RUNNING, (job.reason, job.rounds)
 
     def _file(self, job: Job, kind: str) -> Path:
         return self.folder / f"{job.cell.name}.{kind}"
 
     def _end(self, job: Job) -> None:
-        earlier, job.ended = job.reason, time.monotonic()
         job.conclude()
         if job.due and job.taken():
             job.state, job.process = PENDING, None
             return
-        unmoved = job.state == FAILED and (job.reason, job.rounds) == (earlier, job.begun_at)
+        unmoved = job.state == FAILED and (job.reason, job.rounds) == job.before
         if job.state == PENDING or unmoved:  # it could not start, or go on
             job.state, job.reason = FAILED, self._last_words(job)
         write_json(self.folder / "sweep.json", self.index())

@@ -8,8 +8,8 @@ import contextlib
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
@@ -23,7 +23,7 @@ from fedhet.errors import UserError, nearest
 from fedhet.files import read_jsonl, read_yaml
 from fedhet.records.summary import diverged, gain
 from fedhet.rng import generator
-from fedhet.sweeps.grid import SWEEP_KEYS, Cell, grids_of, resolve, title_of
+from fedhet.sweeps.grid import SWEEP_KEYS, Cell, combinations, grids_of, resolve, title_of
 
 SEEDS = ("partition-seed", "seed")  # further values repeat a trial, and are not searched
 RANDOM_TRIALS = 10  # of a search that has ranges, unless said otherwise
@@ -88,63 +88,62 @@ class Search:
         preset = read_yaml(path)
         base = {key: v for key, v in preset.items() if key not in SWEEP_KEYS}
         axes: dict[str, Sequence[Any] | Range] = {}
-        keys: set[str] = set()
+        given: dict[str, Sequence[Any] | Range] = {}
         if "grid" in preset and (compared := _compared(path, preset)):
             axes["method"] = compared
         for word in words:
             key, equals, text = word.partition("=")
             if not equals or not key:
                 raise UserError(f"'{word}': write key=value, key=v1,v2,... or key=low..high")
-            if key in keys:
+            if key in given:
                 raise UserError(f"{key}: it is given twice: write {key}=V1,V2")
-            keys.add(key)
-            values = _values(key, text)
+            values = given[key] = _values(key, text)
             if key == "method" or isinstance(values, Range) or len(values) > 1:
                 axes[key] = values
             else:
                 base[key] = values[0]
-        named = axes.pop("method", [base.get("method", "fedssa")])
-        assert not isinstance(named, Range)  # of a text
-        repeated: dict[str, Sequence[Any]] = {}
-        for key in SEEDS:
-            values = axes.pop(key, ())
+        named: Any = axes.pop("method", [base.get("method", "fedssa")])
+        methods = [method_name(str(name)) for name in named]
+        repeated = {key: axes.pop(key) for key in SEEDS if key in axes}
+        for key, values in repeated.items():
             if isinstance(values, Range):
                 raise UserError(f"{key}: a list of seeds is allowed, not a range")
-            repeated |= {key: values} if values else {}
-        methods = [method_name(str(name)) for name in named]
         known = _COMMON.union(*map(method_keys, methods))
-        for key in axes:
-            if key not in known:
-                hint = nearest(key, known)
-                raise UserError(f"{key}: unknown key for {', '.join(methods)}{hint}")
+        for key in axes.keys() - known:
+            hint = nearest(key, known)
+            raise UserError(f"{key}: unknown key for {', '.join(methods)}{hint}")
         if not axes:
             raise UserError(
                 "give at least one key several values, KEY=V1,V2, or a range, "
                 "KEY=LOW..HIGH, such as lr=0.003,0.01,0.03"
             )
-        rows = product(*(repeated[key] for key in repeated))
-        repeats = [dict(zip(repeated, row, strict=True)) for row in rows]
+        repeats = list(combinations(repeated, []))  # type: ignore[arg-type]  # no range, as checked
         typed = {key: _typed(key, values, methods) for key, values in axes.items()}
         return cls(base, methods, repeats, typed, title_of(path))
 
     def trials(self, count: int, seed: int) -> list[Trial]:
         """Return ``count`` trials for each method (0: as many as the smallest grid has)."""
-        spaces = {method: self._space(method) for method in self.methods}
+        spaces = {
+            method: {key: v for key, v in self.axes.items() if key in method_keys(method) | _COMMON}
+            for method in self.methods
+        }
+        sizes = {
+            method: math.prod(math.inf if isinstance(v, Range) else len(v) for v in space.values())
+            for method, space in spaces.items()
+        }
         ranged = any(isinstance(v, Range) for v in self.axes.values())
-        sizes = {method: _size(space) for method, space in spaces.items()}
-        smallest = min(sizes, key=lambda method: sizes[method])
+        smallest = min(sizes, key=sizes.__getitem__)
         wanted = count or (RANDOM_TRIALS if ranged else int(sizes[smallest]))
         if wanted > sizes[smallest]:
             raise UserError(
                 f"trials: {wanted} is more than the {sizes[smallest]:.0f} combinations of method "
                 f"'{smallest}'; every method gets the same number: give it more values"
             )
-        tried = []
-        for method, space in spaces.items():
-            rng = generator(seed, "tune", method)
-            for values in _drawn(space, wanted, rng):
-                tried.append(Trial(method, values, self._cells(method, values)))
-        return tried
+        return [
+            Trial(method, values, self._cells(method, values))
+            for method, space in spaces.items()
+            for values in _drawn(space, wanted, generator(seed, "tune", method))
+        ]
 
     def preset(self, trial: Trial) -> dict[str, Any]:
         """Return the keys of a run with these values, as a preset holds them."""
@@ -169,10 +168,6 @@ class Search:
         fixed = {key: value for key, value in self.base.items() if key not in {"out", "name"}}
         title = {"title": self.title} if self.title else {}
         return {**title, **fixed, "paired": [list(SEEDS)], "grid": grid}
-
-    def _space(self, method: str) -> dict[str, Sequence[Any] | Range]:
-        own = method_keys(method) | _COMMON
-        return {key: values for key, values in self.axes.items() if key in own}
 
     def _cells(self, method: str, values: Mapping[str, Any]) -> list[Cell]:
         common = {"engine": "inline", **self.base}
@@ -265,33 +260,22 @@ def _typed(
         return values
     if not (values.low.is_integer() and values.high.is_integer()):
         raise UserError(f"{key}: whole numbers are needed, such as 1..{math.ceil(values.high)}")
-    return Range(values.low, values.high, whole=True)
-
-
-def _size(space: Mapping[str, Sequence[Any] | Range]) -> float:
-    sizes = (math.inf if isinstance(v, Range) else len(v) for v in space.values())
-    return math.prod(sizes)
+    return replace(values, whole=True)
 
 
 def _drawn(
     space: Mapping[str, Sequence[Any] | Range], count: int, rng: np.random.Generator
-) -> Iterator[dict[str, Any]]:
-    """Yield ``count`` different choices; those of a grid in its own order."""
-    size = _size(space)
-    if math.isfinite(size):
-        grid = list(product(*(v for v in space.values() if not isinstance(v, Range))))
+) -> list[dict[str, Any]]:
+    """Return ``count`` different choices; those of a grid in its own order."""
+    if not any(isinstance(v, Range) for v in space.values()):
+        grid = list(product(*space.values()))  # type: ignore[arg-type]  # lists, as just checked
         chosen = sorted(rng.choice(len(grid), size=count, replace=False).tolist())
-        yield from (dict(zip(space, grid[i], strict=True)) for i in chosen)
-        return
-    seen: set[tuple[Any, ...]] = set()
+        return [dict(zip(space, grid[i], strict=True)) for i in chosen]
+    rows: dict[tuple[Any, ...], None] = {}
     for _ in range(DRAWS * count):
-        row = tuple(
-            v.draw(rng) if isinstance(v, Range) else v[int(rng.integers(len(v)))]
-            for v in space.values()
-        )
-        if row not in seen:
-            seen.add(row)
-            yield dict(zip(space, row, strict=True))
-        if len(seen) == count:
-            return
+        values = space.values()
+        row = [v.draw(rng) if isinstance(v, Range) else v[rng.integers(len(v))] for v in values]
+        rows[tuple(row)] = None
+        if len(rows) == count:
+            return [dict(zip(space, row, strict=True)) for row in rows]
     raise UserError(f"trials: {count} different values cannot be drawn from {', '.join(space)}")

@@ -272,15 +272,12 @@ def export(  # noqa: PLR0913, PLR0917  (options of a command)
         bool, typer.Option("--predictions", help="RUN's predictions (keep-predictions) to OUT.csv")
     ] = False,
     onnx: Annotated[bool, typer.Option("--onnx", help="write model.onnx as well")] = False,
-    images: Annotated[list[Path] | None, typer.Option(help="to compare ONNX with torch on")] = None,
     trust: Trust = False,
 ) -> None:
     """Export a client's personalised model, or all of a run; the last line is the folder."""
     loading()
     from fedhet.export import model
 
-    if images and not onnx:
-        raise UserError("--images: only used with --onnx")
     if best and generation is not None:
         raise UserError("--generation cannot be used with --best: give one of them")
     if predictions:
@@ -288,16 +285,15 @@ def export(  # noqa: PLR0913, PLR0917  (options of a command)
         return
     if every and generation is not None:
         raise UserError("--generation cannot be used with --all: it exports the newest states")
-    wanted = (images or []) if onnx else None
     if every:
-        exported, left_out = model.export_all(state, out, best=best, images=wanted, trust=trust)
+        exported, left_out = model.export_all(state, out, best=best, onnx=onnx, trust=trust)
         for client, reason in left_out.items():
             tell(f"left out: client {client}: {reason}")
         print(f"{len(exported)} of {len(exported) + len(left_out)} clients")
         print(plain_path(out))
         return
     chosen: int | Literal["best"] | None = "best" if best else generation
-    print(model.export(state, out, generation=chosen, images=wanted, trust=trust))
+    print(model.export(state, out, generation=chosen, onnx=onnx, trust=trust))
 
 
 def predict(

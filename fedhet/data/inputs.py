@@ -271,7 +271,10 @@ class Form:
 
 
 # Keys that say which column is the class and how files are written; a model's card has them.
-READ_KEYS = ("target", "labels", *(one.name for one in fields(Form)))
+READ_KEYS = (
+    "target", "labels", "site", "group", "split_by", "ignore", "channels", "time",
+    *(one.name for one in fields(Form)),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

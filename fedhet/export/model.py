@@ -7,10 +7,14 @@ folder of a client's states has the same in ``client.json`` and its generations;
 client's machine only.
 """
 
+import contextlib
 import copy
 import hashlib
+import importlib.util
+import io
 import logging
 import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -34,7 +38,6 @@ from fedhet.config.schema import RunConfig
 from fedhet.data.inputs import IMAGE, READ_KEYS, SIGNAL, TABLE, TOKENS, Encoded, Inputs, load_inputs
 from fedhet.data.preparation import preparation
 from fedhet.errors import Damaged, UserError, brief
-from fedhet.export import onnx
 from fedhet.export.predict import Answers, classify
 from fedhet.files import (
     appearing,
@@ -53,11 +56,13 @@ from fedhet.site.local_data import without_examples
 from fedhet.site.state import DESCRIPTION, PREDICTIONS, Bundle, FileStore, accuracies_of
 
 log = logging.getLogger("fedhet")
-CARD, WEIGHTS = "card.yaml", "model.safetensors"
+CARD, WEIGHTS, ONNX = "card.yaml", "model.safetensors", "model.onnx"
+_ONNX_NAMES = {IMAGE: "images", SIGNAL: "signals", TABLE: "rows", TOKENS: "tokens"}
+_TOLERANCE = 1e-4  # largest difference of two logits, relative to the largest logit
 FORMAT = 1
 _CONFIG = (
     "method", "image-size", "models", "precision", "threads", "small-model", "representation",
-    "grey", *READ_KEYS,
+    "grey", *(key.replace("_", "-") for key in READ_KEYS),
 )  # fmt: skip
 _PREPARATIONS = {  # how inputs come of raw examples, for people
     IMAGE: "resized to the shape, bilinear, aspect not kept; pixel / 127.5 - 1, pixel in 0..255",
@@ -231,12 +236,9 @@ def _read_description(state: Path) -> dict[str, Any]:
         raise UserError(f"'{state}': {DESCRIPTION} is damaged: {error.what}") from error
     except OSError as error:
         # A run folder has state/<experiment>/<client>, one of `export --all` <client>.
-        files = [f"{x}/{DESCRIPTION}" for x in ("*", "*/*", "state/*/*")]
-        found = sorted({p.parent for file in (f"*/{CARD}", *files) for p in state.glob(file)})
-        hint = "`fedhet export RUN --all --out DIR` exports the models of a run"
-        if found:
-            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-            hint = f"did you mean '{found[0]}'{more}?"
+        files = (f"*/{CARD}", *(f"{x}/{DESCRIPTION}" for x in ("*", "*/*", "state/*/*")))
+        below = sorted({path.parent for file in files for path in state.glob(file)})
+        hint = f"did you mean '{below[0]}'?" if below else "`fedhet export RUN --all` makes some"
         raise UserError(
             f"'{state}' is neither an exported model ({CARD}) nor a client's folder of states "
             f"({DESCRIPTION}); {hint}"
@@ -246,24 +248,24 @@ def _read_description(state: Path) -> dict[str, Any]:
 def _choose(store: FileStore, generation: int | Literal["best"] | None) -> int:
     """Return the generation that is meant; by default the one that the server accepted last."""
     there = store.generations()
-    where, which = f"state '{store.folder}'", ", ".join(str(number) for number in there)
     if generation == "best":
         if (best := store.best()) is None:
-            raise UserError(f"{where} has no best state: run with keep-best=true")
+            raise UserError(f"state '{store.folder}' has no best state: run with keep-best=true")
         return best
     if not there:
-        raise UserError(f"{where} is empty: the client has not trained")
+        raise UserError(f"state '{store.folder}' is empty: the client has not trained")
     accepted = _accepted(store.folder) if generation is None else None
-    wanted = accepted if generation is None else generation
-    if wanted not in (None, *there):
+    wanted = next(one for one in (generation, accepted, there[-1]) if one is not None)
+    if wanted not in there:
         last = ", the last that the server accepted (0: none)," if generation is None else ""
-        raise UserError(f"generation: {wanted}{last} is not in '{store.folder}'; there: {which}")
+        each = ", ".join(map(str, there))
+        raise UserError(f"generation: {wanted}{last} is not in '{store.folder}'; there: {each}")
     if accepted not in (None, there[-1]):
         log.warning(
-            "%s: generation %d is taken, the last that the server accepted; the newest is %d",
-            where, accepted, there[-1],
+            "state '%s': generation %d is taken, the last that the server accepted; the newest is "
+            "%d", store.folder, accepted, there[-1],
         )  # fmt: skip
-    return there[-1] if wanted is None else wanted
+    return wanted
 
 
 def _accepted(state: Path) -> int | None:
@@ -282,7 +284,8 @@ def _card(
 ) -> dict[str, Any]:
     """Return what ``card.yaml`` says of a state."""
     about = {k: v for k, v in description.items() if k != plugins.MAC}
-    metrics = accuracies_of(bundle)
+    metrics, inputs = accuracies_of(bundle), model.inputs
+    how = "scan" if inputs.scan else "standardised" if inputs.standardised else inputs.kind
     return {
         "format": FORMAT,
         "fedhet": fedhet.__version__,
@@ -298,15 +301,9 @@ def _card(
             "validation": metrics.get("val_accuracy"),
         },
         "input": {
-            "shape": ["batch", *model.inputs.shape],
-            "dtype": "int64" if model.inputs.kind == TOKENS else "float32",
-            "preparation": _PREPARATIONS[
-                "scan"
-                if model.inputs.scan
-                else "standardised"
-                if model.inputs.standardised
-                else model.inputs.kind
-            ],  # fmt: skip
+            "shape": ["batch", *inputs.shape],
+            "dtype": "int64" if inputs.kind == TOKENS else "float32",
+            "preparation": _PREPARATIONS[how],
         },
         "output": "logits (batch, classes); their softmax is the probabilities",
         **about,
@@ -344,16 +341,19 @@ def export(
     out: Path,
     *,
     generation: int | Literal["best"] | None = None,
-    images: Sequence[Path] | None = None,
+    onnx: bool = False,
     trust: bool = False,
 ) -> Path:
     """Write the model of :func:`load_model` to the new folder ``out``; return its path.
 
-    ``images`` asks for ONNX as well, compared with torch on those images, or on random inputs if
-    it is empty. Raise UserError, in one line, for everything that is not as it should be.
+    ``onnx`` asks for ``model.onnx`` as well, which must answer as torch does. Raise UserError, in
+    one line, for everything that is not as it should be.
     """
-    if images is not None:
-        onnx.require()
+    packages = ("onnx", "onnxruntime", "onnxscript") if onnx else ()
+    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
+        raise UserError(
+            f"--onnx needs the extra: pip install 'fedhet[onnx]' ({', '.join(missing)} not found)"
+        )
     out = _new(out, "folder")
     model, card = load_model(folder, generation, trust=trust)
     weights = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
@@ -364,8 +364,8 @@ def export(
         with appearing(out) as made:  # private: a model trained on private images is, too
             (made / WEIGHTS).write_bytes(data)
             _copy_network(model.architecture, made)
-            if images is not None:
-                card["onnx"] = onnx.write(model, made, images)
+            if onnx:
+                card["onnx"] = _write_onnx(model, made / ONNX)
             card[plugins.MAC] = plugins.sign(card)
             text = yaml.safe_dump(card, sort_keys=False, allow_unicode=True)
             (made / CARD).write_text(text, encoding="utf-8")
@@ -374,13 +374,53 @@ def export(
     return out
 
 
+def _write_onnx(model: Personalised, path: Path) -> dict[str, Any]:
+    """Write a model as ONNX in float32, compare it with torch, and return what the card says.
+
+    Raise UserError if the two do not agree.
+    """
+    rng, inputs, name = np.random.default_rng(0), model.inputs, _ONNX_NAMES[model.inputs.kind]
+    shape = (64, *inputs.shape)
+    if inputs.kind == TOKENS:
+        drawn = rng.integers(0, inputs.vocabulary, shape)
+    else:
+        drawn = rng.uniform(-1, 1, shape) if inputs.kind == IMAGE else rng.normal(size=shape)
+        drawn = drawn.astype(np.float32)
+    examples = torch.from_numpy(drawn)
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # the converter's steps, and warnings about operators
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                model, (examples[:2],), path, input_names=[name], output_names=["logits"],
+                dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+                external_data=False,  # one file, that can be handed on
+                dynamo=True,
+            )  # fmt: skip
+    finally:
+        logging.disable(level)
+    with torch.inference_mode():
+        expected = model(examples).numpy()
+    logits = _run_onnx(path, {name: drawn})
+    difference = float(np.abs(logits - expected).max())
+    if not difference <= _TOLERANCE * max(1.0, float(np.abs(expected).max())):
+        raise UserError(f"--onnx: logits differ from torch's by {difference:.3g} on random inputs")
+    return {"file": ONNX, "input": name, "output": "logits", "precision": "fp32",
+            "max-logit-difference": difference}  # fmt: skip
+
+
+def _run_onnx(path: Path, inputs: Mapping[str, Any]) -> Any:
+    import onnxruntime  # noqa: PLC0415  (an extra)
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return session.run(["logits"], inputs)[0]
+
+
 def export_all(
-    run: Path,
-    out: Path,
-    *,
-    best: bool = False,
-    images: Sequence[Path] | None = None,
-    trust: bool = False,
+    run: Path, out: Path, *, best: bool = False, onnx: bool = False, trust: bool = False
 ) -> tuple[list[Path], dict[str, str]]:
     """:func:`export` the last accepted (or ``best``) state of every client to ``out/<client>``.
 
@@ -393,7 +433,7 @@ def export_all(
     for state in states_of(run, trust=trust):
         try:
             place = out / state.name
-            made.append(export(state, place, generation=generation, images=images, trust=trust))
+            made.append(export(state, place, generation=generation, onnx=onnx, trust=trust))
         except UserError as error:
             left_out[state.name] = str(error)
     if not made:

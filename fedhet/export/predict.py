@@ -1,7 +1,13 @@
-"""Classify raw examples with a client's model: classes and probabilities as a DataFrame."""
+"""Classify raw examples with a client's model: files of every kind, frames, arrays.
 
+Files are read as a run reads them. What a model takes stands in its card (columns, categories,
+length, scale), so that a file without classes and clients will do.
+"""
+
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,29 +17,38 @@ import torch
 from torch import Tensor
 
 from fedhet.config.schema import RunConfig
-from fedhet.data.inputs import IMAGE, Form, Inputs
+from fedhet.data import rows
+from fedhet.data.formats import NPZ_SUFFIXES, ROW_SUFFIXES, holds
+from fedhet.data.images import SCAN, decode_all, files_below, is_image, losses
+from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TABLE, TOKENS, Examples, Form, Inputs
+from fedhet.data.keys import Classes, need
+from fedhet.data.rows import CsvFile, NoHeader, RowFile, open_rows
+from fedhet.data.signals import AXES, TARGETS, Npz, cut_recordings, finite, small_numbers
+from fedhet.data.table import TableRows, left_columns, token_ids
 from fedhet.errors import UserError, one_line
-from fedhet.export.examples import Batch, ImageFiles, Truth, batches, of_frame
+from fedhet.files import near
 from fedhet.site.local_data import reading_of
 from fedhet.training.loop import EVALUATION_BATCH, autocast, without_denormals
 from fedhet.training.metrics import metrics_of
 
+_NAMED = 20  # unreadable files that a warning names
+# Names of examples, the examples (k, ...) as they are stored, and their classes if the file has any
+_Piece = tuple[list[str], Examples, pd.Series | None]
+_FILES = {SIGNAL: "NPZ or CSV", TABLE: "CSV or Parquet", TOKENS: "CSV, Parquet or text"}
 
-class Answering(Protocol):
-    """What is needed of a model: :class:`fedhet.export.model.Personalised`."""
+
+class _Model(Protocol):
+    """What is needed of a :class:`fedhet.export.model.Personalised`."""
 
     config: RunConfig
     classes: tuple[str, ...]
     inputs: Inputs
 
-    def prepare(self, examples: Tensor) -> Tensor:
-        """Return inputs of examples as they are stored."""
+    def prepare(self, examples: Tensor) -> Tensor: ...
 
-    def window(self) -> tuple[float, float] | None:
-        """Return the range of values of scans."""
+    def window(self) -> tuple[float, float] | None: ...
 
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """Return logits (B, C)."""
+    def __call__(self, inputs: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -51,71 +66,59 @@ class Answers:
     metrics: Mapping[str, float]
 
 
-def classify(model: Answering, examples: Any) -> Answers:
+def classify(model: _Model, examples: Any) -> Answers:
     """Return the classes and probabilities of examples.
 
     ``examples`` are a DataFrame with the columns of the training data (also a dict of columns, or a
     Series or dict of one row), a path or several, or an array (n, ...) of examples as they are
-    stored, of texts (n,). The index is the DataFrame's, else
-    the names of files and lines; windows with gaps are left out. Raise UserError if they are not
-    what the model takes.
+    stored, of texts (n,). The index is the DataFrame's, else the names of files and lines; windows
+    with gaps are left out. Raise UserError if they are not what the model takes.
     """
-    truth = Truth(reading_of(model.config), model.classes)
     if isinstance(examples, np.ndarray) and examples.dtype.kind in "OU":
         examples = _texts(model, examples)
     elif isinstance(examples, pd.Series | Mapping):
         examples = _frame(examples)
-    names: list[str] = []
-    logits = []
-    pieces, files = _read(model, examples, truth)
-    for these, stored in pieces:
-        names += these
-        logits.append(_logits(model, these, stored))
-    lost = [f"{truth.left_out:,} windows with gaps are left out"] if truth.left_out else []
-    lost += files.warnings() if files is not None else []
-    if unseen := +truth.unseen:
-        each = ", ".join(f"{column} ({count:,} rows)" for column, count in unseen.items())
-        lost.append(f"values that were no category in training count as gaps: {each}")
+    source, names, logits, targets = _Source(model), list[str](), list[Tensor](), []
+    for each, stored, named in source.pieces(examples):
+        good = finite(stored) if model.inputs.kind == SIGNAL else np.ones(len(each), dtype=bool)
+        source.left_out += int((~good).sum())
+        kept = np.flatnonzero(good)
+        for places in np.split(kept, range(EVALUATION_BATCH, len(kept), EVALUATION_BATCH)):
+            if len(places):
+                own = [each[place] for place in places]
+                batch = torch.from_numpy(np.ascontiguousarray(stored[places]))
+                names += own
+                logits.append(_logits(model, own, batch))
+        gap = pd.Series([""] * len(each), dtype="str")
+        targets.append((gap if named is None else named.reset_index(drop=True))[good])
+    lost = source.lines()
     if not names:
-        why = "; ".join(lost) or f"the files have no {'example' if files is None else 'image'}"
+        why = "; ".join(lost) or f"the files have no {source.what.removesuffix('s')}"
         raise UserError(f"examples: nothing to classify: {why}")
-    answers, labels = torch.cat(logits).double(), torch.from_numpy(np.concatenate(truth.labels))
+    answers = torch.cat(logits).double()
+    target, labels = source.reading.target, torch.full((len(names),), -1)
+    try:
+        found = Classes(source.reading, model.classes).labels(
+            pd.concat(targets, ignore_index=True), lambda _: f"target '{target}'"
+        )
+        labels = torch.from_numpy(found)
+    except UserError as error:
+        lost.insert(0, f"no metrics: {error}")
     framed = isinstance(examples, pd.DataFrame)
     index = examples.index[[int(name) for name in names]] if framed else names
     columns = [f"p_{name}" for name in model.classes]
     frame = pd.DataFrame(answers.softmax(dim=1).numpy(), index=index, columns=columns)
     frame.insert(0, "class", [model.classes[label] for label in answers.argmax(dim=1).tolist()])
-    warnings = [f"no metrics: {truth.problem}"] if truth.problem else []
     known = labels >= 0
-    found, labels = answers[known].log_softmax(dim=1), labels[known]
-    accuracy = 100 * (found.argmax(dim=1) == labels).double().mean()
-    metrics = {"accuracy": accuracy, **(metrics_of(found, labels) if len(labels) else {})}
+    answers, labels = answers[known].log_softmax(dim=1), labels[known]
+    accuracy = 100 * (answers.argmax(dim=1) == labels).double().mean()
+    metrics = {"accuracy": accuracy, **(metrics_of(answers, labels) if len(labels) else {})}
     defined = {name: float(value) for name, value in metrics.items() if value.isfinite()}
-    what = "examples" if files is None else "images"
-    return Answers(frame, what, "; ".join([*warnings, *lost]), len(labels), defined)
-
-
-def _read(
-    model: Answering, examples: Any, truth: Truth
-) -> tuple[Iterator[Batch], ImageFiles | None]:
-    """Return batches of the examples, and the files if they are images."""
-    form = reading_of(model.config).form
-    if isinstance(examples, pd.DataFrame):
-        if len(twice := examples.columns[examples.columns.duplicated()]):
-            raise UserError(f"examples: column '{twice[0]}' is there twice")
-        return of_frame(examples, model.inputs, Form(gaps=form.gaps), truth), None
-    if isinstance(examples, np.ndarray | Tensor):
-        return _array(model, torch.as_tensor(examples), truth), None
-    places = [examples] if isinstance(examples, str | Path) else examples
-    paths = [Path(place) for place in places]
-    if model.inputs.kind == IMAGE:
-        files = ImageFiles(paths, model.inputs, model.window())
-        return files.batches(truth), files
-    return batches(paths, model.inputs, form, truth), None
+    return Answers(frame, source.what, "; ".join(lost), len(labels), defined)
 
 
 @torch.inference_mode()
-def _logits(model: Answering, names: Sequence[str], examples: Tensor) -> Tensor:
+def _logits(model: _Model, names: Sequence[str], examples: Tensor) -> Tensor:
     """Return logits (B, C) of examples (B, ...) as they are stored; UserError for infinite ones."""
     inputs = model.prepare(examples)
     # The arithmetic that the accuracies are of.
@@ -142,7 +145,7 @@ def _frame(examples: "pd.Series | Mapping[str, Any]") -> pd.DataFrame:
         raise UserError(f"examples: the columns of the dict differ in length: {error}") from error
 
 
-def _texts(model: Answering, examples: Any) -> pd.DataFrame:
+def _texts(model: _Model, examples: Any) -> pd.DataFrame:
     """Return an array of text as the columns that the model takes."""
     columns = list(model.inputs.columns)
     if examples.size != len(examples) * len(columns):
@@ -153,15 +156,184 @@ def _texts(model: Answering, examples: Any) -> pd.DataFrame:
     return pd.DataFrame(examples.reshape(len(examples), -1), columns=columns)
 
 
-def _array(model: Answering, examples: Tensor, truth: Truth) -> Iterator[Batch]:
-    """Yield names and pieces of an array of examples as they are stored."""
-    like = torch.from_numpy(model.inputs.zeros(1))
-    if examples.shape[1:] != like.shape[1:]:
-        raise UserError(
-            f"examples: an array of shape {tuple(examples.shape)}, but this model takes (n, "
-            f"{', '.join(map(str, like.shape[1:]))}) {str(like.dtype).removeprefix('torch.')}"
+class _Source:
+    """Reads examples as a model wants them, and notes what is lost on the way."""
+
+    def __init__(self, model: _Model) -> None:
+        self.inputs, self.classes, self.window = model.inputs, model.classes, model.window()
+        self.reading = reading_of(model.config)
+        self.what = "images" if model.inputs.kind == IMAGE else "examples"
+        self.left_out = 0  # windows with gaps, which no model takes
+        self._unseen: Counter[str] = Counter()  # values of no known category, by column
+        self._unreadable: list[str] = []
+        self._flags: list[int] = []
+
+    def lines(self) -> list[str]:
+        """Return lines about what was lost."""
+        lines = [f"{self.left_out:,} windows with gaps are left out"] if self.left_out else []
+        if self.inputs.kind == IMAGE:
+            lines += losses(self._flags, self.inputs, self._unreadable, _NAMED)
+        if unseen := +self._unseen:
+            each = ", ".join(f"{column} ({count:,} rows)" for column, count in unseen.items())
+            lines.append(f"values that were no category in training count as gaps: {each}")
+        return lines
+
+    def pieces(self, examples: Any) -> Iterator[_Piece]:
+        """Yield examples of a frame, an array, or files.
+
+        A name is ``<file>:<line>`` of a CSV or of a text file with one text a line,
+        ``<file>:<index>`` of a Parquet file or an NPZ. Raise UserError with file, line and column
+        for what does not fit.
+        """
+        if isinstance(examples, pd.DataFrame):
+            if len(twice := examples.columns[examples.columns.duplicated()]):
+                raise UserError(f"examples: column '{twice[0]}' is there twice")
+            return self._rows(rows.of_frame(examples, Form(gaps=self.reading.form.gaps)))
+        if isinstance(examples, np.ndarray | Tensor):
+            return iter([self._array(np.asarray(examples))])
+        places = [examples] if isinstance(examples, str | Path) else examples
+        paths = {Path(one).expanduser(): str(one) for one in places}
+        for path, given in paths.items():
+            if not path.exists():
+                raise UserError(f"'{given}' does not exist{near(path)}")
+        if self.inputs.kind == IMAGE:
+            return self._images(paths)
+        return chain.from_iterable(self._file(path, given) for path, given in paths.items())
+
+    def _array(self, examples: Examples) -> _Piece:
+        like = self.inputs.zeros(1)
+        if examples.shape[1:] != like.shape[1:]:
+            raise UserError(
+                f"examples: an array of shape {examples.shape}, but this model takes (n, "
+                f"{', '.join(map(str, like.shape[1:]))}) {like.dtype}"
+            )
+        return [str(k) for k in range(len(examples))], examples.astype(like.dtype), None
+
+    def _images(self, places: Sequence[Path] | Mapping[Path, str]) -> Iterator[_Piece]:
+        """Yield the readable image files, each once, some at a time: a folder may be large.
+
+        An image in a folder that is called like a class is of it. 8 bits are stretched to the
+        window of a model of scans.
+        """
+        paths: dict[str, None] = {}
+        for place in places:
+            below = sorted(filter(is_image, files_below(place, "images"))) if place.is_dir() else []
+            paths |= dict.fromkeys(map(str, (place / one for one in below)))
+            paths |= {} if place.is_dir() else {str(place): None}
+        scans = self.window is not None
+        images = zip(
+            paths, decode_all(Path(), [*paths], self.inputs.image_shape, scans=scans), strict=True
         )
-    truth.add(None, len(examples))
-    for start in range(0, len(examples), EVALUATION_BATCH):
-        piece = examples[start : start + EVALUATION_BATCH].to(like.dtype)
-        yield [str(start + place) for place in range(len(piece))], piece
+        while some := list(islice(images, EVALUATION_BATCH)):
+            self._unreadable += [one.name(path) for path, one in some if one.pixels is None]
+            good = [(path, one) for path, one in some if one.pixels is not None]
+            self._flags += [one.flags for _, one in good]
+            pixels = [one.pixels for _, one in good]
+            if self.window:
+                low, high = self.window
+                pixels = [
+                    x if one.flags & SCAN else low + x * ((high - low) / 255.0)
+                    for x, (_, one) in zip(pixels, good, strict=True)
+                ]
+            folders = pd.Series([Path(path).absolute().parent.name for path, _ in good])
+            named = folders if folders.isin(self.classes).any() else None
+            if good:
+                yield [path for path, _ in good], np.stack(pixels), named
+
+    def _file(self, path: Path, given: str) -> Iterator[_Piece]:
+        kind = self.inputs.kind
+        if path.is_dir() or (kind != SIGNAL and holds(path, NPZ_SUFFIXES)):
+            raise UserError(
+                f"'{given}' is {'a folder' if path.is_dir() else 'an NPZ of signals'}, but the "
+                f"model takes {PLURAL[kind]}: give {_FILES[kind]} files"
+            )
+        if kind == TABLE or holds(path, ROW_SUFFIXES):
+            pieces = self._rows(self._opened(path, self.reading.form))
+        else:
+            pieces = iter([self._windows(path)]) if kind == SIGNAL else self._lines(path)
+        for names, stored, targets in pieces:
+            yield [f"{given}:{name}" for name in names], stored, targets
+
+    def _opened(self, path: Path, form: Form) -> RowFile:
+        """Open a file of rows; one without a header has the model's columns, if it has as many."""
+        try:
+            return open_rows([path], form)
+        except NoHeader as error:
+            if error.width != len(self.inputs.columns):
+                raise
+            return open_rows([path], replace(form, columns=self.inputs.columns))
+        except UserError:
+            if not form.columns:  # names of the training file, which also had a target
+                raise
+            return self._opened(path, replace(form, columns=()))
+
+    def _rows(self, file: RowFile) -> Iterator[_Piece]:
+        """Yield rows, texts, or windows; names are lines, or numbers."""
+        inputs, reading = self.inputs, self.reading
+        self._need_columns(file.where)
+        windows, target = inputs.kind == SIGNAL, reading.target
+        wanted = tuple(left_columns(file, reading)) if windows else inputs.columns
+        labelled = [target] if target in file.columns and target not in wanted else []
+        if windows and reading.time in wanted:
+            yield self._recordings(file, labelled)
+            return
+        if windows and len(wanted) != inputs.shape[0] * inputs.shape[1]:
+            raise UserError(
+                f"{file.where}: {len(wanted)} columns, but the model takes {inputs.shape[0]} x "
+                f"{inputs.shape[1]} numbers per row"
+            )
+        need(file, wanted, "the model's columns")
+        table = TableRows(Inputs.table(wanted) if windows else inputs, self._unseen)
+        texts = wanted if inputs.kind == TOKENS else tuple(table.codes)
+        lines = file.lines() if isinstance(file, CsvFile) else count()
+        numbers = [name for name in wanted if name not in texts]
+        for part, frame in file.chunks([*texts, *labelled], numbers):
+            targets = frame[target] if labelled else None
+            names = [str(number) for number in islice(lines, len(frame))]
+            if inputs.kind == TOKENS:
+                yield names, token_ids(frame[wanted[0]].tolist(), inputs), targets
+            else:
+                found = table.numbers(part, frame)
+                yield names, found.reshape(-1, *inputs.shape) if windows else found, targets
+
+    def _recordings(self, file: RowFile, labelled: Sequence[str]) -> _Piece:
+        """Return windows that are cut as the run cuts them; a name is that of the first row."""
+        reading, (channels, steps) = self.reading, self.inputs.shape
+        plain = tuple(n for n in left_columns(file, reading) if n != reading.time)
+        names = reading.channels or plain
+        if len(names) != channels:
+            raise UserError(f"{file.where}: {len(names)} channels, but the model takes {channels}")
+        keys = [n for n in (*reading.site, *reading.group) if n in file.columns]
+        cut = cut_recordings(file, reading, names, [*labelled, *keys], steps)
+        first = cut.rows.index
+        if isinstance(file, CsvFile):
+            lines = list(file.lines())
+            first = [lines[row] for row in first]
+        targets = cut.rows[reading.target] if labelled else None
+        return [str(row) for row in first], cut.windows, targets
+
+    def _need_columns(self, where: str) -> None:
+        if self.inputs.kind != SIGNAL and not self.inputs.columns:  # ids that are not of texts
+            raise UserError(f"{where}: the model takes {self.inputs}, not rows or texts")
+
+    def _lines(self, path: Path) -> Iterator[_Piece]:
+        """Yield the texts of a file with one text a line."""
+        self._need_columns(f"'{path}'")
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"'{path}' is not a readable UTF-8 text") from error
+        texts = text.removesuffix("\n").split("\n") if text else []
+        yield [str(k) for k in range(1, len(texts) + 1)], token_ids(texts, self.inputs), None
+
+    def _windows(self, path: Path) -> _Piece:
+        """Return the windows of an NPZ file."""
+        shape = self.inputs.shape
+        files = [Npz(path, axes) for axes in AXES]
+        file = next((one for one in files if one.windows.shape[1:] == shape), None)
+        if file is None:
+            own = Npz(path).windows.shape[1:]
+            raise UserError(f"data-path {path}: windows are {own}, and the model takes {shape}")
+        y = next((name for name in (self.reading.target, *TARGETS) if name in file.columns), "")
+        names = [str(index) for index in range(len(file.windows))]
+        return names, small_numbers(file.windows), file.rows([y])[y] if y else None

@@ -117,7 +117,7 @@ def test_what_is_no_state_folder(run, model, copied, tmp_path):
     assert "did you mean" in fails(copied.parent, out)
     assert f"did you mean '{model}'" in fails(model.parent, out)
     said = fails(folder.path, out)  # the run folder instead of a client's state
-    assert str(states(folder, config)["0"]) in said and "and 2 more" in said
+    assert str(states(folder, config)["0"]) in said
     (copied / "client.json").write_text("{")
     assert "client.json is damaged" in fails(copied, out)
     (copied / "client.json").write_text("{}")

@@ -9,7 +9,7 @@ from torch import nn
 from fedhet.clients.base import MethodClient
 from fedhet.config.schema import P
 from fedhet.errors import Code, UserError
-from fedhet.models.base import exchanged
+from fedhet.models.networks import exchanged
 from fedhet.protocol.payload import Array, ModelArrays, Payload, blank
 from fedhet.rng import torch_seeded
 

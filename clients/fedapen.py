@@ -20,7 +20,7 @@ from fedhet.protocol.payload import Array
 from fedhet.rng import generator
 from fedhet.strategies.fedapen import FedAPENParams
 from fedhet.training.loop import Phase, kl
-from fedhet.training.optimisers import schedule
+from fedhet.training.steps import schedule
 
 
 class Ensemble(nn.Module):

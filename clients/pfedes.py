@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedhet.clients.averaging import AveragingClient
 from fedhet.data.inputs import IMAGE
-from fedhet.models.base import still_statistics
+from fedhet.models.networks import still_statistics
 from fedhet.strategies.pfedes import PFedESParams, extractor
 from fedhet.training.loop import Phase
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from fedhet.config.schema import P
-from fedhet.models.base import exchanged
+from fedhet.models.networks import exchanged
 from fedhet.models.zoo import small_model
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ModelArrays, Payload

@@ -19,7 +19,7 @@ from fedhet.strategies.averaging import ClassSums, sum_by_class
 from fedhet.strategies.base import MethodStrategy, Reference, Upload
 from fedhet.sums.contribution import Own
 from fedhet.training.loop import batches
-from fedhet.training.optimisers import SGD, Optimiser
+from fedhet.training.steps import SGD, Optimiser
 
 log = logging.getLogger("fedhet")
 MOST_EPOCHS = 10_000  # of the keys `server-epochs`

@@ -8,7 +8,7 @@ formulas these are, with those that it lacks, and one that it has wrong).
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedhet.data.inputs import Inputs
-from fedhet.models.base import untouched
+from fedhet.models.networks import untouched
 from fedhet.models.zoo import build_model
 
 log = logging.getLogger("fedhet")
@@ -55,31 +55,27 @@ def _convolution_back(
     return int(forward * sum(wanted[:2]))
 
 
-def _formulas() -> dict[Any, Callable[..., int]]:
-    """Return formulas of operators that torch has no right one for, if this torch has them."""
+def _attention(formula: str, tensors: int) -> Callable[..., int]:
+    """Return the cost of attention by the shapes of its first ``tensors`` arguments."""
+    return lambda *args, **_: int(
+        getattr(torchs_formulas(), formula)(*(one.shape for one in args[:tensors]))
+    )
 
-    def attention(formula: str, tensors: int) -> Callable[..., int]:
-        def flops(*args: Any, **_: Any) -> int:
-            shapes = (one.shape for one in args[:tensors])
-            return int(getattr(torchs_formulas(), formula)(*shapes))
 
-        return flops
-
-    flash = "_scaled_dot_product_flash_attention_for_cpu"
-    wanted: dict[str, Callable[..., int]] = {
+_FLASH = "_scaled_dot_product_flash_attention_for_cpu"
+_OURS: dict[Any, Callable[..., int]] = {  # of operators that torch has no right formula for
+    getattr(torch.ops.aten, name): formula
+    for name, formula in {
         "convolution_backward": _convolution_back,
         "mkldnn_rnn_layer": lambda x, *args, **_: _recurrent(args[:4], x),
         "mkldnn_rnn_layer_backward": lambda x, *args, **_: 2 * _recurrent(args[:4], x),
         "_cudnn_rnn": lambda x, weights, *_, **__: _recurrent(weights, x),
         "_cudnn_rnn_backward": lambda x, weights, *_, **__: 2 * _recurrent(weights, x),
-        flash: attention("sdpa_flop_count", 3),
-        f"{flash}_backward": attention("sdpa_backward_flop_count", 4),
-    }
-    aten = torch.ops.aten
-    return {getattr(aten, name): own for name, own in wanted.items() if hasattr(aten, name)}
-
-
-_OURS = _formulas()
+        _FLASH: _attention("sdpa_flop_count", 3),
+        f"{_FLASH}_backward": _attention("sdpa_backward_flop_count", 4),
+    }.items()
+    if hasattr(torch.ops.aten, name)
+}
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -167,17 +163,12 @@ def model_sizes(names: Sequence[str], classes: int, d: int, inputs: Inputs) -> l
     with torch.random.fork_rng(devices=[]):
         for name in names:
             model = build_model(name, classes=classes, d=d, inputs=inputs)
-            parameters, mib = _size(model.parameters())
-            buffers, buffers_mib = _size(model.buffers())
-            rows.append({
-                "name": name, "kind": inputs.kind, "parameters": parameters, "mib": mib,
-                "buffers": buffers, "buffers_mib": buffers_mib,
-                "forward_flops": forward_flops(model, inputs),
-            })  # fmt: skip
+            row: dict[str, Any] = {"name": name, "kind": inputs.kind}
+            for key, size, tensors in (
+                ("parameters", "mib", list(model.parameters())),
+                ("buffers", "buffers_mib", list(model.buffers())),
+            ):
+                row[key] = sum(t.numel() for t in tensors)
+                row[size] = sum(t.nbytes for t in tensors) / _MIB
+            rows.append(row | {"forward_flops": forward_flops(model, inputs)})
     return rows
-
-
-def _size(tensors: Iterable[torch.Tensor]) -> tuple[int, float]:
-    """Return elements and MiB."""
-    pairs = [(t.numel(), t.numel() * t.element_size()) for t in tensors]
-    return sum(n for n, _ in pairs), sum(b for _, b in pairs) / _MIB

@@ -139,12 +139,6 @@ def parse(name: str) -> ModelName:
     return named
 
 
-def with_weights(name: str) -> tuple[str, str]:
-    """Return a model's structure and its file of weights."""
-    named = parse(name)
-    return named.structure, named.weights
-
-
 def public_names(names: Sequence[str]) -> tuple[str, ...]:
     """Return models without files and folders, which stay private."""
     return tuple(parse(name).public for name in names)
@@ -182,26 +176,25 @@ def validate_model_name(name: str, kind: str = "") -> None:
     Imports nothing. Raise UserError, which names the nearest model, for anything else.
     """
     name = parse(name).plain
-    if is_built_in(name):
-        if not kind or is_known(name, kind):
-            return
-        kinds = [PLURAL[own] for own in MODELS if is_known(name, own)]
+    kinds = [own for own in MODELS if is_known(name, own)]
+    if (kind or next(iter(kinds), "")) in kinds or (not kinds and plugins.is_own("model", name)):
+        return
+    if kinds:
         raise UserError(
-            f"model {name!r} is for {' and '.join(kinds)}; this run's examples are "
-            f"{PLURAL[kind]}; allowed: {', '.join(MODELS[kind])} or your own module:factory"
-        )
-    if not plugins.is_own("model", name):
-        kinds = [kind] if kind else list(MODELS)
-        known = list(dict.fromkeys(one for own in kinds for one in MODELS[own]))
-        known += plugins.installed("model")
-        unlisted = of_torchvision() if IMAGE in kinds else ()
-        hint = plugins.hint("model", name, [*known, *unlisted])
-        more = ", any classifier of torchvision, timm:NAME" if IMAGE in kinds else ""
-        more += ", hf:FOLDER" if {*kinds} & {*FOLDER_KINDS} else ""
-        raise UserError(
-            f"model {name!r} is unknown{hint}; allowed: {', '.join(known)}{more} or your own "
+            f"model {name!r} is for {' and '.join(PLURAL[own] for own in kinds)}; this run's "
+            f"examples are {PLURAL[kind]}; allowed: {', '.join(MODELS[kind])} or your own "
             "module:factory"
         )
+    wanted = [kind] if kind else list(MODELS)
+    known = [*dict.fromkeys(one for own in wanted for one in MODELS[own])]
+    known += plugins.installed("model")
+    unlisted = of_torchvision() if IMAGE in wanted else ()
+    more = ", any classifier of torchvision, timm:NAME" if IMAGE in wanted else ""
+    more += ", hf:FOLDER" if {*wanted} & {*FOLDER_KINDS} else ""
+    raise UserError(
+        f"model {name!r} is unknown{plugins.hint('model', name, [*known, *unlisted])}; allowed: "
+        f"{', '.join(known)}{more} or your own module:factory"
+    )
 
 
 def small_name(config: RunConfig, kind: str, chosen: str = "") -> str:

@@ -26,8 +26,8 @@ from torch.utils.checkpoint import checkpoint
 
 from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TOKENS, Inputs
 from fedhet.errors import UserError, brief
-from fedhet.models.base import SplitModel, untouched
 from fedhet.models.names import FOLDER, ModelName, folder_of
+from fedhet.models.networks import SplitModel, untouched
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation in [0, 1]
 HALF = ((0.5,) * 3, (0.5,) * 3)  # of images in [-1, 1], as torchvision's GoogLeNet takes them

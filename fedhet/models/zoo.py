@@ -12,7 +12,7 @@ the head), ``NAME lora=RANK weights=FILE`` adapters of its layers as well
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import MethodType
@@ -21,14 +21,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
-from torch.nn.parameter import is_lazy
 
 from fedhet import plugins
 from fedhet.config.schema import RunConfig
 from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.errors import Damaged, UserError, brief, nearest, place
 from fedhet.files import read_tensors
-from fedhet.models.base import SplitModel, untouched
 from fedhet.models.names import (
     FOLDER,
     MODELS,
@@ -40,7 +38,7 @@ from fedhet.models.names import (
     small_name,
     validate_model_name,
 )
-from fedhet.models.networks import network
+from fedhet.models.networks import SplitModel, network, untouched
 from fedhet.models.pretrained import HALF, Backbone, extra, from_folder, train_partly
 
 # Factory arguments besides weights=None. Auxiliary heads have no place in features().
@@ -103,56 +101,44 @@ def _drawn(named: ModelName, classes: int, d: int, inputs: Inputs) -> SplitModel
 def check_model(model: object, name: str, classes: int, d: int, inputs: Inputs) -> None:
     """Raise UserError unless a model keeps the contract; it is left as it was.
 
-    Required: a ``nn.Module`` in training mode, with weights that are real numbers, with a callable
-    ``features``, two zero examples -> ``(2, d)`` float32, and ``head``, a ``nn.Linear(d, C)`` with
-    bias; ``forward``, if it has one, equals ``head(features(x))``.
+    Required: a ``nn.Module`` in training mode, with a callable ``features``, two zero examples ->
+    ``(2, d)`` float32, and ``head``, a ``nn.Linear(d, C)`` with bias; ``forward``, if it has one,
+    equals ``head(features(x))``.
     """
-    where, shape = f"model {name!r}", ", ".join(str(side) for side in inputs.shape)
-    if not isinstance(model, nn.Module):
-        raise UserError(f"{where}: got a {type(model).__name__}, must be a torch.nn.Module")
-    weights = list(model.named_parameters())
-    lazy = next((path for path, one in weights if is_lazy(one)), "")
-    if lazy:
-        raise UserError(
-            f"{where}: '{lazy}' belongs to a lazy layer without weights: give it its input size"
-        )
-    if unreal := next((path for path, one in weights if one.is_complex()), ""):
-        raise UserError(f"{where}: '{unreal}' is complex, weights must be real numbers")
-    if not model.training:
-        raise UserError(
-            f"{where} is in evaluation mode: leave out .eval(); to exclude layers from training, "
-            "freeze them"
-        )
-    if not callable(getattr(model, "features", None)):
-        raise UserError(f"{where}: has no features(x); required: (B, {shape}) -> (B, {d})")
+    where, shape = f"model {name!r}", ", ".join(map(str, inputs.shape))
     head, wanted = getattr(model, "head", None), f"Linear({d}, {classes})"
     actual = type(head).__name__
     if isinstance(head, nn.Linear):
         without = " without bias" if cast("Tensor | None", head.bias) is None else ""
         actual = f"Linear({head.in_features}, {head.out_features}){without}"
-    if actual != wanted:
-        raise UserError(f"{where}: head is {actual}, must be {wanted} with bias")
-    _check_forward(cast(SplitModel, model), name, d, inputs)
-
-
-def _check_forward(model: SplitModel, name: str, d: int, inputs: Inputs) -> None:
-    """Check one forward of two zero examples: its shapes, and ``forward == head o features``."""
-    where = f"model {name!r}"
+    if not isinstance(model, nn.Module):
+        raise UserError(f"{where}: got a {type(model).__name__}, must be a torch.nn.Module")
+    for good, what in (
+        (model.training, "is in evaluation mode: leave out .eval(), and freeze what stays"),
+        (
+            callable(getattr(model, "features", None)),
+            f"has no features(x); required: (B, {shape}) -> (B, {d})",
+        ),
+        (actual == wanted, f"head is {actual}, must be {wanted} with bias"),
+    ):
+        if not good:
+            raise UserError(f"{where}: {what}")
+    split = cast(SplitModel, model)
     try:
-        with untouched(model):
-            x = torch.from_numpy(inputs.blank(2)).to(model.head.weight.device)
-            h: Any = model.features(x)
-            shape = _form(h) if isinstance(h, Tensor) else type(h).__name__
-            fits = shape == f"float32 of shape {(2, d)}"
-            logits = model.head(h) if fits else None
-            full: Any = model(x) if fits and _has_forward(model) else logits
+        with untouched(split):
+            x = torch.from_numpy(inputs.blank(2)).to(split.head.weight.device)
+            h: Any = split.features(x)
+            answer = _form(h) if isinstance(h, Tensor) else type(h).__name__
+            fits = answer == f"float32 of shape {(2, d)}"
+            logits = split.head(h) if fits else None
+            full: Any = split(x) if fits and _has_forward(split) else logits
     except (Exception, SystemExit) as error:
         raise UserError(
             f"{where}: a forward of two {_sized(inputs)} fails: {brief(error)}"
         ) from error
     if logits is None:
         raise UserError(
-            f"{where}: features(x) of 2 examples is {shape}, must be float32 of shape {(2, d)}"
+            f"{where}: features(x) of 2 examples is {answer}, must be float32 of shape {(2, d)}"
         )
     same = isinstance(full, Tensor) and full.shape == logits.shape
     if not same or not torch.allclose(full, logits, rtol=1e-3, atol=1e-4, equal_nan=True):
@@ -180,7 +166,7 @@ def _torchvision(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
     if name in _TORCHVISION:
         model.usual = HALF
     if name not in TORCHVISION_NAMES:  # of those it is known that they take any size
-        _check_forward(model, name, d, inputs)
+        check_model(model, name, classes, d, inputs)
     return model
 
 
@@ -325,24 +311,22 @@ def _what_it_takes(
 
     It may take the ``image_size`` of square RGB images instead of ``inputs``.
     """
-    ours = {"classes": classes, "num_classes": classes, "d": d, "inputs": inputs}
     try:
         taken = inspect.signature(factory).parameters
     except (TypeError, ValueError):  # it has no signature
         return {"classes": classes, "d": d, "inputs": inputs}
-    anything = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
-    names = {*taken, *(("classes", "d") if anything else ())}
-    names |= {"inputs"} if anything and "image_size" not in taken else set()
-    arguments = {key: value for key, value in ours.items() if key in names}
-    if "image_size" not in taken or "inputs" in taken:
-        return arguments
-    plain = replace(inputs, standardised=False)
-    if inputs.kind != IMAGE or plain != Inputs.image(inputs.shape[-1]):
+    names, by_side = set(taken), "image_size" in taken and "inputs" not in taken
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()):
+        names |= {"classes", "d"} if by_side else {"classes", "d", "inputs"}
+    square = Inputs.image(inputs.shape[-1])
+    if by_side and replace(inputs, standardised=False) != square:
         raise UserError(
             f"model {name!r}: its factory takes image_size, and this run's examples are "
             f"{PLURAL[inputs.kind]} of shape {inputs.shape}: let it take `inputs` instead"
         )
-    return arguments | {"image_size": inputs.shape[-1]}
+    ours = {"classes": classes, "num_classes": classes, "d": d, "inputs": inputs}
+    ours |= {"image_size": inputs.shape[-1]} if by_side else {}
+    return {key: value for key, value in ours.items() if key in names}
 
 
 # --- weights from a file ----------------------------------------------------------------------
@@ -366,8 +350,14 @@ def load_weights(model: SplitModel, name: str, file: str) -> None:
         raise UserError(f"model {name!r}: weights {error}") from error
     except OSError as error:
         raise UserError(f"{where} cannot be read: {error.strerror}") from error
-    target, own, optional = _matched(model, found)
+    own = {k.removeprefix(_EXPORTED): v for k, v in found.items() if k.startswith(_EXPORTED)}
+    own, target = own or dict(found), cast(nn.Module, model)
+    optional = {*_HEAD, *_NORMALISED}
+    if isinstance(model, Backbone) and not any(key.startswith("network.") for key in own):
+        target, optional = model.network, set()
+        own = {key: one for key, one in own.items() if not key.startswith(f"{model.cut}.")}
     wanted = target.state_dict()
+    optional |= {key for key in wanted if key.rpartition(".")[2] == _COUNTER}
     missing = [key for key in wanted if key not in own and key not in optional]
     more = [key for key in own if key not in wanted]
     if missing or more:
@@ -376,31 +366,16 @@ def load_weights(model: SplitModel, name: str, file: str) -> None:
             f"{where}: the file {what}; it has {len(own)} tensors, the model {len(wanted)}"
         )
     for key, tensor in own.items():
-        _check(where, key, tensor, wanted[key])
+        if (tensor.shape, tensor.dtype) != (wanted[key].shape, wanted[key].dtype):
+            other = "; if the classes differ, remove the head from the file" * (key in _HEAD)
+            raise UserError(
+                f"{where}: {key!r} is {_form(tensor)}, must be {_form(wanted[key])}{other}"
+            )
+        if not torch.isfinite(tensor).all():
+            raise UserError(f"{where}: {key!r} holds NaN or infinity")
     target.load_state_dict({**wanted, **own})
     if isinstance(model, Backbone) and target is model.network:
         model.normalise_as_usual()
-
-
-def _matched(
-    model: SplitModel, found: Mapping[str, Tensor]
-) -> tuple[nn.Module, dict[str, Tensor], set[str]]:
-    """Return the module that a file is of, its tensors by name, and names that may be missing."""
-    own = {k.removeprefix(_EXPORTED): v for k, v in found.items() if k.startswith(_EXPORTED)}
-    own = own or dict(found)
-    counters = {key for key in model.state_dict() if key.rpartition(".")[2] == _COUNTER}
-    if isinstance(model, Backbone) and not any(key.startswith("network.") for key in own):
-        kept = {key: tensor for key, tensor in own.items() if not key.startswith(f"{model.cut}.")}
-        return model.network, kept, {key.removeprefix("network.") for key in counters}
-    return model, own, counters.union(_HEAD, _NORMALISED)
-
-
-def _check(where: str, key: str, tensor: Tensor, wanted: Tensor) -> None:
-    if (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
-        other = "; if the classes differ, remove the head from the file" if key in _HEAD else ""
-        raise UserError(f"{where}: {key!r} is {_form(tensor)}, must be {_form(wanted)}{other}")
-    if not torch.isfinite(tensor).all():
-        raise UserError(f"{where}: {key!r} holds NaN or infinity")
 
 
 def _form(tensor: Tensor) -> str:

@@ -109,7 +109,7 @@ class HeaderRows(Payload):
 
 @dataclass(frozen=True)
 class ModelArrays(Payload):
-    """All arrays of a shared model, in the order of ``fedhet.models.base.exchanged``."""
+    """All arrays of a shared model, in the order of ``fedhet.models.networks.exchanged``."""
 
     tensors: tuple[Float32, ...] = rest()
 

@@ -21,8 +21,7 @@ from fedhet.data.preparation import normalise
 from fedhet.errors import UserError
 from fedhet.models import training_flops
 from fedhet.rng import torch_seeded
-from fedhet.training.optimisers import make_optimiser
-from fedhet.training.steps import WORTH_IT, EagerStep, GraphStep
+from fedhet.training.steps import WORTH_IT, EagerStep, GraphStep, make_optimiser
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

@@ -13,7 +13,7 @@ from fedhet.data.inputs import Inputs
 from fedhet.errors import UserError
 from fedhet.export.model import export
 from fedhet.models import build_model, model_sizes
-from fedhet.models.base import exchanged
+from fedhet.models.networks import exchanged
 from fedhet.testing import cut_and_resume, simulate, small
 
 TORCHVISION = ["resnet18", "mobilenet_v2", "googlenet", "shufflenet_v2_x1_0"]
@@ -82,7 +82,6 @@ def but(change):
     return factory
 
 
-PHASE = nn.Parameter(torch.ones(2, dtype=torch.complex64))
 MISTAKES = {
     "other_forward": (but(lambda m, body: setattr(m, "forward", lambda x: 2 * m.head(body(x)))),
                       r"forward\(x\) must equal head\(features\(x\)\)"),
@@ -99,9 +98,6 @@ MISTAKES = {
     "nothing": (lambda **_: None, "got a NoneType, must be a torch.nn.Module"),
     "fails": (fails, "RuntimeError: out of ideas"),
     "evaluating": (but(lambda m, _: m.eval()), "is in evaluation mode"),
-    "lazy": (but(lambda _, body: body.__setitem__(4, nn.LazyLinear(6))),
-             "'body.4.weight' belongs to a lazy layer"),
-    "complex_weights": (but(lambda m, _: setattr(m, "phase", PHASE)), "'phase' is complex"),
     "constant": (3, "is a int, must be a factory"),
     "missing": (None, "'missing' does not exist"),
 }  # fmt: skip

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from fedhet.rng import torch_seeded
-from fedhet.training.optimisers import SGD
-from fedhet.training.steps import WARM_UP, EagerStep, GraphStep
+from fedhet.training.steps import SGD, WARM_UP, EagerStep, GraphStep
 
 SIZES = [8] * (WARM_UP + 1) + [5] + [8] * 3  # the batch of another size is eager
 

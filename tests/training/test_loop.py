@@ -11,7 +11,7 @@ from fedhet.config.load import build_config
 from fedhet.rng import generator, torch_seeded
 from fedhet.training.augment import crop_flip, flip_erase_crop
 from fedhet.training.loop import Examples, Phase, normalise, train
-from fedhet.training.optimisers import make_optimiser, schedule
+from fedhet.training.steps import make_optimiser, schedule
 
 RATES = (0.05, 0.01)
 

@@ -22,8 +22,8 @@ from fedhet.config.registry import folder_name, named
 from fedhet.config.schema import METRICS, kebab
 from fedhet.data.inputs import safe_ids
 from fedhet.data.objects import understand
-from fedhet.engines import alone, session
-from fedhet.engines.launch import OnRound
+from fedhet.engines import session
+from fedhet.engines.launch import OnRound, between_runs
 from fedhet.engines.system import Interrupted
 from fedhet.errors import UserError, one_line
 from fedhet.export.model import Personalised, load_model, states_of
@@ -120,7 +120,7 @@ class Run:
                     f"state: {', '.join(states)}"
                 )
             name = near[0]
-        with alone.between_runs(), giving(self._objects):
+        with between_runs(), giving(self._objects):
             return load_model(states[name], generation, trust=trust)[0]
 
     def __repr__(self) -> str:

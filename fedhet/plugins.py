@@ -1,8 +1,7 @@
 """Other people's methods, models and data sets, by name: of a module, an entry point, an object.
 
 ``package.module:NAME`` lies in the folder where the command is given, or is installed; an installed
-package may also give it a name of its own in an entry-point group. Neither hides anything of ours,
-nor do we: with our checkout or bundle ahead on ``sys.path``, ``clients`` is still theirs.
+package may also give it a name of its own in an entry-point group. Neither hides anything of ours.
 
 An object that a Python program gives has a name as well: that of its module if it can be imported
 from there, else ``module:NAME:digest``, which stands for it as long as the program gives it.
@@ -29,7 +28,6 @@ from typing import Any
 
 import numpy as np
 
-from fedhet import HERE
 from fedhet.errors import UserError, brief, nearest
 from fedhet.files import private_folder, replacing
 
@@ -41,12 +39,6 @@ GROUPS = {
 }  # fmt: skip
 _GIVEN = re.compile(r"[\w.-]+:[\w.]+:[0-9a-f]{16}", re.ASCII)
 _objects: dict[str, Any] = {}  # given by a Python program, by name
-
-
-def _is_top(path: str) -> bool:
-    """Return whether a folder is a checkout's or a bundle's top, in which ``clients/`` is ours."""
-    package = Path(path) / HERE.name
-    return (package / "client_app.py").is_file() and not (package / "clients").is_dir()
 
 
 @lru_cache(maxsize=len(GROUPS))
@@ -64,7 +56,10 @@ def look_here() -> None:
     Not before one of them is to be imported: until then nothing there, which may be a stranger's,
     takes the place of a package that somebody else's code tries to import.
     """
-    here = str(Path.cwd())
+    try:
+        here = str(Path.cwd())
+    except OSError as error:
+        raise UserError("the working folder no longer exists: change to another") from error
     if here not in _here:
         _here.append(here)
 
@@ -104,12 +99,10 @@ def given(names: Iterable[str]) -> dict[str, Any]:
 
 def check_given(config: Any) -> None:
     """Raise UserError if a name of the configuration stands for an object that is not given."""
-    functions = [function for _, (function,) in config.metrics]
-    for kind, names in (
-        ("method", [config.method]), ("model", config.models), ("dataset", [config.dataset]),
-        ("metric", functions),
-    ):  # fmt: skip
-        for name in filter(is_given, names):
+    metrics = [("metric", function) for _, (function,) in config.metrics]
+    models = [("model", name) for name in config.models]
+    for kind, name in (("method", config.method), ("dataset", config.dataset), *models, *metrics):
+        if is_given(name):
             load(kind, name)
 
 
@@ -292,32 +285,27 @@ def load(kind: str, name: str) -> Any:
             )
         return _objects[name]
     module, colon, attribute = name.partition(":")
-    before = list(sys.path)
-    # Theirs may have the names of our folders, such as `clients`.
-    sys.path[:] = sorted([*before, *(_here if colon else ())], key=_is_top)
     try:
         if not colon:
             return installed(kind)[name].load()
-        found = importlib.import_module(module)
+        sys.path += [folder for folder in _here if folder not in sys.path]
+        owner = importlib.import_module(module)
     except (Exception, SystemExit) as error:
         raise UserError(
             f"{kind} {name!r}: cannot import {module!r} ({brief(error)}{_instead(module, error)}); "
             "it must be in the folder where you give the command, or installed (on a network "
             "at the server and on every node)"
         ) from error
-    finally:
-        sys.path[:] = dict.fromkeys([*before, *sys.path])
-    if not hasattr(found, attribute):
+    if not hasattr(owner, attribute):
         raise UserError(f"{kind} {name!r}: {attribute!r} does not exist in module {module!r}")
-    return getattr(found, attribute)
+    return getattr(owner, attribute)
 
 
 def _instead(module: str, error: BaseException) -> str:
     """Return what was found under the first part of a name whose rest is missing there."""
     top = module.partition(".")[0]
-    missing = str(getattr(error, "name", ""))
-    found = sys.modules.get(top)
-    if found is None or missing == top or not f"{module}.".startswith(f"{missing}."):
+    package = sys.modules.get(top)
+    if package is None or getattr(error, "name", top) == top:
         return ""
-    place = getattr(found, "__file__", None) or next(iter(found.__path__))
+    place = getattr(package, "__file__", None) or next(iter(package.__path__))
     return f"; {top!r} is '{place}'"

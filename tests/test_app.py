@@ -10,8 +10,8 @@ from torch import nn
 
 import fedhet
 from fedhet.config.registry import METHODS
-from fedhet.engines.alone import one_run
 from fedhet.engines.grid import Inline, SimulationGrid
+from fedhet.engines.launch import one_run
 from fedhet.engines.worker import contexts_of
 from fedhet.errors import Damaged
 from fedhet.protocol.flower import simulating

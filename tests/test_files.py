@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from helpers.tiny import tiny
 
-from fedhet.errors import Damaged
 from fedhet.export.model import export
-from fedhet.files import appearing, parse_object, parse_yaml, plain_path, replacing
+from fedhet.files import appearing, plain_path, replacing
 from fedhet.testing import simulate
 
 
@@ -159,10 +158,3 @@ def test_what_is_made_from_examples_is_its_owners_alone(tmp_path, monkeypatch):
     state = next((tmp_path / "state").rglob("client.json")).parent
     export(state, tmp_path / "model")
     assert readable(tmp_path / "model") == []
-
-
-def test_a_whole_number_of_more_than_64_bits_is_refused():
-    for parse, text in ((parse_object, '{{"a": [{}]}}'), (parse_yaml, "a: [{}]")):
-        assert parse(text.format(2**64 - 1)) == {"a": [2**64 - 1]}
-        with pytest.raises(Damaged, match="too large"):
-            parse(text.format(2**64))

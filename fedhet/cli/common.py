@@ -1,10 +1,11 @@
 """What the commands share: arguments that several take, lines, progress bars and tables."""
 
 import contextlib
+import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self, TextIO, get_type_hints
 
@@ -19,7 +20,6 @@ from typer.models import ArgumentInfo
 from fedhet.config.schema import RunConfig
 from fedhet.engines.system import Interrupted, direct
 from fedhet.errors import RunFailed, UserError, brief, distinct, one_line
-from fedhet.files import HOMELESS
 from fedhet.plugins import look_here
 
 ConfigName = Annotated[
@@ -81,8 +81,7 @@ def carry_out(app: typer.Typer, arguments: list[str]) -> int:
     """Run one command line; return 0, 2 (mistake), 3 (run failed) or 128 + signal."""
     os.environ.update(direct())
     try:
-        with _named("the working folder no longer exists: change to another"):
-            look_here()
+        look_here()
         code = app(arguments, prog_name="fedhet", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message())
@@ -93,28 +92,22 @@ def carry_out(app: typer.Typer, arguments: list[str]) -> int:
         return complain(str(error), error.exit_code)
     except click.ClickException as error:
         return complain(_usage(error), UserError.exit_code)
-    except (OSError, RuntimeError) as error:  # for which nothing nearer has words
-        if not isinstance(error, OSError) and "home directory" not in str(error):
-            raise
+    except OSError as error:  # for which nothing nearer has words
         return complain(of_system(error), UserError.exit_code)
     return code if isinstance(code, int) else 0
 
 
-@contextlib.contextmanager
-def _named(text: str) -> Iterator[None]:
-    """Raise UserError with this text for what the system refuses."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(text) from error
-
-
-def of_system(error: OSError | RuntimeError) -> str:
+def of_system(error: OSError) -> str:
     """Return what the system refused, and for which file."""
-    if not isinstance(error, OSError):
-        return HOMELESS
     why = error.strerror or brief(error)
     return f"'{error.filename}': {why}" if error.filename else why
+
+
+def only_one(**chosen: object) -> None:
+    """Raise UserError if two of these options, which exclude each other, are given."""
+    names = [f"--{name.rstrip('_').replace('_', '-')}" for name, value in chosen.items() if value]
+    if len(names) > 1:
+        raise UserError(f"{names[0]} cannot be used with {names[1]}: give one of them")
 
 
 def _usage(error: click.ClickException) -> str:
@@ -142,6 +135,11 @@ def loading(*, as_json: bool = False) -> None:
     """
     if sys.stderr.isatty() and not as_json and "torch" not in sys.modules:
         tell("loading torch and Flower ...")
+
+
+def show_json(value: Any) -> None:
+    """Print what programs read, on stdout."""
+    print(json.dumps(value, indent=2))
 
 
 def tell(text: str) -> None:

@@ -140,7 +140,7 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     from fedhet.site.history import begin_anew
 
     own = check_id(key.name if name is None else name, "--name")
-    home = plain_path(state or Path.home() / ".fedhet" / own)
+    home = plain_path(state or f"~/.fedhet/{own}")
     if history:
         _history(home)
         return

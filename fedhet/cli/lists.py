@@ -16,7 +16,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from fedhet import plugins
-from fedhet.cli.common import Json, Trust, loading, show_table, tell
+from fedhet.cli.common import Json, Trust, loading, show_json, show_table, tell
 from fedhet.config.registry import METHODS
 from fedhet.config.schema import METRICS, RunConfig, Schema, as_yaml, kebab
 from fedhet.errors import RunFailed, UserError, nearest, one_line
@@ -78,11 +78,10 @@ def runs(
     base = plain_path(folder)
     if not base.is_dir():
         raise UserError(f"'{base}' is not a folder: give the folder that your runs are in")
-    folders = sorted(path.parent.parent for path in base.rglob("checkpoint/run.json"))
-    table = [_run_row(path) for path in folders]
-    table.sort(key=lambda row: row["started"])
+    folders = [path.parent.parent for path in base.rglob("checkpoint/run.json")]
+    table = sorted(map(_run_row, folders), key=lambda row: row["started"])
     if as_json:
-        print(json.dumps(table, indent=2))
+        show_json(table)
         return
     if not table:
         print(f"no runs in {base}")
@@ -154,7 +153,7 @@ def keys(
         by_key = {
             row["key"]: {k: row[k] for k in ("default", "allowed", "meaning")} for row in rows
         }
-        print(json.dumps(rows if searched else by_key, indent=2))
+        show_json(rows if searched else by_key)
         return
     for row in rows:
         whose = f"method={row['method']}: " if searched and row["method"] else ""
@@ -210,7 +209,7 @@ def methods(
         table = [_method_row(method_name(name))]
         table[0]["text"] = inspect.getdoc(inspect.getmodule(method.strategy)) or ""
     if as_json:
-        print(json.dumps(table if name is None else table[0], indent=2))
+        show_json(table if name is None else table[0])
         return
     for row in table:
         print(f"{row['name']}: {row['about']}")
@@ -241,15 +240,14 @@ def models(
         list[str] | None,
         typer.Argument(metavar="NAME|KEY=VALUE...", help="models, groups, module:factory; keys"),
     ] = None,
-    kind: Annotated[str | None, typer.Option(help="image, signal, table or tokens")] = None,
     classes: Annotated[int | None, typer.Option(min=1, help="number; default: 10")] = None,
     as_json: Json = False,
 ) -> None:
     """List the models with parameters, size and cost; your own too, if you name them."""
     from fedhet.config.load import build_config, read_overrides
     from fedhet.data.inputs import IMAGE, Inputs
-    from fedhet.models import MODELS, model_sizes
-    from fedhet.models.names import expand
+    from fedhet.models import GROUPS, MODELS, model_sizes
+    from fedhet.models.names import FORM, expand
     from fedhet.models.zoo import EXAMPLES
     from fedhet.site.local_data import load_dataset
 
@@ -266,17 +264,13 @@ def models(
     else:
         asked = EXAMPLES | {IMAGE: Inputs.image(config.image_size)}
         count = classes or CLASSES
-    if kind is not None:
-        if kind not in asked:
-            raise UserError(f"--kind: '{kind}' is not allowed here: {', '.join(asked)}")
-        asked = {kind: asked[kind]}
     table: list[dict[str, Any]] = []
     for one_kind, inputs in asked.items():
         chosen = _of_kind(names, one_kind, list(asked)) if names else MODELS[one_kind]
         if chosen:
             table += model_sizes(chosen, count, config.representation, inputs)
     if as_json:
-        print(json.dumps(table, indent=2))
+        show_json(table)
         return
     keys = ("name", "parameters", "mib", "buffers", "forward_flops")
     columns = ("model", "parameters", "MiB", "buffers", "FLOPs per example, forward")
@@ -286,7 +280,9 @@ def models(
             rows = [[row[key] for key in keys] for row in shown]
             show_table(f"{count} classes, {inputs}", columns, rows)
     if not names:
-        _say_more(list(asked))
+        print("for images also any classifier of torchvision, and timm:NAME; for texts hf:FOLDER")
+        print(f"or your own: module:factory; with weights: '{FORM}'; groups: {', '.join(GROUPS)}")
+        print("buffers: BatchNorm statistics, sent of a shared model only")
 
 
 def _of_kind(names: Sequence[str], kind: str, kinds: Sequence[str]) -> list[str]:
@@ -305,22 +301,6 @@ def _of_kind(names: Sequence[str], kind: str, kinds: Sequence[str]) -> list[str]
         fitting = [one for one in KINDS if is_known(plain, one)] or [IMAGE]
         chosen += [name] if len(kinds) == 1 or kind in fitting else []
     return chosen
-
-
-def _say_more(kinds: Sequence[str]) -> None:
-    from fedhet.data.inputs import IMAGE, PLURAL
-    from fedhet.models import GROUPS
-    from fedhet.models.names import FOLDER_KINDS, FORM, is_known
-
-    for kind in kinds:
-        if kind == IMAGE:
-            print("for images also: any classifier of torchvision, timm:NAME")
-        if kind in FOLDER_KINDS:
-            print(f"for {PLURAL[kind]} also: hf:FOLDER, an encoder of transformers")
-        groups = [name for name in GROUPS if is_known(GROUPS[name][0], kind)]
-        print(f"groups for {PLURAL[kind]}: {', '.join(groups)}")
-    print(f"or your own: module:factory; with weights: '{FORM}'")
-    print("buffers: BatchNorm statistics, sent of a shared model only")
 
 
 # --- a method's skeleton, reports --------------------------------------------------------------
@@ -391,7 +371,7 @@ def report(  # noqa: PLR0913, PLR0917  (one parameter per option)
             "figures": [figure.name for figure in written.figures if figure.panels],
             "absent": written.absent, "left_out": left_out,
         }  # fmt: skip
-        print(json.dumps(content, indent=2))
+        show_json(content)
         return
     for name, reason in left_out.items():
         tell(f"left out: {name}: {reason}")

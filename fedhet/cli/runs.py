@@ -1,10 +1,8 @@
 """Commands about one run: run, resume, verify, partition, watch, export and predict."""
 # ruff: noqa: PLC0415  (imports that take seconds wait until their command is called)
 
-import contextlib
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,6 +19,8 @@ from fedhet.cli.common import (
     RunProgress,
     Trust,
     loading,
+    only_one,
+    show_json,
     show_table,
     tell,
 )
@@ -42,7 +42,6 @@ def run(  # noqa: PLR0913, PLR0917  (one argument per option)
     out: Annotated[str | None, typer.Option(help="folder of run folders")] = None,
     name: Annotated[str | None, typer.Option(help="name of the run folder")] = None,
     superlink: Connection = None,
-    watching: Annotated[bool, typer.Option("--watch", help="as `fedhet watch` beside it")] = False,
     as_json: Json = False,
 ) -> None:
     """Run a configuration; the last line printed is the run folder."""
@@ -57,10 +56,7 @@ def run(  # noqa: PLR0913, PLR0917  (one argument per option)
     loaded, notes = load_noted(path, words, deployed=superlink is not None)
     if superlink is None and loaded.engine == "processes":
         start_early()
-    shown = _console(quiet=as_json)
-    if watching:
-        shown = replace(shown, beside=_beside)
-    folder = session.start(loaded, path.stem, shown, superlink, notes=notes)
+    folder = session.start(loaded, path.stem, _console(quiet=as_json), superlink, notes=notes)
     _print_result(folder, as_json=as_json)
 
 
@@ -77,7 +73,7 @@ def _print_result(folder: "RunFolder", *, as_json: bool) -> None:
 
     summary = folder.read_summary()
     if as_json:
-        print(json.dumps(summary | {"folder": str(folder.path)}, indent=2))
+        show_json(summary | {"folder": str(folder.path)})
         return
     if summary:
         metric = summary.get("metric", "accuracy")
@@ -143,7 +139,7 @@ def verify(
     if as_json:
         damage = [{"what": one.text, "client": one.client} for one in result.findings]
         document = {"folder": str(folder.path), "rounds": result.rounds, "states": result.states}
-        print(json.dumps(document | {"damage": damage}, indent=2))
+        show_json(document | {"damage": damage})
     elif len(result.findings) > SHOWN:  # an error names no more
         for one in result.findings:
             print(one_line(one.text, None))
@@ -185,11 +181,8 @@ def partition(
 
         from fedhet.reports.figures import save_partition
 
-        try:
-            picture.parent.mkdir(parents=True, exist_ok=True)
-            save_partition(pd.DataFrame(counts, dealt.ids, dataset.classes), what, picture)
-        except OSError as error:
-            raise UserError(f"--plot: '{picture}' cannot be written: {error.strerror}") from error
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        save_partition(pd.DataFrame(counts, dealt.ids, dataset.classes), what, picture)
     if as_json:
         rows = dict(zip(dealt.ids, counts.tolist(), strict=True))
         document = {"classes": dataset.classes, "clients": rows, "warnings": warnings}
@@ -224,8 +217,7 @@ def watch(
     plain: Annotated[bool, typer.Option("--plain", help="lines of text instead of a page")] = False,
 ) -> None:
     """Show a run or sweep, running or finished, as a page on 127.0.0.1 or as text."""
-    if plain and port:
-        raise UserError("--port cannot be used with --plain: give one of them")
+    only_one(port=port, plain=plain)
     from fedhet.watch.server import listen, page_server
     from fedhet.watch.view import follow, open_view
 
@@ -243,17 +235,6 @@ def watch(
                 server.run([listening])
     except Interrupted:
         return
-
-
-@contextlib.contextmanager
-def _beside(folder: "RunFolder") -> Iterator[None]:
-    """Serve a run's page meanwhile."""
-    from fedhet.watch.server import watcher
-
-    with watcher(folder.path) as where:
-        tell(f"watch it at {where}")
-        yield
-    tell(f"see it again with: fedhet watch {folder.path}")
 
 
 def export(  # noqa: PLR0913, PLR0917  (options of a command)
@@ -278,13 +259,11 @@ def export(  # noqa: PLR0913, PLR0917  (options of a command)
     loading()
     from fedhet.export import model
 
-    if best and generation is not None:
-        raise UserError("--generation cannot be used with --best: give one of them")
+    only_one(generation=generation is not None, best=best)
+    only_one(generation=generation is not None, all=every)
     if predictions:
         print(f"{model.export_predictions(state, out, trust=trust)} examples: {plain_path(out)}")
         return
-    if every and generation is not None:
-        raise UserError("--generation cannot be used with --all: it exports the newest states")
     if every:
         exported, left_out = model.export_all(state, out, best=best, onnx=onnx, trust=trust)
         for client, reason in left_out.items():

@@ -2,7 +2,6 @@
 # ruff: noqa: PLC0415  (imports that take seconds wait until their command is called)
 
 import contextlib
-import json
 import os
 import shlex
 import sys
@@ -23,12 +22,14 @@ from fedhet.cli.common import (
     Workers,
     carry_out,
     loading,
+    only_one,
+    show_json,
     show_table,
     tell,
 )
 from fedhet.engines.system import Interrupted, interruptible
 from fedhet.errors import RunFailed, UserError, one_line
-from fedhet.files import plain_path, tried_folder, write_text
+from fedhet.files import check_folder, plain_path, write_text
 
 if TYPE_CHECKING:
     from fedhet.records.run_folder import RunFolder
@@ -72,7 +73,7 @@ def demo(
     folders = [RunFolder(job.folder) for job in opened.jobs]
     if as_json:
         rows = [folder.read_summary() | {"folder": str(folder.path)} for folder in folders]
-        print(json.dumps(rows, indent=2))
+        show_json(rows)
         return
     show_table(
         "10 clients with 4 of 10 classes each, models CNN-1 to CNN-5",
@@ -114,29 +115,17 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
     out: Annotated[Path, typer.Option(help="folder of the cells' run folders")] = Path("runs"),
     profile: Annotated[str, typer.Option(help="full, or quick to try: a tenth")] = "full",
     part: Annotated[str, typer.Option("--shard", help="i/n: every n-th cell")] = "1/1",
-    cell: Annotated[str, typer.Option(help="only the cell of this name")] = "",
     workers: Workers = 0,
     dry: Annotated[bool, typer.Option("--dry-run", help="list the cells; run nothing")] = False,
-    lines: Annotated[bool, typer.Option("--print", help="print one command per cell")] = False,
     accept_mixed: Annotated[bool, typer.Option(help="although code or torch differ")] = False,
     ray: Ray = "",
     as_json: Json = False,
 ) -> None:
     """Run every combination of a preset's grid; skip finished cells, continue interrupted ones."""
-    chosen = {"--print": lines, "--dry-run": dry, "--ray": ray, "--json": as_json}
-    for one, *others in (("--print", "--dry-run", "--json", "--ray"), ("--dry-run", "--ray")):
-        for other in others:
-            if chosen[one] and chosen[other]:
-                raise UserError(f"{one} cannot be used with {other}: give one")
-    loading(as_json=as_json or lines)
-    path, opened = _open_sweep(preset, overrides or [], out, profile, part, cell)
-    if lines:
-        words = ["fedhet", "sweep", preset if _shipped(preset, path) else str(path.absolute())]
-        more = [] if profile == "full" else ["--profile", profile]
-        more += ["--workers", str(workers)] if workers else []
-        more += ["--accept-mixed"] if accept_mixed else []
-        _print_commands(opened, words, overrides or [], more)
-    elif dry:
+    only_one(dry_run=dry, ray=ray)
+    loading(as_json=as_json)
+    path, opened = _open_sweep(preset, overrides or [], out, profile, part)
+    if dry:
         _list_cells(index_name(preset, path), opened, as_json=as_json)
     else:
         if not accept_mixed:
@@ -169,7 +158,7 @@ def _print_result(opened: "Sweep", *, as_json: bool) -> None:
     from fedhet.sweeps.sweep import ENDED
 
     if as_json:
-        print(json.dumps(opened.index() | {"folder": str(opened.out)}, indent=2))
+        show_json(opened.index() | {"folder": str(opened.out)})
         return
     for job in opened.jobs:
         if job.state in ENDED and job.reason:
@@ -208,7 +197,7 @@ def _list_cells(name: str, opened: "Sweep", *, as_json: bool) -> None:
             {"name": job.cell.name, "values": dict(job.cell.values), "state": job.state}
             for job in opened.jobs
         ]
-        print(json.dumps({"note": opened.note, "cells": rows}, indent=2))
+        show_json({"note": opened.note, "cells": rows})
         return
     print(f"{name}: {len(opened.jobs)} cells in '{opened.out}'")
     for job in opened.jobs:
@@ -218,28 +207,8 @@ def _list_cells(name: str, opened: "Sweep", *, as_json: bool) -> None:
         print(opened.note)
 
 
-def _print_commands(
-    opened: "Sweep", words: Sequence[str], overrides: Sequence[str], more: Sequence[str]
-) -> None:
-    """Print one command line per cell, for a scheduler; it holds in any folder."""
-    from fedhet.config.load import read_overrides
-    from fedhet.config.schema import PATHS
-
-    changed = read_overrides(overrides)
-    for job in opened.jobs:
-        now = job.cell.config.flat()  # its paths are absolute
-        pairs = [f"{k}={now[k] if k in PATHS and v else v}" for k, v in changed.items()]
-        out = ["--out", str(opened.out), *more, "--cell", job.cell.name]
-        print(shlex.join([*words, *pairs, *out]))
-
-
-def _open_sweep(  # noqa: PLR0913, PLR0917  (as the command's options)
-    preset: str,
-    overrides: Sequence[str],
-    out: Path,
-    profile: str = "full",
-    part: str = "1/1",
-    cell: str = "",
+def _open_sweep(
+    preset: str, overrides: Sequence[str], out: Path, profile: str = "full", part: str = "1/1"
 ) -> tuple[Path, "Sweep"]:
     """Return the preset's file and its cells as they stand; UserError for a mistake in any."""
     from fedhet.config.checks import check_cells, small_cohort
@@ -249,36 +218,25 @@ def _open_sweep(  # noqa: PLR0913, PLR0917  (as the command's options)
     from fedhet.sweeps.sweep import Sweep, shard
 
     path, out = find_preset(preset), plain_path(out)
-    blocked = next((one for one in (out, *out.parents) if one.exists() and not one.is_dir()), None)
-    if blocked is not None:
-        raise UserError(f"--out: '{blocked}' is not a folder; give another one")
+    if not out.is_dir():
+        check_folder(out, "--out")
     cells = [placed(one, out) for one in read_cells(path, overrides, profile)]
     configs = [one.config for one in cells]
     small = dict.fromkeys(line for config in configs for line in small_cohort(config))
     for line in (*check_cells(configs, read_overrides(overrides)), *small):
         tell(f"note: {line}")
-    chosen = [one for one in cells if one.name == cell] if cell else shard(cells, part)
-    if cell and not chosen:
-        raise UserError(
-            f"--cell: '{cell}' is not one of the {len(cells)} cells of '{path.stem}'; "
-            "--dry-run lists them"
-        )
     name = index_name(preset, path)
     name += f"-{profile}" if profile != "full" else ""
     name += f"-{part.replace('/', 'of')}" if part != "1/1" else ""
-    name += f"-{cell}" if cell else ""
-    opened = Sweep.open(name, out, chosen, run_cell, QUICK if profile == "quick" else "")
+    note = QUICK if profile == "quick" else ""
+    opened = Sweep.open(name, out, shard(cells, part), run_cell, note)
     opened.title = title_of(path)
     return path, opened
 
 
 def index_name(preset: str, path: Path) -> str:
     """Return the name of a preset's index: compare/x and paper/x may share a folder."""
-    return preset.replace("/", "-") if _shipped(preset, path) else path.stem
-
-
-def _shipped(preset: str, path: Path) -> bool:
-    return path != Path(preset).expanduser()
+    return path.stem if path == Path(preset).expanduser() else preset.replace("/", "-")
 
 
 def placed(cell: "Cell", out: Path) -> "Cell":
@@ -362,7 +320,9 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
 
     path = find_preset(config)
     target, folder = out.expanduser(), plain_path(runs)
-    _check_out(target)
+    if target.is_dir():
+        raise UserError(f"--out: '{out}' is a folder: give the file to write, such as tuned.yaml")
+    check_folder(target.parent, "--out")  # before hours of trials
     search = Search.read(path, words or [])
     tried = search.trials(trials, search_seed)
     cells = once(placed(cell, folder) for trial in tried for cell in trial.cells)
@@ -384,7 +344,7 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
              "chosen": chosen.get(trial.method) == i}
             for i, (trial, score) in enumerate(scored)
         ]  # fmt: skip
-        print(json.dumps({"trials": rows, "presets": [str(one) for one in written]}, indent=2))
+        show_json({"trials": rows, "presets": [str(one) for one in written]})
         return
     show_table(
         f"{len(tried)} trials, {len(tried) // len(search.methods)} for each method",
@@ -398,17 +358,6 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
     )  # fmt: skip
     for one in written:
         print(plain_path(one))
-
-
-def _check_out(out: Path) -> None:
-    """Raise UserError, before hours of trials, if the preset cannot be written."""
-    if out.is_dir():
-        raise UserError(f"--out: '{out}' is a folder: give the file to write, such as tuned.yaml")
-    try:
-        with tried_folder(out.parent):
-            pass
-    except OSError as error:
-        raise UserError(f"--out: '{out}' cannot be written: {error.strerror}") from error
 
 
 def _write(

@@ -1,6 +1,5 @@
 """``fedhet node --check``: find what would keep this node from taking part, without joining."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,7 +18,7 @@ from fedhet.deploy.certs import RENEW, read_certificate, read_key, warning
 from fedhet.deploy.network import knows, reach, via
 from fedhet.deploy.node import NodePlan
 from fedhet.errors import Refused, UserError, one_line
-from fedhet.files import read_tensors, tried_folder
+from fedhet.files import check_folder, read_tensors
 from fedhet.models import MODELS, build_model
 from fedhet.models.names import FOLDER, folder_of, is_built_in, is_known, parse, validate_model_name
 from fedhet.models.zoo import EXAMPLES
@@ -172,8 +171,7 @@ def _admission(plan: NodePlan) -> str:
 
 def _disk(plan: NodePlan) -> str:
     path = Path(str(plan.config["state-dir"]))
-    with tried_folder(path):
-        free = shutil.disk_usage(path).free
+    free = check_folder(path, "--state")
     if free < ENOUGH:
         raise UserError(f"'{path}' has {free >> 20} MiB free; {ENOUGH >> 20} MiB are needed")
     return f"'{path}' can be written, {free >> 30} GiB free"

@@ -15,13 +15,13 @@ import sys
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from importlib import import_module
 from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any, Protocol, TextIO
+from typing import IO, Any, TextIO
 
 import torch
 from flwr.app import Context, Error, Message
@@ -54,19 +54,6 @@ DIES = (
 )
 
 
-class Executor(Protocol):
-    """What has the messages of a simulation answered: this process, worker processes, or Ray."""
-
-    def submit(self, message: Message) -> None:
-        """Take a message, which has an id."""
-
-    def replies(self, patience: float) -> list[Message]:
-        """Return the replies that have come; wait up to ``patience`` seconds for the first."""
-
-    def close(self) -> None:
-        """End all processes."""
-
-
 class SimulationGrid(Grid):
     """Flower's Grid, whose messages an executor takes in the order in which they are pushed."""
 
@@ -75,9 +62,9 @@ class SimulationGrid(Grid):
     window = sys.maxsize  # messages under way: the executor queues them
 
     def __init__(
-        self, executor: Executor, nodes: int, between: Callable[[], None] = lambda: None
+        self, executor: "Executor", nodes: int, between: Callable[[], None] = lambda: None
     ) -> None:
-        """``between`` is called whenever messages are pushed."""
+        """``executor`` has messages answered; ``between`` is called whenever some are pushed."""
         be_one_process()
         self.executor, self.between = executor, between
         self.nodes = range(FIRST_NODE, FIRST_NODE + nodes)
@@ -90,9 +77,9 @@ class SimulationGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Hand the messages to the executor; returns their ids."""
         self.between()
-        given = list(messages)
-        identities = [posted(message) for message in given]
-        for message in given:
+        pushed = list(messages)
+        identities = [posted(message) for message in pushed]
+        for message in pushed:
             self.executor.submit(message)
         return identities
 
@@ -129,8 +116,8 @@ class Inline:
         """Return the replies that have come; none comes later, but who asks waits all the same."""
         if not self._done:
             time.sleep(patience)
-        found, self._done = self._done, []
-        return found
+        done, self._done = self._done, []
+        return done
 
     def close(self) -> None:
         """Do nothing: there are no processes."""
@@ -139,21 +126,19 @@ class Inline:
 def run(launch: Launch, on_rounds: OnRounds) -> None:
     """Run a simulation to its end; raise RunFailed if it did not complete.
 
-    The caller holds :func:`~fedhet.engines.alone.one_run` and the lock of
-    :func:`~fedhet.engines.launch.take_over`. ``summary.json`` is always written. KeyboardInterrupt
-    and :class:`Interrupted` end the run as ``stopped``. Raises UserError if the run cannot start.
+    The caller holds :func:`~fedhet.engines.launch.one_run` and the folder's lock. ``summary.json``
+    is always written. KeyboardInterrupt and :class:`Interrupted` end the run as ``stopped``. Raises
+    UserError if the run cannot start.
     """
     launch.folder.summary.unlink(missing_ok=True)
     reader = Reader(launch.folder, on_rounds)
     ending = ("failed", "the run ended early")
     cause: BaseException | None = None
-    begun = False
+    grid: Grid | None = None
     client_app.shown.clear()  # another run of this process may have had the same
     try:
         with _console_to_log(launch), contextlib.ExitStack() as stack:
-            text = launch.envelope()
-            grid = _grid(launch, text, reader.read, stack)
-            begun = True
+            grid = _grid(launch, reader.read, stack)
             server_app.serve(grid, launch)
         reader.read()
     except (Interrupted, KeyboardInterrupt) as interrupt:
@@ -162,7 +147,7 @@ def run(launch: Launch, on_rounds: OnRounds) -> None:
     except (Exception, SystemExit) as error:  # code of the user's may raise either
         ending = ("failed", brief(error))
         cause = error
-        if isinstance(error, UserError) and not begun:
+        if isinstance(error, UserError) and grid is None:
             raise
     finally:
         with undisturbed():
@@ -170,11 +155,9 @@ def run(launch: Launch, on_rounds: OnRounds) -> None:
     raise_unless_completed(launch, f"log: {launch.folder.log}", cause)
 
 
-def _grid(
-    launch: Launch, text: str, between: Callable[[], None], stack: contextlib.ExitStack
-) -> Grid:
+def _grid(launch: Launch, between: Callable[[], None], stack: contextlib.ExitStack) -> Grid:
     """Return the grid that the configuration asks for; ``stack`` ends its processes."""
-    config, early = launch.config, take_early()
+    config, text, early = launch.config, launch.envelope(), take_early()
     if config.engine != "processes" and early is not None:
         early.close()
     executor: Executor
@@ -191,20 +174,18 @@ def _grid(
 # --- worker processes ---------------------------------------------------------------------------
 
 
-def gpu_memory(config: RunConfig) -> list[int]:
-    """Return the bytes of each GPU that training processes share; none on the CPU or one GPU."""
-    if config.device not in {"auto", "cuda"} or not torch.cuda.is_available():
-        return []
-    devices = range(torch.cuda.device_count())
-    return [torch.cuda.get_device_properties(device).total_memory for device in devices]
+def processes(config: RunConfig) -> tuple[int, int]:
+    """Return the number of training processes, and of GPUs that they share: none if one is named.
 
-
-def processes(config: RunConfig, memory: Sequence[int]) -> int:
-    """Return the number of training processes; ``memory`` as of :func:`gpu_memory`."""
-    wanted = config.processes(config.clients)
-    if not memory or config.actors:
-        return wanted
-    return min(wanted, len(memory) * max(1, min(memory) // GPU_SHARE))
+    Where ``actors`` does not say how many there are, each has ``GPU_SHARE`` bytes of a GPU.
+    """
+    wanted, memory = config.processes(config.clients), list[int]()
+    if config.device in {"auto", "cuda"} and torch.cuda.is_available():
+        devices = range(torch.cuda.device_count())
+        memory = [torch.cuda.get_device_properties(device).total_memory for device in devices]
+    if memory and not config.actors:
+        wanted = min(wanted, len(memory) * max(1, min(memory) // GPU_SHARE))
+    return wanted, len(memory)
 
 
 def device_of(worker: int, gpus: int) -> dict[str, str]:
@@ -224,7 +205,7 @@ class WorkerPool:
 
     def __init__(self, launch: Launch, text: str, server: ForkServer) -> None:
         """Start the workers, which takes some seconds. The pool then owns ``server``."""
-        memory = gpu_memory(launch.config)
+        count, self._gpus = processes(launch.config)
         self._order = {
             "text": text, "nodes": launch.config.clients, "log": str(launch.folder.log),
             "cwd": os.getcwd(), "objects": packed_objects(launch.config),
@@ -234,9 +215,8 @@ class WorkerPool:
         self._running: dict[Worker, Message] = {}
         self._deaths: Counter[str] = Counter()  # of workers, by message
         self._failed_starts = 0
-        self._gpus = len(memory)
         self._workers: dict[Worker, int] = {}
-        for number in range(processes(launch.config, memory)):
+        for number in range(count):
             self._start(number)
 
     def _start(self, number: int) -> Worker:
@@ -261,10 +241,10 @@ class WorkerPool:
         """
         self._dispatch()
         ready = set(wait([worker.connection for worker in self._workers], patience))
-        given = [worker for worker in self._workers if worker.connection in ready]
-        found = [reply for worker in given if (reply := self._read(worker)) is not None]
+        workers = [worker for worker in self._workers if worker.connection in ready]
+        replies = [reply for worker in workers if (reply := self._read(worker)) is not None]
         self._dispatch()
-        return found
+        return replies
 
     def _dispatch(self) -> None:
         """Give each worker that is ready and has nothing to do the next message."""
@@ -322,23 +302,19 @@ class WorkerPool:
 # --- Ray ----------------------------------------------------------------------------------------
 
 
-@cache
-def _token() -> str:
-    """Ray takes one for a process."""
-    return secrets.token_hex(32)
+_TOKEN = secrets.token_hex(32)  # Ray takes one for a process
 
 
 def _own_ray() -> dict[str, str]:
-    """Return the environment of a private Ray: on 127.0.0.1, with a token of its own.
+    """Return the environment of a private Ray: on 127.0.0.1, refusing all without its token.
 
-    Ray binds every port of a node to the node's address. It uses 127.0.0.1 only if it expects no
-    cluster. Every call carries the token, and Ray refuses processes without it. Users protect a
-    cluster of their own (``RAY_ADDRESS``) themselves: docs/how-to/several-machines.md.
+    Ray binds a node's ports to 127.0.0.1 only if it expects no cluster. Users protect a cluster of
+    their own (``RAY_ADDRESS``) themselves: docs/how-to/several-machines.md.
     """
     return {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # acts on every system
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": _token(),
+        "RAY_AUTH_TOKEN": _TOKEN,
         "RAY_worker_niceness": "0",  # Ray would put training behind everything else (15)
         "RAY_prestart_worker_first_driver": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns about this at every start
@@ -358,8 +334,8 @@ class RayTasks:
 
     def __init__(self, launch: Launch, text: str) -> None:
         """Start or join Ray; UserError if a machine of it does not see the run folder."""
-        config, memory = launch.config, gpu_memory(launch.config)
-        count = processes(config, memory)
+        config = launch.config
+        count, gpus = processes(config)
         joined = bool(os.environ.get("RAY_ADDRESS"))
         words: dict[str, Any] = {}
         self._running: dict[Any, Message] = {}
@@ -375,13 +351,13 @@ class RayTasks:
                 # A Unix socket's path is limited to 107 bytes, of which Ray needs about 70.
                 session = TemporaryDirectory(prefix="fh", dir="/tmp", ignore_cleanup_errors=True)
                 words = {"address": "local", "num_cpus": count * config.threads,
-                         "num_gpus": len(memory), "_temp_dir": stack.enter_context(session),
+                         "num_gpus": gpus, "_temp_dir": stack.enter_context(session),
                          "include_dashboard": False}  # fmt: skip
             stack.callback(ray.shutdown)
-            _start_ray(ray, 1 if joined else RAY_STARTS, words)
+            _start_ray(ray, words)
             if joined:
                 _check_shared_folder(ray, launch.folder.path)
-            gpus = int(ray.cluster_resources().get("GPU", 0)) if memory or joined else 0
+            gpus = int(ray.cluster_resources().get("GPU", 0)) if gpus or joined else 0
             gpus = gpus if config.device in {"auto", "cuda"} else 0
             share = gpu_part(count, gpus) if gpus else 0
             # A task whose process dies is repeated once: a client starts from the generation that
@@ -402,11 +378,11 @@ class RayTasks:
 
     def replies(self, patience: float) -> list[Message]:
         """Return the replies that have come; wait up to ``patience`` seconds for the first."""
-        given = list(self._running)
+        tasks = list(self._running)
         with _signals_of_ray():
-            ready = self._ray.wait(given, timeout=patience)[0] if given else []
+            ready = self._ray.wait(tasks, timeout=patience)[0] if tasks else []
             if ready:  # and all others that are
-                ready = self._ray.wait(given, num_returns=len(given), timeout=0)[0] or ready
+                ready = self._ray.wait(tasks, num_returns=len(tasks), timeout=0)[0] or ready
             return [self._reply(task, self._running.pop(task)) for task in ready]
 
     def _reply(self, task: Any, message: Message) -> Message:
@@ -422,6 +398,9 @@ class RayTasks:
         self._stack.close()
 
 
+Executor = Inline | WorkerPool | RayTasks
+
+
 @contextlib.contextmanager
 def _signals_of_ray() -> Iterator[None]:
     """Let Ctrl-C through this block as what it raises: Ray's C code wraps that."""
@@ -431,19 +410,18 @@ def _signals_of_ray() -> Iterator[None]:
         raise (error.__cause__ or error) from None
 
 
-def _start_ray(ray: Any, tries: int, words: Mapping[str, Any]) -> None:
-    """Start or join Ray; UserError if it does not start in so many tries."""
-    for left in reversed(range(tries)):
+def _start_ray(ray: Any, words: Mapping[str, Any]) -> None:
+    """Start Ray, in several tries, or join one; UserError if that fails."""
+    address = os.environ.get("RAY_ADDRESS")
+    for left in reversed(range(1 if address else RAY_STARTS)):
         try:
             ray.init(log_to_driver=False, logging_level="ERROR", **words)
+            return
         except Exception as error:  # Ray raises plain ones, too
+            ray.shutdown()
             if not left:
-                address = os.environ.get("RAY_ADDRESS")
                 where = f" at RAY_ADDRESS={address}" if address else ""
                 raise UserError(f"engine: Ray does not start{where}: {brief(error)}") from error
-            ray.shutdown()
-        else:
-            return
 
 
 def _answer(order: Mapping[str, Any], message: Message) -> Message:
@@ -470,24 +448,23 @@ def _prepared(
 def _check_shared_folder(ray: Any, folder: Path) -> None:
     """Raise UserError if a machine of the cluster does not write to the same run folder."""
     affinity = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
-    write = ray.remote(num_cpus=0, max_retries=0)(_write_proof)
+    touch = ray.remote(num_cpus=0, max_retries=0)(_write_proof)
     for node in ray.nodes():
         if not node["Alive"] or not node["Resources"].get("CPU"):
             continue
-        machine, proof = node["NodeManagerHostname"], folder / f".{node['NodeID']}"
-        place = affinity(node["NodeID"], soft=False)
+        proof, place = folder / f".{node['NodeID']}", affinity(node["NodeID"], soft=False)
+        why = "it has another folder of that name"
         try:
-            ray.get(write.options(scheduling_strategy=place).remote(str(proof)), timeout=START)
-            seen, why = proof.exists(), "it has another folder of that name"
+            ray.get(touch.options(scheduling_strategy=place).remote(str(proof)), timeout=START)
         except (ray.exceptions.RayError, OSError) as error:
-            seen, why = False, brief(error)
-        finally:
-            proof.unlink(missing_ok=True)
-        if not seen:
+            why = brief(error)
+        if not proof.exists():
             raise UserError(
-                f"engine: '{machine}' of RAY_ADDRESS={os.environ['RAY_ADDRESS']} does not see "
-                f"'{folder}' ({why}): `out` must lie on a disk that all machines see"
+                f"engine: '{node['NodeManagerHostname']}' of RAY_ADDRESS="
+                f"{os.environ['RAY_ADDRESS']} does not see '{folder}' ({why}): `out` must lie on a "
+                "disk that all machines see"
             )
+        proof.unlink()
 
 
 def _write_proof(path: str) -> None:
@@ -530,6 +507,7 @@ def _console_to_log(launch: Launch) -> Iterator[None]:
     Unexpected errors of the server are printed here, where a debugger can still inspect them.
     """
     log = logging.getLogger("fedhet")
+    before = log.handlers[:], log.level, log.propagate
     with launch.folder.log.open("a", encoding="utf-8", buffering=1) as file:
         handler = logging.StreamHandler(file)
         handler.setFormatter(logging.Formatter(server_app.LOG_FORMAT))
@@ -545,4 +523,4 @@ def _console_to_log(launch: Launch) -> Iterator[None]:
                 traceback.print_exc()
                 raise
             finally:
-                log.handlers.clear()
+                log.handlers[:], log.level, log.propagate = before

@@ -1,17 +1,22 @@
-"""A run that is about to start: its folder, who may fill it, how it is followed and concluded."""
+"""A run that is about to start: its process, its folder, how it is followed and concluded."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from filelock import FileLock
+import torch
 
 from fedhet.config.load import envelope
 from fedhet.config.schema import RunConfig
-from fedhet.errors import RunFailed
-from fedhet.records.run_folder import OWNER, RunFolder
+from fedhet.engines.system import open_streams
+from fedhet.errors import RunFailed, UserError
+from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import partition_clients
+from fedhet.rng import one_blas_thread
+from fedhet.site import local_data, state
 
 OnRound = Callable[[Mapping[str, Any]], object]
 OnRounds = Callable[[Sequence[Mapping[str, Any]]], None]
@@ -44,13 +49,6 @@ class Launch:
         """Return status and reason of ``summary.json``; empty while there is none."""
         summary = self.folder.read_summary()
         return str(summary.get("status", "")), str(summary.get("reason", ""))
-
-
-def take_over(folder: RunFolder) -> FileLock:
-    """Lock this folder for this command; UserError if another one runs it."""
-    lock = folder.lock(OWNER)
-    folder.lock().release()
-    return lock
 
 
 class Reader:
@@ -98,3 +96,51 @@ def raise_unless_completed(launch: Launch, where: str, cause: BaseException | No
             raise RunFailed(removed) from cause
         why = f"{status}: {reason}" if status else "failed, and summary.json could not be written"
         raise RunFailed(f"run {why} ({where})") from cause
+
+
+# --- one run at a time in a process -------------------------------------------------------------
+
+_LOCK = threading.Lock()
+_holders: set[int] = set()  # the thread that holds the lock
+
+
+@contextlib.contextmanager
+def one_run() -> Iterator[None]:
+    """Hold this process for one run, and leave torch as it was, without the run's models.
+
+    A run in another thread waits for this one, and says so. Raise UserError if the caller is a
+    part of a run.
+    """
+    if threading.get_ident() in _holders:
+        raise UserError(
+            "run: a run cannot be started out of another one (on_round, a metric, a model): start "
+            "it when that one has ended"
+        )
+    open_streams()
+    if not _LOCK.acquire(blocking=False):
+        print("fedhet: waiting for another run in this process ...", file=sys.stderr, flush=True)
+        _LOCK.acquire()
+    _holders.add(threading.get_ident())
+    cudnn, strict = torch.backends.cudnn, torch.get_deterministic_debug_mode()
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    before = cudnn.allow_tf32, cudnn.deterministic
+    devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
+    try:
+        with one_blas_thread(), torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        state.forget()
+        local_data.forget()
+        cudnn.allow_tf32, cudnn.deterministic = before
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+        torch.set_deterministic_debug_mode(strict)
+        _holders.clear()
+        _LOCK.release()
+
+
+@contextlib.contextmanager
+def between_runs() -> Iterator[None]:
+    """As :func:`one_run`, for less than a run: part of a run may do it as well."""
+    with contextlib.nullcontext() if threading.get_ident() in _holders else one_run():
+        yield

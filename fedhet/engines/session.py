@@ -7,13 +7,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import wraps
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
 import torch
 
 from fedhet import TOP
@@ -28,13 +26,12 @@ from fedhet.data.partition import Partition, count_clients, says_clients
 from fedhet.deploy import bundle
 from fedhet.deploy.control import ServerFolder, tls_of
 from fedhet.deploy.submit import submit_remote
-from fedhet.engines.alone import one_run
-from fedhet.engines.grid import gpu_memory, processes
+from fedhet.engines.grid import processes
 from fedhet.engines.grid import run as simulate
-from fedhet.engines.launch import Launch, OnRound, take_over
+from fedhet.engines.launch import Launch, OnRound, one_run
 from fedhet.engines.system import Interrupted, interruptible
 from fedhet.errors import Damaged, UserError, nearest
-from fedhet.files import check_entries, plain_path, tried_folder
+from fedhet.files import check_entries, check_folder, plain_path
 from fedhet.models import build_model
 from fedhet.models.names import small_name
 from fedhet.plugins import check_given, is_given
@@ -42,8 +39,8 @@ from fedhet.protocol.handshake import Roster
 from fedhet.protocol.payload import Array
 from fedhet.records import verification
 from fedhet.records.ledger import load_checkpoint
-from fedhet.records.run_folder import RunFolder
-from fedhet.records.summary import DIVERGENCE, imbalance, left_out, nobody_replied
+from fedhet.records.run_folder import OWNER, RunFolder
+from fedhet.records.summary import DIVERGENCE, imbalance, nobody_replied
 from fedhet.records.tracker import tracker_package
 from fedhet.records.verification import Verification
 from fedhet.site.local_data import (
@@ -52,32 +49,21 @@ from fedhet.site.local_data import (
     choose_device,
     reload_partition,
 )
-from fedhet.sums.contribution import about_few, too_few
 
-Work = TypeVar("Work", bound=Callable[..., RunFolder])
 ANSWER = 5.0  # seconds within which the address of a Ray cluster takes a connection
-
-
-class ProgressDisplay(Protocol):
-    """What is shown while a run goes on."""
-
-    def note(self, text: str) -> None:
-        """Show what happens now, before the first round."""
-
-    def update(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Show the rounds finished so far, lines of ``rounds.jsonl``."""
 
 
 @dataclass(frozen=True)
 class Console:
-    """How a run shows itself: ``say`` prints a line, ``progress`` makes the display of a run.
+    """How a run shows itself: ``say`` prints a line.
 
-    ``beside`` is entered with its folder, before it begins, and left when it has ended.
+    ``progress(method, rounds, metric)`` is entered while the run goes on. It has ``note(text)`` for
+    what happens before the first round, and ``update(records)`` for the rounds finished so far,
+    lines of ``rounds.jsonl``.
     """
 
     say: Callable[[str], None]
-    progress: Callable[[str, int, str], AbstractContextManager[ProgressDisplay]]
-    beside: Callable[[RunFolder], AbstractContextManager[object]] = contextlib.nullcontext
+    progress: Callable[[str, int, str], AbstractContextManager[Any]]
 
 
 def find_preset(name: str) -> Path:
@@ -85,14 +71,10 @@ def find_preset(name: str) -> Path:
     path = Path(name).expanduser()
     if path.suffix in {".yaml", ".yml"}:
         return path
-    if path.exists() and not path.is_dir():
-        # A preset's process loads pandas only if it reads rows.
-        from fedhet.data.formats import NPZ_SUFFIXES, ROW_SUFFIXES, holds  # noqa: PLC0415
-
-        if holds(path, (*ROW_SUFFIXES, *NPZ_SUFFIXES, ".zip")):
-            text = f"config '{name}' is a data file: `fedhet init {name}` writes a preset for it"
-            raise UserError(text)
-        return path
+    if path.is_file():
+        raise UserError(
+            f"config '{name}' is no .yaml file: `fedhet init {name}` writes a preset for data"
+        )
     folder = TOP / "configs"
     shipped = {
         str(preset.relative_to(folder).with_suffix("")): preset
@@ -109,18 +91,7 @@ def find_preset(name: str) -> Path:
     return shipped[name]
 
 
-def _alone(work: Work) -> Work:
-    """Let ``work``, whose third argument is a console, hold the process for its run."""
-
-    @wraps(work)
-    def held(first: Any, second: Any, console: Console, *more: Any, **words: Any) -> RunFolder:
-        with one_run(console.say):
-            return work(first, second, console, *more, **words)
-
-    return cast("Work", held)
-
-
-@_alone
+@one_run()
 def start(
     config: RunConfig,
     default_name: str,
@@ -142,20 +113,18 @@ def start(
         notes = [*notes, "engine=ray, since RAY_ADDRESS is set"]
     check(config, console, connection)
     warnings: list[str] = []
-    understood: list[str] = []
     data = ""
     if connection is None:
         config = resolve_clients(config)
         dataset, partition = check_simulation(config)
-        understood, data = list(dataset.notes), dataset.digest
+        notes, data = [*dataset.notes, *notes], dataset.digest
         warnings = [*dataset.warnings, *partition.warnings]
-        warnings += few_owners(config, dataset, partition)
         counts = partition.counts(dataset.labels, len(dataset.classes)).sum(axis=0).tolist()
         line = imbalance(config, dict(zip(dataset.classes, counts, strict=True)))
         warnings += [line] if line else []
     with interruptible():
         folder = RunFolder.create(config, default_name, data)
-        for line in (*understood, *notes, *checks.small_cohort(config)):
+        for line in (*notes, *checks.small_cohort(config)):
             console.say(f"note: {line}")
         for line in warnings:
             console.say(f"warning: {line}")
@@ -167,7 +136,7 @@ def start(
     return folder
 
 
-@_alone
+@one_run()
 def resume(
     path: Path,
     changes: Mapping[str, Any],
@@ -285,8 +254,7 @@ def announce(config: RunConfig, console: Console) -> None:
 
 def _check_resumable(folder: RunFolder, config: RunConfig) -> None:
     """Raise UserError if nothing is left to do, or nothing is there to go on from."""
-    status = folder.read_summary().get("status")
-    completed = status == "completed"
+    completed = folder.read_summary().get("status") == "completed"
     records = folder.read_rounds()  # whether they are what was written is seen to later
     finished = records[-1]["round"] if records else 0
     if config.rounds < finished:
@@ -301,34 +269,19 @@ def _check_resumable(folder: RunFolder, config: RunConfig) -> None:
             f"run '{folder.path}' cannot be resumed: keep-state=false deleted the clients' states "
             "at its end"
         )
-    if status == "failed" and _lost_at_end(records, config.rounds):
-        first = "".join(map(left_out, records[-1]["failures"][:1]))
-        raise UserError(
-            f"run '{folder.path}' has no round left, and the last one was lost ({first}): when "
-            f"that is repaired, continue with rounds=N, N > {finished}, or start again with "
-            f"`fedhet run {folder.config} name=NEW`"
-        )
-
-
-def _lost_at_end(records: Sequence[Mapping[str, Any]], rounds: int) -> int:
-    """Return how many rounds in a row were lost up to the last of ``rounds``."""
-    lost = len(list(takewhile(nobody_replied, reversed(records))))
-    return lost if lost and records[-1]["round"] == rounds else 0
 
 
 def _run(
     launch: Launch, console: Console, connection: str | None, *, accept_lost: bool = False
 ) -> None:
     """Run to the end, with a progress display; the caller has made signals interrupt."""
-    lock = take_over(launch.folder)
+    lock = launch.folder.lock(OWNER)
+    launch.folder.lock().release()  # UserError if another process writes to it
     config = launch.config
     try:
         if launch.resume:
             check_whole(launch.folder, config, accept_lost=accept_lost)
-        with (
-            console.beside(launch.folder),
-            console.progress(config.method, config.rounds, config.metric) as progress,
-        ):
+        with console.progress(config.method, config.rounds, config.metric) as progress:
             progress.note(_beginning(launch, connection))
             if connection is None:
                 launch.write_config()
@@ -353,9 +306,9 @@ def _how_to_go_on(launch: Launch, connection: str | None) -> str:
     if status == "failed" and DIVERGENCE.search(reason):
         lr = f"{launch.config.lr:g}"
         return f"it diverged, and would again: start another run with a smaller lr (it was {lr})"
-    rounds = launch.config.rounds
-    lost = _lost_at_end(launch.folder.read_rounds(), rounds)
-    more = f" rounds={rounds + lost}" if lost else ""
+    rounds, records = launch.config.rounds, launch.folder.read_rounds()
+    lost = len(list(takewhile(nobody_replied, reversed(records))))
+    more = f" rounds={rounds + lost}" if lost and records[-1]["round"] == rounds else ""
     where = "" if connection is None else f" --superlink {connection}"
     return f"continue it with: fedhet resume {launch.folder.path}{more}{where}"
 
@@ -367,8 +320,7 @@ def _beginning(launch: Launch, connection: str | None) -> str:
         return f"sending the run to '{connection}' ..."
     if config.engine == "inline":
         return f"starting {config.clients} clients in this process ..."
-    ray = "Ray: " if config.engine == "ray" else ""
-    count = processes(config, gpu_memory(config))
+    ray, (count, _) = "Ray: " if config.engine == "ray" else "", processes(config)
     return f"starting {ray}{config.clients} clients, {count} training process(es) ..."
 
 
@@ -395,18 +347,6 @@ def resolve_clients(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"clients": clients})
 
 
-def check_state_dir(config: RunConfig) -> None:
-    """Check that the folder of the clients' states can be written; leave nothing behind."""
-    if not config.state_dir:
-        return
-    path = Path(config.state_dir).resolve()
-    try:
-        with tried_folder(path):
-            pass
-    except OSError as error:
-        raise UserError(f"state-dir: '{path}' cannot be written: {error.strerror}") from error
-
-
 def check_models(config: RunConfig, classes: int, inputs: Inputs) -> None:
     """Check that every model, the shared one too, can be built for these examples."""
     names = list(config.models)
@@ -430,20 +370,10 @@ def check_declared(config: RunConfig) -> None:
             )
 
 
-def few_owners(config: RunConfig, dataset: Dataset, partition: Partition) -> list[str]:
-    """Return a line if no class has owners enough to be summed: nothing would be shared."""
-    strategy = find_method(config.method).strategy
-    if not config.summed or not strategy.sends_class_rows(config, config.params):
-        return []
-    seen = [np.unique(dataset.labels[one.train]) for one in partition.clients]
-    owners = np.bincount(np.concatenate(seen), minlength=len(dataset.classes)).astype(np.float64)
-    few, owned = too_few(owners, config.sum_owners), int((owners > 0).sum())
-    return [about_few(owners, config.sum_owners)] if few and few == owned else []
-
-
 def check_simulation(config: RunConfig) -> tuple[Dataset, Partition]:
     """Check all that a simulation on this machine needs; ``clients`` is resolved."""
-    check_state_dir(config)
+    if config.state_dir:
+        check_folder(Path(config.state_dir).resolve(), "state-dir")
     if config.tracker != "none":
         tracker_package(config.tracker)
     choose_device(config, {})

@@ -6,14 +6,10 @@ load only its own script and style.
 """
 
 import asyncio
-import contextlib
 import hashlib
 import secrets
 import socket
-import threading
-from collections.abc import Iterator
 from importlib.resources import files
-from pathlib import Path
 
 import uvicorn
 from jinja2 import Environment, PackageLoader
@@ -26,7 +22,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from fedhet.errors import UserError
-from fedhet.watch.view import RunView, SweepView, open_view, word
+from fedhet.watch.view import RunView, SweepView, word
 
 HOST = "127.0.0.1"
 HEAD = 16_384  # bytes of a request: larger ones are refused
@@ -120,17 +116,3 @@ def page_server(view: RunView | SweepView, found: socket.socket) -> tuple[uvicor
         timeout_graceful_shutdown=3, h11_max_incomplete_event_size=HEAD,
     )  # fmt: skip
     return uvicorn.Server(config), f"http://{HOST}:{port}/{token}/"
-
-
-@contextlib.contextmanager
-def watcher(folder: Path) -> Iterator[str]:
-    """Serve the page of a run folder from a thread within this block; yield its address."""
-    with listen(0) as found:
-        server, where = page_server(open_view(folder), found)
-        thread = threading.Thread(target=server.run, args=([found],), daemon=True)
-        thread.start()
-        try:
-            yield where
-        finally:
-            server.should_exit = True
-            thread.join(FAREWELL)

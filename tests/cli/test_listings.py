@@ -22,7 +22,7 @@ def listed(capsys, *words):
 
 
 def test_models_of_a_kind_a_group_and_of_ones_own_for_given_examples(capsys, monkeypatch):
-    rows = listed(capsys, "--kind", "table")
+    rows = listed(capsys, "dataset=synthetic-table")
     assert [row["name"] for row in rows] == list(MODELS["table"])
     assert {row["kind"] for row in rows} == {"table"}
     assert [row["kind"] for row in listed(capsys, "lstm")] == ["signal", "tokens"]

@@ -39,7 +39,7 @@ def test_a_run_says_its_notes_once_nothing_is_wrong(capsys, here):
 def test_a_sweep_names_what_changes_nothing_in_any_cell(capsys, here):
     grid = {"partition": ["dirichlet", "classes-per-client"], "fraction": [0.01]}
     (here / "p.yaml").write_text(yaml.safe_dump({"clients": 4, "grid": grid}))
-    words = ["sweep", "p.yaml", "--print", "actors=2", "alpha=1", "data-path=/x"]
+    words = ["sweep", "p.yaml", "--dry-run", "actors=2", "alpha=1", "data-path=/x"]
     assert execute(words) == 0
     said = capsys.readouterr().err.splitlines()
     named = [line.split()[2].partition("=")[0] for line in said]
@@ -51,7 +51,7 @@ def test_a_file_that_is_missing_or_is_no_preset_is_told_what_to_do(capsys, here)
     (here / "patients.yaml").write_text("rounds: 3\n")
     table = ["run", "quickstart", "dataset=table", "target=ill"]
     for words, says in (
-        (["run", "patients.csv"], "`fedhet init patients.csv` writes a preset"),
+        (["run", "patients.csv"], "`fedhet init patients.csv` writes a preset for data"),
         (["run", "patient.yaml"], "(did you mean 'patients.yaml'?)"),
         ([*table, "data-path=patents.csv"], "(did you mean 'patients.csv'?)"),
         (["init", "patients.cvs"], "(did you mean 'patients.csv'?)"),
@@ -102,6 +102,9 @@ def test_every_clients_model_is_exported_and_who_has_none_is_named(capsys, here)
     for words, says in (
         ([folder.path, "--out", "models"], "already exists"),
         ([state, "--out", "m"], "--all and --predictions are for a whole run"),
-        ([folder.path, "--generation", "1", "--out", "m"], "cannot be used with --all"),
+        (
+            [folder.path, "--generation", "1", "--out", "m"],
+            "cannot be used with --all",
+        ),
     ):
         assert says in refused(capsys, "export", "--all", *map(str, words))

@@ -247,8 +247,7 @@ def test_a_file_is_told_too_unless_it_says_the_default(tmp_path):
 
 def test_broken_files_are_one_line(tmp_path):
     path = tmp_path / "broken.yaml"
-    deep = "a: " + 100_000 * "["  # the C parser would overflow its stack
-    for text in ("- a\n- b\n", "a: [", "3: 4\n", "rounds: true\n", "a: &b [1]\nc: *b\n", deep):
+    for text in ("- a\n- b\n", "a: [", "3: 4\n", "rounds: true\n", "a: 1\na: 2\n"):
         path.write_text(text)
         with pytest.raises(UserError) as caught:
             load_config(path)

@@ -73,7 +73,7 @@ def test_a_client_trains_while_the_round_waits_and_never_while_it_combines(tmp_p
 
 
 def test_when_a_mistake_that_nobody_survived_is_mended_more_rounds_are_asked_for(
-    tmp_path, capsys, monkeypatch
+    tmp_path, monkeypatch
 ):
     said = []
 
@@ -86,11 +86,6 @@ def test_when_a_mistake_that_nobody_survived_is_mended_more_rounds_are_asked_for
             console = session.Console(said.append, RunProgress)
             session.start(small(tmp_path, rounds=1, name="broken"), "", console)
     run = str(tmp_path / "runs" / "broken")
-    capsys.readouterr()
-    assert execute(["resume", run]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    for part in ("client 0: TypeError: by hand (test_inline.py:", "rounds=N, N > 1", "start again"):
-        assert part in line
     program, *words = said[-1].removeprefix("continue it with: ").split()
     assert (program, words) == ("fedhet", ["resume", run, "rounds=2"]) and execute(words) == 0
     records = RunFolder(tmp_path / "runs" / "broken").read_rounds()

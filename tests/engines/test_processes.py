@@ -4,9 +4,11 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 from engines.commands import BARE, PROXIES, WORK, run, summary
 from flwr.app import Error, Message
 from helpers.tiny import tiny
@@ -134,8 +136,12 @@ def test_no_more_workers_than_cpus_clients_and_threads_allow(monkeypatch):
 )  # fmt: skip
 def test_gpus_have_room_for_so_many_workers(monkeypatch, memory, actors, count):
     monkeypatch.setattr("fedhet.config.schema.cpus", lambda: 64)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(memory))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(memory))
+    of = {number: SimpleNamespace(total_memory=size) for number, size in enumerate(memory)}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", of.get)
     config = build_config({"clients": 100, "actors": actors})
-    assert grid.processes(config, memory) == count
+    assert grid.processes(config) == (count, len(memory))
 
 
 def test_workers_take_turns_with_the_gpus_that_are_visible(monkeypatch):

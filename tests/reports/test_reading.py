@@ -52,9 +52,7 @@ KEY = "fraction: 0.5"
         ("rounds.jsonl", FLOPS, '"train_flops": NaN', "line 1 is damaged: not JSON"),
         ("rounds.jsonl", FLOPS, '"train_flops": -1', "is missing or negative"),
         ("config.yaml", KEY, "fraction: half", "fraction is damaged: Input should be"),
-        ("config.yaml", KEY, "fraction: 0.5\na: &b [1]\nc: *b", "aliases"),
-        ("config.yaml", KEY, "fraction: !!python/name:os.system", "tags (!) are not allowed"),
-        ("config.yaml", "seed: 0", f"seed: {2**64}", "too large"),
+        ("config.yaml", KEY, "fraction: !!python/name:os.system", "a constructor for the tag"),
     ],
 )  # fmt: skip
 def test_damage_is_named(tmp_path, file, old, new, said):

@@ -1,10 +1,12 @@
 """Who may read the page, what it is sent, and how a browser shows it: a real server."""
 
+import contextlib
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from functools import partial
 
 import httpx
@@ -12,7 +14,8 @@ import pytest
 from watch.folders import append, begin, end, failure, line, scores
 
 from fedhet.errors import UserError
-from fedhet.watch.server import HEADERS, listen, watcher
+from fedhet.watch.server import HEADERS, listen, page_server
+from fedhet.watch.view import open_view
 
 pytestmark = pytest.mark.network
 EVIL = "<img src=x onerror=alert(1)>"
@@ -26,6 +29,18 @@ def folder(tmp_path_factory):
         append(run / "rounds.jsonl", line(number, failures=[failure("1", EVIL)] * (number == 2)))
     append(run / "clients.csv", scores((5, "0", 10.0)))
     return run
+
+
+@contextlib.contextmanager
+def watcher(folder):
+    """Serve the page of a run folder from a thread; yield its address."""
+    with listen(0) as listening:
+        server, where = page_server(open_view(folder), listening)
+        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+        thread.start()
+        yield where
+        server.should_exit = True
+        thread.join(5)
 
 
 @pytest.fixture(scope="module")

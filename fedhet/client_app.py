@@ -45,14 +45,15 @@ from fedhet.protocol.checks import read_arrays, read_instruction
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.messages import QUERY, Reply, answer, message_bytes
 from fedhet.rng import one_blas_thread
-from fedhet.site.history import History, state_root
 from fedhet.site.limits import (
     Asked,
+    History,
     Limits,
     check_means,
     check_modules,
     check_run,
     read_limits,
+    state_root,
 )
 from fedhet.site.local_data import (
     LocalData,

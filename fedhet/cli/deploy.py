@@ -137,7 +137,6 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     """Take part in a federation until stopped; print a line for every round."""
     from fedhet.deploy.certs import read_certificate, read_key
     from fedhet.deploy.node import Node, NodePlan
-    from fedhet.site.history import begin_anew
 
     own = check_id(key.name if name is None else name, "--name")
     home = plain_path(state or f"~/.fedhet/{own}")
@@ -150,11 +149,9 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     if not server:
         raise UserError("--server: give HOST:PORT of `fedhet server`")
     config = _images(data, partition, own)
-    if split is not None and data is None:
-        raise UserError("--split: only used with --data")
     extra: dict[str, object] = {"state-dir": home, "model": _model(model), "device": device}
-    extra["limits"] = _file(limits, "--limits") if limits else None
     extra["split-file"] = _file(split, "--split") if split else None
+    extra["limits"] = _file(limits, "--limits") if limits else None
     config |= {option: str(value) for option, value in extra.items() if value}
     key, ca = _file(key, "KEY"), _ca(key, ca)
     certificate = key.with_name(f"{key.name}.crt")
@@ -167,7 +164,7 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     read_key(plan.key)
     read_certificate(plan.ca)
     look_away()
-    if {"model", "device", "limits", "split-file"} & config.keys():
+    if {"model", "device", "limits"} & config.keys():
         # Aside: the process that stays need not have torch in its memory.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             pool.submit(_refuse, plan).result()
@@ -175,8 +172,11 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise UserError(f"--state: '{home}' cannot be made: {error.strerror}") from error
-    if new_data and (aside := begin_anew(home)):
-        _say(f"{own}: states and history are in {aside} now")
+    if new_data:
+        from fedhet.site.limits import begin_anew
+
+        if aside := begin_anew(home):
+            _say(f"{own}: states and history are in {aside} now")
     _say(f"{own}: joining {plan.server}; log: {plan.log}")
     try:
         with interruptible():
@@ -185,9 +185,15 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
         _say(f"stopped ({stop})")
 
 
+def _refuse(plan: Any) -> None:
+    from fedhet.deploy.node_check import refuse
+
+    refuse(plan)
+
+
 def _history(home: Path) -> None:
     """Print every question to a node, and what it answered."""
-    from fedhet.site.history import History, described
+    from fedhet.site.limits import History, described
 
     lines = History(home).lines()
     for line in lines:
@@ -213,12 +219,6 @@ def _draft(out: Path, data: Path | None, preset: Path | None, key: Path) -> None
         raise UserError(f"--write-limits: '{out}' already exists and is not overwritten")
     out.write_text(text, encoding="utf-8")
     print(f"{out}: read it, change it, and start the node with --limits {out}")
-
-
-def _refuse(plan: Any) -> None:
-    from fedhet.deploy.node_check import refuse
-
-    refuse(plan)
 
 
 def _images(data: Path | None, partition: str | None, name: str) -> dict[str, str | int]:

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
-from typing import IO
 
 from fedhet import HERE, __version__
 from fedhet.errors import UserError
@@ -95,44 +94,31 @@ def difference(sent: bytes, own: Mapping[str, tuple[int, bytes]]) -> str:
     """
     try:
         with zipfile.ZipFile(io.BytesIO(sent)) as archive:
-            version, component = _described(archive)
-            names = [info.filename for info in archive.infolist()]
+            about = tomllib.loads(_start_of(archive, PROJECT, PROJECT_BYTES).decode())
+            version = about["project"]["version"]
+            component = about["tool"]["flwr"]["app"]["components"]["clientapp"]
+            names = archive.namelist()
             odd = set(names) ^ {*own, PROJECT, MANIFEST}
             odd |= {name for name, times in Counter(names).items() if times > 1}
             for name in own.keys() - odd:
                 size, digest = own[name]
-                if _digest(archive, name, size) != digest:
+                if hashlib.sha256(_start_of(archive, name, size)).digest() != digest:
                     odd.add(name)
     except Exception as error:  # bytes of the other side may be anything
         return f"this run's application cannot be read ({type(error).__name__})"
     if component != COMPONENTS["clientapp"]:
         return f"this run's application is not fedhet: it runs {component!r:.80}"
-    if not odd:
-        return ""
-    if version != __version__:
+    if odd and version != __version__:
         return f"this run's fedhet {version!s:.40} is not this site's {__version__}"
-    more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
-    return (
-        f"this run's fedhet {__version__} is not the one that is installed at this site: it "
-        f"differs in '{min(odd):.80}'{more}"
-    )
+    if odd:
+        return (
+            f"this run's fedhet {__version__} is not the one that is installed at this site: "
+            f"{len(odd)} files differ, such as '{min(odd):.80}'"
+        )
+    return ""
 
 
-def _described(archive: zipfile.ZipFile) -> tuple[object, object]:
-    """Version and component of a sent application, as its ``pyproject.toml`` says."""
-    with archive.open(PROJECT) as file:
-        about = tomllib.loads(_bounded(file, PROJECT_BYTES).decode())
-    return about["project"]["version"], about["tool"]["flwr"]["app"]["components"]["clientapp"]
-
-
-def _digest(archive: zipfile.ZipFile, name: str, size: int) -> bytes:
-    """SHA-256 of a member, of ``size`` bytes and one more at most."""
+def _start_of(archive: zipfile.ZipFile, name: str, size: int) -> bytes:
+    """Return ``size`` bytes of a member, and one more if there is one."""
     with archive.open(name) as file:
-        return hashlib.sha256(file.read(size + 1)).digest()
-
-
-def _bounded(file: IO[bytes], most: int) -> bytes:
-    found = file.read(most + 1)
-    if len(found) > most:
-        raise ValueError(f"more than {most} bytes")
-    return found
+        return file.read(size + 1)

@@ -11,7 +11,6 @@ import torch
 from fedhet.data.cache import open_dataset
 from fedhet.data.formats import NPZ_SUFFIXES, ROW_SUFFIXES, find_files, holds
 from fedhet.data.inputs import IMAGE
-from fedhet.data.partition import read_partition_file
 from fedhet.data.rows import open_rows
 from fedhet.data.signals import Npz
 from fedhet.deploy.certs import RENEW, read_certificate, read_key, warning
@@ -22,8 +21,7 @@ from fedhet.files import check_folder, read_tensors
 from fedhet.models import MODELS, build_model
 from fedhet.models.names import FOLDER, folder_of, is_built_in, is_known, parse, validate_model_name
 from fedhet.models.zoo import EXAMPLES
-from fedhet.site.history import History, state_root
-from fedhet.site.limits import check_means, read_limits
+from fedhet.site.limits import History, check_means, read_limits, state_root
 from fedhet.sums.client import cannot_prove
 
 ENOUGH = 1 << 30  # bytes free for states and caches
@@ -105,15 +103,8 @@ def _own_examples(plan: NodePlan) -> str:
         shapes = [Npz(one).windows.shape for one in files]
         return f"{sum(shape[0] for shape in shapes)} signals of shape {shapes[0][1:]}"
     dataset = open_dataset("image-folder", data_path=str(path))
-    if plan.config.get("split-file"):
-        ids, _ = read_partition_file(str(plan.config["split-file"]), dataset.paths, 0)
-        if plan.config["name"] not in ids:
-            raise UserError(
-                f"--split: '{plan.config['split-file']}' has no line for client "
-                f"'{plan.config['name']}'"
-            )
-    classes = len(dataset.classes)
-    return f"{len(dataset.labels)} images of {classes} classes: {', '.join(dataset.classes)}"
+    classes = ", ".join(dataset.classes)
+    return f"{len(dataset.labels)} images of {len(dataset.classes)} classes: {classes}"
 
 
 def _model(plan: NodePlan) -> str:
@@ -121,24 +112,21 @@ def _model(plan: NodePlan) -> str:
     if not name:
         return "what the run assigns"
     validate_model_name(name)
-    named = parse(name)
-    weights = named.weights
-    if weights:  # whether they fit is known only with a run's classes
-        read_tensors(Path(weights).expanduser(), "pt")
+    named, later = parse(name), f"{name}, which is tested when a run begins"
+    if named.weights:  # whether they fit is known only with a run's classes
+        read_tensors(Path(named.weights).expanduser(), "pt")
+    if named.plain.startswith(FOLDER):
+        if not (folder_of(named.plain) / "config.json").is_file():
+            raise UserError(f"--model: '{folder_of(named.plain)}' has no config.json")
+        return later
+    own = plan.config.get("data-dir")
+    if own and holds(Path(str(own)), (*ROW_SUFFIXES, *NPZ_SUFFIXES)) and not is_built_in(name):
+        return later
     # The run decides the kind of examples; here the model must fit one of them.
     kind = next((kind for kind in MODELS if is_known(named.plain, kind)), IMAGE)
-    own = Path(str(plan.config.get("data-dir", "")))
-    rows = plan.config.get("data-dir") and holds(own, (*ROW_SUFFIXES, *NPZ_SUFFIXES))
-    plain = named.plain
-    if rows and not is_built_in(name):
-        return f"{plain}, which is tested when a run begins"
-    if plain.startswith(FOLDER):
-        if not (folder_of(plain) / "config.json").is_file():
-            raise UserError(f"--model: '{folder_of(plain)}' has no config.json")
-        return f"{name}, which is tested when a run begins"
     with torch.random.fork_rng(devices=[]):
-        build_model(plain, classes=2, inputs=EXAMPLES[kind])
-    return f"{plain}, from '{weights}'" if weights else plain
+        build_model(named.plain, classes=2, inputs=EXAMPLES[kind])
+    return name
 
 
 def _connection(plan: NodePlan) -> str:
@@ -152,13 +140,10 @@ def _connection(plan: NodePlan) -> str:
     early, late = (sent - there).total_seconds(), (there - datetime.now(UTC)).total_seconds()
     skew = max(0.0, early, late)  # however long the answer took
     way = "ahead of" if early > late else "behind"
+    text = f"this machine's clock is {skew:.0f} s {way} the server's"
     if early > AHEAD or late > BEHIND:  # by which Flower rejects a signature
-        raise UserError(
-            f"this machine's clock is {skew:.0f} s {way} the server's: set it, or the server "
-            "rejects this node's signatures"
-        )
-    more = f"; this machine's clock is {skew:.0f} s {way} the server's" if skew > AHEAD else ""
-    return where + (more or f"; clocks {skew:.0f} s apart")
+        raise UserError(f"{text}: set it, or the server rejects this node's signatures")
+    return f"{where}; {text if skew > AHEAD else f'clocks {skew:.0f} s apart'}"
 
 
 def _admission(plan: NodePlan) -> str:
@@ -190,4 +175,4 @@ def _device(plan: NodePlan) -> str:
     return name or (f"CUDA: {', '.join(found)}" if found else "no GPU: the run trains on the CPU")
 
 
-OPTIONS = {"limits": _limits, "model": _model, "device": _device, "split-file": _own_examples}
+OPTIONS = {"limits": _limits, "model": _model, "device": _device}

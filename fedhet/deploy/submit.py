@@ -1,7 +1,6 @@
 """Submit a run to a deployed SuperLink, and follow it to its end."""
 
 import contextlib
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from fedhet.engines.launch import Launch, OnRounds, Reader, conclude, raise_unle
 from fedhet.engines.system import Interrupted, undisturbed
 from fedhet.errors import RunFailed, UserError
 from fedhet.protocol.flower import Control
+from fedhet.records.run_folder import RunFolder
 
 POLL = 0.2  # seconds between looks at rounds.jsonl
 ASK = 5.0  # seconds between questions to the SuperLink
@@ -62,10 +62,9 @@ def _submit(launch: Launch, superlink: str, control: Control) -> int:
     folder = launch.folder
     try:
         with (
-            _restored_on_error(folder.identity, folder.config, folder.summary),
+            _restored_on_error(folder),
             TemporaryDirectory() as home,
         ):
-            folder.summary.unlink(missing_ok=True)  # the old one must not be taken for this run's
             launch.write_config()
             app, envelope = bundle.write(Path(home) / "app"), launch.envelope()
             try:
@@ -86,27 +85,23 @@ def _submit(launch: Launch, superlink: str, control: Control) -> int:
 
 
 @contextlib.contextmanager
-def _restored_on_error(*paths: Path) -> Iterator[None]:
-    """Restore files and their modes if the body fails; ignore absent ones.
-
-    They are copied first: putting a copy back takes no space, which may be what is missing.
-    """
-    copies = {path: path.with_name(f".{path.name}.before") for path in paths if path.exists()}
+def _restored_on_error(folder: RunFolder) -> Iterator[None]:
+    """Put the old ending aside, and restore what a run folder says if the body fails."""
+    aside = folder.summary.with_name(f".{folder.summary.name}.before")
+    before = {path: path.read_bytes() for path in (folder.identity, folder.config)}
+    with contextlib.suppress(FileNotFoundError):
+        folder.summary.rename(aside)  # the old one must not be taken for this run's
     try:
-        for path, copy in copies.items():
-            copy.touch(mode=0o600)  # nobody reads it meanwhile
-            shutil.copy2(path, copy)
-        try:
-            yield
-        except BaseException:
-            with undisturbed():
-                for path, copy in copies.items():
-                    copy.replace(path)
-            raise
-    finally:
-        for copy in copies.values():
-            with contextlib.suppress(OSError):
-                copy.unlink(missing_ok=True)
+        yield
+    except BaseException:
+        with undisturbed():
+            for path, content in before.items():
+                if path.read_bytes() != content:
+                    path.write_bytes(content)
+            with contextlib.suppress(FileNotFoundError):
+                aside.rename(folder.summary)
+        raise
+    aside.unlink(missing_ok=True)
 
 
 def _follow(

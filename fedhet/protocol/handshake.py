@@ -124,38 +124,24 @@ def read_declaration(reply: Reply, config: RunConfig) -> tuple[ClientInfo, Decla
     return ClientInfo(declared.client, *about), declared
 
 
-# --- keys of nodes ----------------------------------------------------------------------------
+def check_name(policy: str, client: str, node: int, online: Mapping[int, NodeInfo]) -> None:
+    """Raise ValueError unless ``node`` may be ``client``, by ``client-keys``.
 
-
-class Names:
-    """Checks whether a node may use a client id."""
-
-    def __init__(self, policy: str) -> None:
-        """``policy``: auto, registered or off."""
-        self.policy = policy
-
-    def check(self, client: str, node: int, online: Mapping[int, NodeInfo]) -> None:
-        """Raise ValueError, with the reason, unless ``node`` may be ``client``.
-
-        The SuperLink knows of a node its public key (PEM) and the name that this was registered
-        under, empty where there is none.
-        """
-        own = online.get(node, NodeInfo())
-        if self.policy == OFF:
-            return
-        if own.name:
-            if own.name != client:
-                raise ValueError(
-                    f"client id '{client}' is not allowed: this node's key is registered under "
-                    f"the name '{own.name}' (see client-keys)"
-                )
-        elif self.policy == REGISTERED:
-            raise ValueError(
-                f"client id '{client}': this node's key is not registered under a name, which "
-                "client-keys=registered requires"
-            )
-        elif client in {one.name for one in online.values()}:
-            raise ValueError(f"client id '{client}' is the name of another node's key")
+    The SuperLink knows of a node its public key (PEM) and the name that this was registered under,
+    empty where there is none.
+    """
+    own = online.get(node, NodeInfo()).name
+    if policy == OFF or own == client:
+        return
+    wrong = ""
+    if own:
+        wrong = f"is not allowed: this node's key is registered under the name '{own}'"
+    elif policy == REGISTERED:
+        wrong = "is not allowed: this node's key is not registered under a name"
+    elif client in {one.name for one in online.values()}:
+        wrong = "is the name of another node's key"
+    if wrong:
+        raise ValueError(f"client id '{client}' {wrong} (client-keys={policy})")
 
 
 # --- who takes part ---------------------------------------------------------------------------
@@ -207,16 +193,11 @@ class Roster:
         """Add a client, or check that a returning one declares what it declared before."""
         if key is not None:
             self._check_key(info.client, key)
-        if self.inputs is not None and info.inputs is not None:
-            difference = self.inputs.differs(info.inputs)
-            if difference:
-                raise ValueError(f"client '{info.client}': its {difference}")
-        before = self.infos.get(info.client)
+        if difference := self._differs(info):
+            raise ValueError(difference)
         if self.classes:
             info = self._with_ids(info)
-        if before is not None and before.inputs is None:  # of a run older than the question
-            before = replace(before, inputs=info.inputs)
-        if before is not None and before != info:
+        if self.infos.get(info.client, info) != info:
             raise ValueError(f"client '{info.client}' declares other data or another model now")
         self.infos[info.client] = info
         self.generations.setdefault(info.client, 0)
@@ -250,10 +231,9 @@ class Roster:
     def fix_classes(self, configured: Sequence[str], most: int = sys.maxsize) -> None:
         """Set the global class list: configured, what all clients agree on, or their union.
 
-        First, clients are refused whose examples have another form than those of most clients. If
-        the union has more than ``most`` classes, the clients with most classes of their own are
-        refused next. Last, clients are refused that have a class outside the list. Raises RunFailed
-        if no client is left.
+        Refused are, in this order, clients whose examples have another form than those of most;
+        while the union has more than ``most`` classes, those with most of their own; and those with
+        a class outside the list. Raises RunFailed if no client is left.
         """
         self._fix_inputs()
         if not configured:
@@ -271,13 +251,17 @@ class Roster:
 
     def _fix_inputs(self) -> None:
         """Set the form of examples to that of most clients, unless the run names it."""
-        said = Counter(info.inputs for client in self.ids if (info := self.infos[client]).inputs)
-        if self.inputs is None and said:
-            self.inputs = said.most_common(1)[0][0]
+        forms = Counter(own for client in self.ids if (own := self.infos[client].inputs))
+        if self.inputs is None and forms:
+            self.inputs = forms.most_common(1)[0][0]
         for client in self.ids:
-            own = self.infos[client].inputs
-            if self.inputs and own and (difference := self.inputs.differs(own)):
-                self._drop(client, f"client '{client}': its {difference}")
+            if difference := self._differs(self.infos[client]):
+                self._drop(client, difference)
+
+    def _differs(self, info: ClientInfo) -> str:
+        known, own = self.inputs, info.inputs
+        difference = known.differs(own) if known is not None and own is not None else ""
+        return f"client '{info.client}': its {difference}" if difference else ""
 
     def _bound_union(self, most: int) -> None:
         owners = Counter(name for info in self.infos.values() for name in info.classes)
@@ -381,7 +365,6 @@ class Handshake:
         self.config = config or RunConfig()
         self.state_dir = state_dir
         self._mail = Mail(grid)
-        self._names = Names(self.config.client_keys)
         self._expected = 0
         self._online: dict[int, NodeInfo] = {}
         self._asked: dict[int, float] = {}  # nodes that have not answered yet, and since when
@@ -552,7 +535,7 @@ class Handshake:
             if self.config.summed:
                 key = SumKey.of_fields(declared.sum_key)
             if not self._mail.simulated:
-                self._names.check(client, node, self._online)
+                check_name(self.config.client_keys, client, node, self._online)
             if client in self.roster.nodes:
                 raise ValueError(f"client id '{client}' is already taken by another node")
             self.roster.admit(info, key)

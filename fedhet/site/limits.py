@@ -1,32 +1,195 @@
-"""What a site allows: a small file of its administrator that wins over any run.
+"""What a site was asked and what it allows: its history, and a file of its administrator.
 
-``limits="/etc/fedhet/limits.yaml"`` in a node configuration. The client alone reads it, in the
-handshake and again before every training, and refuses what breaks it, with the limit's name. Each
-limit is one field of :class:`Limits`: its type, its meaning, what it allows and how it is checked.
+``limits="/etc/fedhet/limits.yaml"`` in a node configuration. It wins over any run: the
+client alone reads it, in the handshake and again before every training, and refuses what breaks it,
+with the limit's name. Each limit is one field of :class:`Limits`: its type, its meaning, what it
+allows and how it is checked. Limits on questions, runs and epsilon count lines of the history.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from flwr.app import Message
 from pydantic import Field, ValidationError
 
 from fedhet import plugins
 from fedhet.config.schema import Lists, RunConfig, Schema, Words, kebab
 from fedhet.data.cache import Dataset
-from fedhet.errors import Code, Refused, UserError
-from fedhet.files import parse_object, read_yaml
+from fedhet.errors import Code, Damaged, Refused, UserError, one_line
+from fedhet.files import parse_object, private_folder, read_json, read_jsonl, read_yaml
 from fedhet.models.names import is_built_in
-from fedhet.site.history import History
-from fedhet.site.privacy import noise_multiplier
+from fedhet.protocol.messages import QUERY
+from fedhet.site.privacy import NOTE, epsilon_of, mu_of, noise_multiplier
+
+NAME = "history.jsonl"
+SHAKE, TRAIN = "handshake", "training"
+# Keys of a run that the history shows, where they are set.
+SHOWN = (
+    "dataset", "target", "labels", "classes", "numbers", "categories", "text", "channels", "group",
+    "rounds", "secure-sum", "dp-clip", "dp-epsilon", "dp-delta",
+)  # fmt: skip
+DAY = timedelta(hours=24)
+
 
 # Honest payloads of all methods had norms from 1 to 56 in five rounds of three clients on digits; a
 # model of 100 million parameters of 0.1 has 1,000.
 MAX_DOWNLOAD_NORM = 1e4
 MAX_DOWNLOAD_BYTES = 1 << 30
 MIN_CLASS = 5  # examples, of a node with data of its own
+
+
+def state_root(node: Mapping[str, Any]) -> Path:
+    """Return the folder of a deployed node's states, by its configuration."""
+    return Path(str(node.get("state-dir") or Path.home() / ".fedhet" / "state"))
+
+
+class History:
+    """The questions to one node, in ``history.jsonl``; without a folder nothing is kept.
+
+    A question is a configuration of one run. The handshake and the first training are a line each;
+    the same question again is not.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self.new = False  # whether the question at hand was not asked before
+        self._lines: list[dict[str, Any]] | None = None
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return all lines, the oldest first; raise Refused for a damaged file."""
+        if self._lines is None:
+            try:
+                self._lines = read_jsonl(self.folder / NAME) if self.folder else []
+            except (Damaged, OSError) as error:
+                raise Refused(f"the history of this site: {error}", Code.STATE) from error
+        return self._lines
+
+    def missing(self) -> bool:
+        """Return whether there are states of runs, but no history of them."""
+        root = self.folder
+        return bool(root and not (root / NAME).exists() and any(root.glob("*/*/client.json")))
+
+    def today(self) -> int:
+        """Return how many different questions were answered in the last 24 hours."""
+        since = (datetime.now(UTC) - DAY).isoformat()
+        return len({one["question"] for one in self._answered() if one["time"] >= since})
+
+    def runs(self) -> set[str]:
+        """Return the runs that have trained here."""
+        return {one["run"] for one in self._answered() if one["stage"] == TRAIN}
+
+    def epsilon(self, but: str) -> float:
+        """Return what the uploads of all runs ``but`` one have cost; infinite without noise."""
+        budgets = {one["run"]: one for one in self._answered() if one["stage"] == TRAIN}
+        return math.fsum(self._cost(run, one) for run, one in budgets.items() if run != but)
+
+    def _cost(self, run: str, line: Mapping[str, Any]) -> float:
+        if not line.get("dp-clip"):
+            return math.inf
+        assert self.folder is not None
+        spent = []
+        for path in (self.folder / run).glob(f"*/{NOTE}.json"):
+            try:
+                account = read_json(path)
+                agreed, uploads = account["agreed"], int(account["uploads"])
+                delta, rounds = float(agreed["dp_delta"]), int(agreed["rounds"])
+                mu = mu_of(float(agreed["dp_epsilon"]), delta) * math.sqrt(uploads / rounds)
+                spent.append(epsilon_of(mu, delta))
+            except (Damaged, OSError, KeyError, TypeError, ValueError) as error:
+                raise Refused(f"the account '{path}' cannot be read", Code.STATE) from error
+        return max(spent, default=float(line["dp-epsilon"]))  # without account: all of it
+
+    def _answered(self) -> list[dict[str, Any]]:
+        return [one for one in self.lines() if one["answer"] == "answered"]
+
+    @contextlib.contextmanager
+    def asked(
+        self,
+        message: Message,
+        run_config: Mapping[str, Any],
+        say: Callable[[Callable[[], str]], None],
+    ) -> Iterator[None]:
+        """Note a question, unless it was noted before, with what becomes of it in this block."""
+        config = message.content.config_records.get("config")
+        if self.folder is None or config is None or config.get("refused"):
+            yield
+            return
+        line = question(str(config.get("experiment", "")), run_config)
+        line["stage"] = SHAKE if message.metadata.message_type == QUERY else TRAIN
+        self.new = all(one["question"] != line["question"] for one in self._answered())
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            self._add(line | {"answer": f"refused: {one_line(error)}"}, say)
+            raise
+        self._add(line | {"answer": "answered"}, say)
+
+    def _add(self, line: dict[str, Any], say: Callable[[Callable[[], str]], None]) -> None:
+        same = ("question", "stage", "answer")
+        if any(all(one[key] == line[key] for key in same) for one in self.lines()):
+            return
+        assert self.folder is not None
+        try:
+            private_folder(self.folder)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            with open(os.open(self.folder / NAME, flags, 0o600), "w", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise Refused(
+                f"'{self.folder / NAME}' cannot be written: {error}", Code.STATE
+            ) from error
+        self._lines = [*self.lines(), line]
+        say(lambda: f"question: {described(line)}")
+
+
+def begin_anew(folder: Path) -> Path | None:
+    """Put the states and the history of a node aside, and return where they are now."""
+    old = {path.parent.parent for path in folder.glob("*/*/client.json")}
+    old |= {path for path in [folder / NAME] if path.exists()}
+    if not old:
+        return None
+    aside = folder / f"before-{datetime.now(UTC):%Y-%m-%d-%H%M%S}"
+    aside.mkdir(mode=0o700)
+    for path in old:
+        path.rename(aside / path.name)
+    return aside
+
+
+def question(experiment: str, run_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the history says of a run that asks, and a digest of the whole question."""
+    text = str(run_config.get("config", ""))
+    values: Mapping[str, Any] = run_config
+    with contextlib.suppress(Damaged, KeyError):
+        values = parse_object(text)["config"] if text else run_config
+    whole = json.dumps([experiment, sorted(values.items())], default=str)
+    shown = {key: values[key] for key in SHOWN if values.get(key)}
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"), "run": experiment[:64],
+        "name": one_line(values.get("name") or "", 64),
+        "method": one_line(values.get("method", ""), 80),
+        **shown, "question": hashlib.sha256(whole.encode()).hexdigest()[:16],
+    }  # fmt: skip
+
+
+def described(line: Mapping[str, Any]) -> str:
+    """Return one line of the history in words."""
+    keys = [f"{key}={json.dumps(line[key], ensure_ascii=False)}" for key in SHOWN if key in line]
+    who = f"{line['name'] or 'a run'} ({line['run']}, {line['stage']})"
+    return one_line(f"{who}: {line['method']} {' '.join(keys)}: {line['answer']}", 2000)
+
+
+# --- limits ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -64,16 +227,15 @@ def _longest(most: int, asked: Asked) -> str:
     return f"{kebab(name)} is {epochs[name]}" if name and epochs[name] > most else ""
 
 
-def _noise(least: float, asked: Asked) -> str:
-    noise, config = noise_multiplier(asked.config), asked.config
-    if config.summed:
-        return ""  # min-sum-noise is for it, or else _own_noise
-    return f"the run has {noise:.4g}" if noise < least else ""
+def _noise(summed: bool) -> Check:  # noqa: FBT001
+    """Return the check of the noise of runs that have sums, or of those that have none."""
 
+    def check(least: float, asked: Asked) -> str:
+        noise = noise_multiplier(asked.config)
+        less = asked.config.summed == summed and noise < least
+        return f"the run has {noise:.4g}" if less else ""
 
-def _sum_noise(least: float, asked: Asked) -> str:
-    noise, config = noise_multiplier(asked.config), asked.config
-    return f"the run has {noise:.4g}" if config.summed and noise < least else ""
+    return check
 
 
 def _masked(_: str, asked: Asked) -> str:
@@ -171,9 +333,11 @@ class Limits(Schema):
     shared_models: bool = limit("whether a method may share a model",
         lambda allowed, asked: "" if allowed or not asked.shares_model
         else f"method {asked.config.method} shares a model", default=True)  # fmt: skip
-    min_noise: float | None = limit("least noise, sigma / dp-clip", _noise, "at least {:g}", gt=0)
+    min_noise: float | None = limit(
+        "least noise, sigma / dp-clip", _noise(False), "at least {:g}", gt=0
+    )
     min_sum_noise: float | None = limit(
-        "least noise of a sum, sigma / dp-clip, in runs that have sums", _sum_noise,
+        "least noise of a sum, sigma / dp-clip, in runs that have sums", _noise(True),
         "at least {:g}", gt=0)  # fmt: skip
     secure_sum: Literal["required"] | None = limit(
         "required: only masked sums, also of metrics, and sum-owners above 1", _masked,
@@ -199,12 +363,11 @@ class Limits(Schema):
 
     def said(self) -> list[str]:
         """Return in plain words what this site allows."""
-        fields = type(self).model_fields
-        values = ((name, getattr(self, name)) for name in fields)
         return [
-            f"{kebab(name)}: {fields[name].description}: {shown(value)}"
-            for name, value in values if value != fields[name].default
-        ]  # fmt: skip
+            f"{kebab(name)}: {about.description}: {shown(value)}"
+            for name, about in type(self).model_fields.items()
+            if (value := getattr(self, name)) != about.default
+        ]
 
     def left_open(self) -> list[str]:
         """Return in plain words what whoever submits a run may choose here."""
@@ -221,11 +384,11 @@ class Limits(Schema):
         return [text for text, so in open_.items() if so]
 
 
-OF_RUNS = (
-    "target", "classes", "labels", "columns", "group", "max_runs", "total_epsilon", "max_epochs",
-    "max_rounds", "methods", "shared_models", "min_noise", "min_sum_noise", "class_counts",
-    "secure_sum", "min_sum", "max_queries",
-)  # fmt: skip
+# What is checked elsewhere, when it is known; the rest a run's configuration breaks or not.
+LATER = {
+    "min_class", "max_disk", "modules", "max_upload_bytes", "max_download_bytes",
+    "max_download_norm",
+}  # fmt: skip
 
 
 def shown(value: Any) -> Any:
@@ -305,8 +468,9 @@ def check_modules(limits: Limits, run_config: Mapping[str, Any]) -> None:
 
 def check_run(limits: Limits, asked: Asked) -> None:
     """Raise Refused for the first limit that a run breaks; no round is beyond its ``rounds``."""
-    for name in OF_RUNS:
-        limits.check(name, asked)
+    for name in Limits.model_fields:
+        if name not in LATER:
+            limits.check(name, asked)
     if limits.min_noise is not None and limits.min_sum_noise is None and asked.config.summed:
         says = "the run adds noise to sums, for which min-sum-noise is"
         raise _broken("min-noise", f"at least {limits.min_noise:g}", says)

@@ -124,12 +124,10 @@ def reload_partition(config: RunConfig, clients: int) -> tuple[Dataset, Partitio
 def _age(path: str) -> tuple[int, int]:
     """Return what changes with a file; zeros where there is none."""
     try:
-        found = Path(path).expanduser().stat() if path else None
+        found = Path(path).expanduser().stat()
     except (OSError, RuntimeError):
-        found = None
-    if found is None:
         return 0, 0
-    return found.st_mtime_ns, found.st_size
+    return (found.st_mtime_ns, found.st_size) if path else (0, 0)
 
 
 @lru_cache(maxsize=2)
@@ -186,15 +184,15 @@ def _private(config: RunConfig, node: Mapping[str, Any]) -> LocalData:
     """Return the client of a node's own folder of images, or of its own file."""
     name = check_id(str(node.get("name", "")), "node-config name")
     dataset = open_private(config, str(node["data-dir"]))
-    if not node.get("split-file"):
-        check_groups(dataset, config)
-        every = np.arange(len(dataset.labels))
-        split = split_client(every, dataset, config.split, config.data_seed, name)
-        return LocalData(name, 0, 0, dataset, split)
-    ids, splits = read_partition_file(str(node["split-file"]), dataset.paths, 0)
-    if name not in ids:
-        raise UserError(f"split-file: '{node['split-file']}' has no line for client '{name}'")
-    return LocalData(name, 0, 0, dataset, splits[ids.index(name)])
+    if node.get("split-file"):
+        ids, splits = read_partition_file(str(node["split-file"]), dataset.paths, 0)
+        if name not in ids:
+            raise UserError(f"split-file: '{node['split-file']}' has no line for client '{name}'")
+        return LocalData(name, 0, 0, dataset, splits[ids.index(name)])
+    check_groups(dataset, config)
+    every = np.arange(len(dataset.labels))
+    split = split_client(every, dataset, config.split, config.data_seed, name)
+    return LocalData(name, 0, 0, dataset, split)
 
 
 def open_private(config: RunConfig, path: str) -> Dataset:

@@ -57,7 +57,6 @@ MISTAKES = (
     ([*NODE, "--ca", "x"], "/x"),
     ([*NODE, "--ca", "tls/clients/a.pub"], "is not a certificate"),
     (["node", "tls/clients/a.pub", "--server", "h", *SHARE], "not a private key"),
-    ([*NODE, "--split", "tls/ca.crt"], "--split: only used with --data"),
     (["status", "--superlink", "tls"], "fedhet server"),
     (["status", "--superlink", "127.0.0.1:9093"], "'127.0.0.1:9093' is not a folder of"),
     (["unit", "client"], "server or node"),

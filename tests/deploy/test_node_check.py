@@ -120,13 +120,10 @@ def test_a_disk_that_is_full(check, home, monkeypatch):
 
 def test_an_option_that_cannot_be_right_is_refused_before_joining(home):
     (home / "limits.yaml").write_text("max-epoch: 5\n")
-    (home / "others.csv").write_text("path,client,split\na/0.png,b,train\n")
     for key, value, names in (
         ("model", "cnn-9", "'cnn-9' is unknown"),
         ("device", "cuda:99", "--device: 'cuda:99'"),
         ("limits", home / "limits.yaml", "--limits: "),
-        ("split-file", home / "own.csv", "own.csv"),
-        ("split-file", home / "others.csv", "no line for client 'a'"),
     ):
         config = {"data-dir": str(home / "images"), "name": "a", key: str(value)}
         with pytest.raises(UserError, match=re.escape(names)):

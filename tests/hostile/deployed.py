@@ -13,7 +13,7 @@ from fedhet.errors import Code
 from fedhet.protocol.flower import posted, simulating
 from fedhet.protocol.messages import arrays_of, instruction, to_record
 from fedhet.site import history
-from fedhet.site.history import NAME
+from fedhet.site.limits import NAME
 from fedhet.testing import LocalGrid, simulate, small
 
 ROUND, NODE = 3, 100  # the round that is played again and again, and whose

@@ -342,6 +342,6 @@ def test_a_deployed_client_ignores_paths_of_the_run(tmp_path, capfd):
         for k, context in grid.contexts.items():
             context.node_config["state-dir"] = str(tmp_path / f"state-{k}")
 
-    with pytest.raises(RunFailed, match="this run: data: its data cannot be used: [^;]*$"):
+    with pytest.raises(RunFailed, match="this run: data: its data are missing[^;]*$"):
         simulate(config.model_copy(update={"start_timeout": 1.0}), before=keep, simulated=False)
     assert capfd.readouterr().err.count("data-path is empty") == 3

@@ -13,8 +13,7 @@ from fedhet.config.load import build_config, envelope
 from fedhet.errors import Refused
 from fedhet.protocol.flower import posted, simulating
 from fedhet.protocol.messages import Instruction, request
-from fedhet.site.history import NAME, History, begin_anew, described
-from fedhet.site.limits import read_limits
+from fedhet.site.limits import NAME, History, begin_anew, described, read_limits
 from fedhet.testing import LocalGrid, simulate
 
 ROWS = 60

@@ -11,16 +11,19 @@ checked; the examples are not, because a training process reads only its clients
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from fedhet.data.images import ScanFound
 from fedhet.data.inputs import Content, Inputs, Reading, Source, Stream, load_inputs
@@ -29,6 +32,7 @@ from fedhet.errors import UserError
 from fedhet.files import appearing, private_folder
 
 _FORMAT = 10
+_MAX = "FEDHET_CACHE_MAX"
 _EXAMPLES = "examples.bin"
 _WRITTEN = "texts.npy", "text-ends.npy"  # UTF-8, and where each ends
 _CHUNK = 1 << 24  # bytes that are hashed at a time
@@ -52,6 +56,43 @@ def default_cache_dir() -> Path:
     """Return ``$FEDHET_CACHE``, ``$XDG_CACHE_HOME/fedhet`` or ``~/.cache/fedhet``."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.environ.get("FEDHET_CACHE") or f"{base}/fedhet")
+
+
+def cache_limit(cache: Path) -> int:
+    """Return the bytes that the cache may take: ``$FEDHET_CACHE_MAX``, or a tenth of its disk."""
+    text = os.environ.get(_MAX, "").strip().upper()
+    if not text:
+        return shutil.disk_usage(cache).total // 10
+    match = re.fullmatch(r"(\d+)([KMGT]?)", text)
+    if match is None:
+        raise UserError(f"{_MAX}: '{text}' is not allowed: bytes, or a number with K, M, G or T")
+    return int(match[1]) << 10 * " KMGT".index(match[2] or " ")
+
+
+def _make_room(cache: Path, size: int, written: int) -> None:
+    """Remove what killed processes left, then entries, until ``size`` bytes fit; UserError if not.
+
+    Those that were used longest ago go first. ``written`` of the bytes are on the disk already.
+    """
+    limit, entries = cache_limit(cache), []
+    for folder in cache.glob("*/") if size <= limit else ():
+        if re.fullmatch(r"\.[0-9a-f]{64}\.tmp", folder.name):
+            lock = FileLock(cache / f"{folder.name[1:-4]}.lock", timeout=0, mode=0o600)
+            with suppress(Timeout), lock:  # nobody writes it
+                shutil.rmtree(folder, ignore_errors=True)
+        elif (folder / "meta.json").is_file():
+            taken = sum(file.stat().st_size for file in folder.iterdir())
+            entries.append((folder.stat().st_mtime, taken, folder))
+    total = size + sum(taken for _, taken, _ in entries)
+    for _, taken, folder in sorted(entries):
+        if total > limit:
+            shutil.rmtree(folder, ignore_errors=True)
+            total -= taken
+    if size > (fits := min(limit, shutil.disk_usage(cache).free + written)):
+        raise UserError(
+            f"cache folder {cache}: the data set takes {size:,} bytes or more, and {fits:,} are "
+            f"allowed or free: {_MAX}=20G allows 20 GiB, FEDHET_CACHE names another folder"
+        )
 
 
 def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
@@ -90,6 +131,7 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
         [_FORMAT, source.key, image.shape, wanted, window, *["standardised"] * standardise]
     )
     folder = cache / hashlib.sha256(material.encode()).hexdigest()
+    room = partial(_make_room, cache)
     # Without the lock: a complete entry must open from a read-only folder, too.
     found = _load(folder)
     if found is not None:
@@ -100,7 +142,7 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
             found = _load(folder)
             if found is None:
                 with appearing(folder) as temporary:
-                    _write(temporary, source, image, wanted)
+                    _write(temporary, source, image, wanted, room)
                     shutil.rmtree(folder, ignore_errors=True)  # one that is damaged
                 found = _load(folder)
     except OSError as error:
@@ -133,7 +175,11 @@ def _load(folder: Path) -> Dataset | None:
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile):
         return None
-    return dataset if sound else None
+    if not sound:
+        return None
+    with suppress(OSError):  # the entry may be read-only
+        os.utime(folder)  # those used longest ago go first
+    return dataset
 
 
 def _rows_digest(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
@@ -158,13 +204,17 @@ def _mapped(folder: Path, meta: dict[str, Any], mode: Literal["r", "r+"]) -> npt
     return np.memmap(folder / _EXAMPLES, meta["dtype"], mode, shape=tuple(meta["shape"]))
 
 
-def _write(folder: Path, source: Source, image: Inputs, classes: tuple[str, ...]) -> None:
+def _write(
+    folder: Path, source: Source, image: Inputs, classes: tuple[str, ...],
+    room: Callable[[int, int], None],
+) -> None:  # fmt: skip
     """Fill the folder of an entry, in as little memory as one chunk takes."""
     path = folder / _EXAMPLES
+    write = partial(_write_examples, path, source.count, room)
     try:
-        content, form = _write_examples(path, source.stream(image, classes))
+        content, form = write(source.stream(image, classes))
     except ScanFound:  # all images are stored as scans then
-        content, form = _write_examples(path, source.stream(replace(image, scan=True), classes))
+        content, form = write(source.stream(replace(image, scan=True), classes))
     if len(content.factors):
         examples = _mapped(folder, form, "r+")
         for index in np.flatnonzero(content.factors != 1):
@@ -187,21 +237,24 @@ def _write(folder: Path, source: Source, image: Inputs, classes: tuple[str, ...]
     (folder / "meta.json").write_bytes(json.dumps(meta).encode())
 
 
-def _write_examples(path: Path, stream: Stream) -> tuple[Content, dict[str, Any]]:
-    """Write chunks (k, ...) one after another; return what is known of them, dtype and shape.
-
-    Written, not mapped: a full disk is an error and not a SIGBUS.
-    """
+def _write_examples(
+    path: Path, total: int, room: Callable[[int, int], None], stream: Stream
+) -> tuple[Content, dict[str, Any]]:
+    """Write chunks (k, ...) one after another; return what is known of them, dtype and shape."""
     found: list[Content] = []
 
     def chunks() -> Iterator[npt.NDArray[Any]]:
         found.append((yield from stream))
 
-    count, form = 0, dict[str, Any]()
-    with path.open("wb") as file:
+    count, allowed, form = 0, 0, dict[str, Any]()
+    with path.open("wb") as file:  # not mapped: a full disk is an error then and not a SIGBUS
         for chunk in chunks():
-            file.write(np.ascontiguousarray(chunk).tobytes())
+            size = max(total, count + len(chunk)) * chunk[:1].nbytes
+            if size > allowed:  # all at once where their number is known
+                allowed = size + _CHUNK * (not total)
+                room(size, count * chunk[:1].nbytes)
             count += len(chunk)
+            file.write(np.ascontiguousarray(chunk).tobytes())
             form = {"dtype": chunk.dtype.str, "shape": [count, *chunk.shape[1:]]}
     if not count:
         raise UserError("the data set has no example of the named classes")

@@ -265,30 +265,58 @@ def image_folder(data_path: str, group: Sequence[str] = ()) -> Source:
     tree = _scan(path)
     stats = file_stats([path / name for name in tree.images] if path.is_dir() else [path])
     key: list[object] = ["image-folder", str(path), tree.classes, tree.ignored, stats, *group]
-    return Source(key, partial(_folder_stream, path, tree, ",".join(group)))
+    return Source(key, partial(_folder_stream, path, tree, ",".join(group)), len(tree.images))
+
+
+_SIGNS = {
+    "{group}": "(?P<group>[^/]+?)",
+    "{folder}": "(?P<folder>.*)",
+    "{suffix}": r"(?:(?<=\d)(?:[ _-]?[A-Za-z]|[ _-][A-Za-z]*\d+))?",
+    "*": "[^/]*",
+    "?": "[^/]",
+}
+_FEWEST, _LARGEST, _SHARE = 5, 50, 0.01  # groups, their mean size, images that share theirs
 
 
 def groups_of(paths: Sequence[str], pattern: str) -> npt.NDArray[np.int32]:
     """Return equal codes (n,) for paths whose ends have the same ``{group}``; UserError: no match.
 
     ``*`` is any text and ``?`` any sign within a name; ``{group}`` is as short as it can be.
+    ``{suffix}`` is a last letter or number after a digit, such as the ``b`` of ``00043b`` and the
+    ``_2`` of ``scan_12_2``, or nothing; ``{folder}``, the folders above, is part of the group.
     """
     if pattern.count("{group}") != 1:
         raise UserError(
             f"group: '{pattern}' is not allowed: of images it is a pattern of the path with one "
             "{group}, such as {group}_*.png or {group}/*"
         )
-    signs = {"{group}": "(?P<group>[^/]+?)", "*": "[^/]*", "?": "[^/]"}
-    parts = re.split(r"(\{group\}|\*|\?)", pattern)
-    ends = re.compile("(^|.*/)" + "".join(signs.get(one) or re.escape(one) for one in parts))
+    parts = re.split(r"(\{group\}|\{folder\}|\{suffix\}|\*|\?)", pattern)
+    ends = re.compile("(^|.*/)" + "".join(_SIGNS.get(one) or re.escape(one) for one in parts))
     matches = [ends.fullmatch(path) for path in paths]
     if other := [path for path, match in zip(paths, matches, strict=True) if not match]:
         raise UserError(
             f"group: '{pattern}' does not match {len(other)} of {len(paths)} images: "
             f"{listed(other, 3)}"
         )
-    names = [match["group"] for match in matches if match]
+    names = [
+        f"{match.groupdict().get('folder', '')}/{match['group']}" for match in matches if match
+    ]
     return np.unique(names, return_inverse=True)[1].astype(np.int32)
+
+
+def _alike(paths: Sequence[str]) -> tuple[npt.NDArray[np.int32], str]:
+    """Return codes of images whose names differ in their suffix alone, and the pattern; or none."""
+    endings = {os.path.splitext(path)[1] for path in paths}
+    pattern = "{group}{suffix}" + (endings.pop() if len(endings) == 1 else ".*")
+    names = [PurePosixPath(path).stem for path in paths]
+    if len(set(names)) < len(names):  # every folder counts from one
+        pattern = "{folder}/" + pattern
+    groups = groups_of(paths, pattern)
+    sizes = np.bincount(groups)
+    few = len(sizes) < _FEWEST or sizes.mean() > _LARGEST
+    if few or sizes[sizes > 1].sum() < _SHARE * len(paths):
+        return groups[:0], ""
+    return groups, pattern
 
 
 def _folder_stream(
@@ -319,6 +347,9 @@ def _folder_stream(
         about = replace(
             about, groups=groups, group_by=group, grouped=True, notes=(*about.notes, line)
         )
+    else:
+        groups, group = _alike(order)
+        about = replace(about, groups=groups, group_by=group)
     full = [tree.prefix + name for name in order]
     images = decode_all(path, full, image.image_shape, scans=image.scan)
     return image_stream(about, images, ignored=tree.ignored, keep_empty=bool(classes))

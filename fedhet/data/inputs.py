@@ -360,13 +360,15 @@ Stream = Generator[Examples, None, Content]
 class Source:
     """Where examples come from.
 
-    ``key`` is JSON-able and changes whenever the examples would; to make it, none is read.
+    ``key`` is JSON-able and changes whenever the examples would; to make it, none is read. There
+    are ``count`` examples at most, if their number is known by then.
     ``stream`` reads the examples, images as the inputs say; ``classes`` empty means the source's
     own. It raises UserError if the source cannot be read, or does not fit the classes.
     """
 
     key: list[object]
     stream: Callable[[Inputs, tuple[str, ...]], Stream]
+    count: int = 0
 
 
 def existing(dataset: str, data_path: str) -> Path:

@@ -560,7 +560,12 @@ def _about_groups(
     if not seen:
         return
     figure = f"{seen:,} of {len(tested):,} test {what} have their {by} in train"
-    if not data.grouped:
+    if "{" in by and not data.grouped:
+        yield (
+            f"{seen:,} of {len(tested):,} test {what} share their stem with a train image, and may "
+            f"be of one person or scan: group='{by}' keeps all {what} of one in one split"
+        )
+    elif not data.grouped:
         yield f"{figure}: group={by} keeps all {what} of one in one split"
     elif by == RECORDING and config.partition != "file":
         yield f"{figure}: some class of theirs has fewer than 3 recordings, and was cut by time"

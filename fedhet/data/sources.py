@@ -79,7 +79,7 @@ def find_source(  # noqa: PLR0911  (one for each form of a name)
         return Source(["given", name, repr(reading)], partial(_given, name, reading))
     if name.partition(":")[0] in ("synthetic", *SYNTHETIC):
         synthetic = Synthetic.named(name, seed)
-        return Source([repr(synthetic)], synthetic.stream)
+        return Source([repr(synthetic)], synthetic.stream, synthetic.examples)
     if plugins.is_own("dataset", name):
         return _own(name, data_path)
     known = [*NAMES, *plugins.installed("dataset")]

@@ -58,16 +58,21 @@ class LocalData:
 def without_rare(data: LocalData, least: int) -> tuple[LocalData, list[str]]:
     """Return a client without the classes of fewer than ``least`` training examples; their names.
 
-    Raises Refused if no class is left.
+    Examples of one group count once: five visits of a patient are one patient. Raises Refused if
+    no class is left.
     """
-    labels, names = data.dataset.labels, data.dataset.classes
-    counts = np.bincount(labels[data.split.train], minlength=len(names))
+    labels, names, rows = data.dataset.labels, data.dataset.classes, data.split.train
+    if data.dataset.grouped:
+        pairs = np.stack([labels[rows], data.dataset.groups[rows]])
+        rows = rows[np.unique(pairs, axis=1, return_index=True)[1]]
+    counts = np.bincount(labels[rows], minlength=len(names))
     own = np.unique(labels[np.concatenate(astuple(data.split))])
     rare = [names[label] for label in own if counts[label] < least]
     if not rare:
         return data, []
     if len(rare) == len(own):
-        raise Refused(f"no class has min-class={least} training examples", Code.LIMIT, "min-class")
+        what = "groups" if data.dataset.grouped else "examples"
+        raise Refused(f"no class has min-class={least} training {what}", Code.LIMIT, "min-class")
     kept = (part[counts[labels[part]] >= least] for part in astuple(data.split))
     return replace(data, split=ClientSplit(*kept)), rare
 

@@ -139,6 +139,33 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
     assert len(open_dataset("synthetic:200", cache_dir=tmp_path / "cache").examples) == 200
 
 
+def test_the_cache_keeps_to_its_limit(tmp_path, monkeypatch):
+    place = tmp_path / "cache"
+
+    def opened(seed, name="synthetic:100"):  # 307,200 bytes, and what is known of them
+        return open_dataset(name, seed=seed, cache_dir=place)
+
+    opened(0)
+    (first,) = _entries(tmp_path)
+    monkeypatch.setenv("FEDHET_CACHE_MAX", "700k")
+    left = place / f".{'0' * 64}.tmp"
+    left.mkdir()
+    opened(1)
+    assert first in _entries(tmp_path) and not left.exists()
+    os.utime(first, (1, 1))
+    opened(0)  # which is used again
+    opened(2)
+    assert first in _entries(tmp_path) and len(_entries(tmp_path)) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(cache.np, "ascontiguousarray", None)  # nothing is written
+        with pytest.raises(UserError, match=r"takes 3,072,000 bytes .* 716,800 .*FEDHET_CACHE_MAX"):
+            opened(3, "synthetic:1000")
+    assert len(_entries(tmp_path)) == 2
+    monkeypatch.setenv("FEDHET_CACHE_MAX", "much")
+    with pytest.raises(UserError, match="FEDHET_CACHE_MAX: 'MUCH' is not allowed"):
+        opened(4)
+
+
 def test_digits_are_scikit_learns(tmp_path):
     data = open_dataset("digits", cache_dir=tmp_path, image_size=8)
     assert data.examples.shape == (1797, 8, 8, 3)

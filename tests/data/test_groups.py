@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedhet.errors import UserError
-from fedhet.site.local_data import load_dataset, load_local, load_partition
+from fedhet.errors import Refused, UserError
+from fedhet.site.local_data import load_dataset, load_local, load_partition, without_rare
 from fedhet.testing import small
 
 PARTS = ("train", "val", "test")
@@ -162,6 +162,17 @@ def test_a_node_keeps_groups_and_time(tmp_path):
         load_local(config, node | {"data-dir": str(tmp_path / "other.csv")}, simulated=False)
 
 
+def test_a_class_of_one_patient_is_rare(tmp_path):
+    """Five visits of a patient are one patient, where the run keeps patients together."""
+    config = _table(
+        tmp_path, group="patient", categories="{sex: [m, f]}", labels="{well: [0], ill: [1]}"
+    )
+    data = load_local(config, {"data-dir": config.data_path, "name": "a"}, simulated=False)
+    assert without_rare(data, 5)[1] == []
+    with pytest.raises(Refused, match="no class has min-class=14 training groups"):
+        without_rare(data, 14)
+
+
 def _recordings(tmp_path, count, steps, **keys):
     """Recordings of two sites and two classes, one below the other in a file."""
     rng = np.random.default_rng(0)
@@ -244,6 +255,51 @@ def test_images_are_grouped_by_their_paths(tmp_path):
             load_partition(config.model_copy(update={"group": (pattern,)}), 2)
     folder = config.model_copy(update={"group": ("{group}/*",)})
     assert load_dataset(folder).groups.tolist() == [0] * 24 + [1] * 24
+
+
+def _named(tmp_path, names):
+    """Images of two classes by names; the pattern that is printed, and the groups by it."""
+    image = Image.fromarray(np.zeros((16, 16, 3), np.uint8))
+    for k, name in enumerate(names):
+        (tmp_path / "in" / "ab"[k % 2]).mkdir(parents=True, exist_ok=True)
+        image.save(tmp_path / "in" / "ab"[k % 2] / f"{name}.png")
+    config = small(
+        tmp_path, dataset="image-folder", data_path=str(tmp_path / "in"), image_size=16,
+        partition="iid", clients=2,
+    )  # fmt: skip
+    lines = [line for line in load_partition(config, 2)[1].warnings if "share their stem" in line]
+    if not lines:
+        return "", []
+    pattern = re.search("group='(.*)'", lines[0])[1]
+    dataset, made = load_partition(config.model_copy(update={"group": (pattern,)}), 2)
+    assert {len(one) for one in _places(made, dataset.groups)} == {1}
+    names = [path[2:-4] for path in dataset.paths]
+    return pattern, [sorted(n for n, g in zip(names, dataset.groups, strict=True) if g == code)
+                     for code in np.unique(dataset.groups)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("form", "ends"),
+    [
+        ("{:05}{}", ["", "a", "b"]), ("scan_{}{}", ["_1", "_2"]), ("P{:02}{}", ["-L", "-R"]),
+        ("{:03}{}", ["_img1", "_img2"]),
+    ],
+)  # fmt: skip
+def test_images_whose_names_differ_in_a_suffix_are_said(tmp_path, form, ends):
+    expected = [[form.format(k, end) for end in ends] for k in range(20)]
+    pattern, groups = _named(tmp_path, [name for group in expected for name in group])
+    assert pattern == "{group}{suffix}.png" and sorted(groups) == sorted(map(sorted, expected))
+
+
+@pytest.mark.parametrize("form", ["img_{:04}", "{:04}", "scan_1_{}", "x{}y"])
+def test_numbered_images_are_no_groups(tmp_path, form):
+    assert _named(tmp_path, [form.format(k) for k in range(100)]) == ("", [])
+
+
+def test_names_that_every_folder_has_are_of_its_own(tmp_path):
+    names = [f"{k // 4:03}{'pq'[k // 2 % 2]}" for k in range(80)]  # in both classes
+    pattern, groups = _named(tmp_path, names)
+    assert pattern == "{folder}/{group}{suffix}.png" and len(groups) == 40
 
 
 def test_arrays_of_windows_are_grouped(tmp_path):

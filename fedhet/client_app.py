@@ -199,9 +199,7 @@ class Request:
         """Return where this client trains; on a GPU by deterministic algorithms."""
         with coded(Code.DEVICE):
             device = choose_device(self.config, self.node)
-        on_gpu = device.type == "cuda"
-        if on_gpu != torch.are_deterministic_algorithms_enabled():  # to set it imports a compiler
-            torch.use_deterministic_algorithms(on_gpu, warn_only=True)
+        torch.set_deterministic_debug_mode("warn" if device.type == "cuda" else "default")
         return device
 
     def model(self, data: LocalData) -> str:
@@ -263,28 +261,6 @@ Handler = Callable[[Request], Reply]
 # --- messages ----------------------------------------------------------------------------------
 
 
-HANDLERS: list[tuple[str, str, Handler]] = []  # kind of message, action, what answers it
-
-
-def _answers(kind: str, action: str = "") -> Callable[[Handler], Handler]:
-    """Let a handler answer messages of a kind, in every app."""
-
-    def register(handler: Handler) -> Handler:
-        HANDLERS.append((kind, action, handler))
-        return handler
-
-    return register
-
-
-def make_app(own: OwnSite | None = None) -> ClientApp:
-    """Return a ClientApp of ours, or one with somebody's ``own`` data and models."""
-    made = ClientApp()
-    for kind, action, handler in HANDLERS:
-        decorate = getattr(made, kind)
-        (decorate(action) if action else decorate())(partial(_answered, handler, own))
-    return made
-
-
 def _answered(handler: Handler, own: OwnSite | None, message: Message, context: Context) -> Message:
     """Answer a message; what is raised becomes a reply that names the reason."""
     history = NOTHING if is_simulated() else History(state_root(context.node_config))
@@ -301,7 +277,6 @@ def _answered(handler: Handler, own: OwnSite | None, message: Message, context: 
         return answer(message, _failure(error, _step(message, context)))
 
 
-@_answers("query")
 def query(asked: Request) -> Reply:
     """Say who this node is: client id, classes and images, model, device."""
     config, refused = asked.config, asked.what.refused
@@ -348,7 +323,6 @@ def _check_own_choices(asked: Request, data: LocalData) -> None:
             )
 
 
-@_answers("train")
 def train(asked: Request) -> Reply:
     """Train for one round."""
     started, what, message = time.monotonic(), asked.what, asked.message
@@ -377,18 +351,11 @@ def train(asked: Request) -> Reply:
     return reply
 
 
-@_answers("train", "owners")
 def count(asked: Request) -> Reply:
     """Answer with this client's part of a sum: its classes, or the size of its train split."""
     return sums.answer(asked)[0]
 
 
-_answers("query", "introduce")(sums.introduce)
-_answers("train", "agree")(sums.sign)
-_answers("train", "unmask")(sums.open_shares)
-
-
-@_answers("evaluate", "confusion")
 def confusion(asked: Request) -> Reply:
     """Count after the last round how often each class was taken for each other one."""
     if asked.config.summed:
@@ -400,7 +367,6 @@ def confusion(asked: Request) -> Reply:
     return what.reply(client.setup.data.client, confusion=cells.flatten().tolist())
 
 
-@_answers("evaluate")
 def evaluate(asked: Request) -> Reply:
     """Return the accuracy of a client that did not train in this round."""
     if asked.config.summed and asked.config.sum_metrics:
@@ -467,6 +433,29 @@ def _step(message: Message, context: Context) -> str:
     round_ = config.get("round")  # of anybody: any value
     where = f", round {round_}" if type(round_) is int and round_ > 0 else ""
     return f"client {who}, {message.metadata.message_type}{where}"
+
+
+# --- the apps ----------------------------------------------------------------------------------
+
+HANDLERS: tuple[tuple[str, str, Handler], ...] = (  # kind of message, action, what answers it
+    ("query", "", query),
+    ("query", "introduce", sums.introduce),
+    ("train", "", train),
+    ("train", "owners", count),
+    ("train", "agree", sums.sign),
+    ("train", "unmask", sums.open_shares),
+    ("evaluate", "", evaluate),
+    ("evaluate", "confusion", confusion),
+)
+
+
+def make_app(own: OwnSite | None = None) -> ClientApp:
+    """Return a ClientApp of ours, or one with somebody's ``own`` data and models."""
+    made = ClientApp()
+    for kind, action, handler in HANDLERS:
+        decorate = getattr(made, kind)
+        (decorate(action) if action else decorate())(partial(_answered, handler, own))
+    return made
 
 
 app = make_app()

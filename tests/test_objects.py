@@ -214,6 +214,44 @@ def test_forms_of_data_that_are_understood(tmp_path, data, keys, inputs, classes
     assert tuple(run.model(run.clients["client"][0]).classes) == classes
 
 
+def hugging(many: bool):
+    datasets = pytest.importorskip("datasets", reason="needs datasets", exc_type=ImportError)
+    columns = {name: datasets.Value("float64") for name in "abcd"}
+    columns["ill"] = datasets.ClassLabel(names=["no", "yes"])
+    rows = FRAME.drop(columns="clinic").assign(ill=(FRAME["ill"] == "yes").astype(int))
+    one = datasets.Dataset.from_pandas(rows, features=datasets.Features(columns))
+    return {"n": one, "s": datasets.DatasetDict({"train": one})} if many else one
+
+
+def federated():
+    flwr_datasets = pytest.importorskip(
+        "flwr_datasets", reason="needs flwr-datasets", exc_type=ImportError
+    )
+    partitioner = flwr_datasets.partitioner.IidPartitioner(num_partitions=2)
+    data = flwr_datasets.FederatedDataset(dataset="none", partitioners={"train": partitioner})
+    data._dataset, data._dataset_prepared = {"train": hugging(many=False)}, True  # from no hub
+    return data
+
+
+@pytest.mark.parametrize(
+    ("make", "keys"),
+    [
+        (partial(hugging, many=True), {}),
+        (partial(hugging, many=False), {"clients": 2, "partition": "iid"}),
+        (federated, {}),
+        (lambda: FRAME.assign(clinic=["n"] * 30 + ["s"] * 30, person=np.arange(60) // 2),
+         {"site": ["clinic"], "group": ["person"], "keep_predictions": True}),
+    ],
+)  # fmt: skip
+def test_data_sets_of_libraries_and_a_frame_with_groups_are_run(tmp_path, make, keys):
+    run = go(tmp_path, data=make(), target="ill", models=["mlp-5"], rounds=1, **keys)
+    assert run.summary["status"] == "completed" and not run.summary["failures"]
+    assert tuple(run.model(run.clients["client"][0]).classes) == ("no", "yes")
+    for path in states_of(run.path, trust=True) if "group" in keys else ():
+        tests = read_tensors(path / "predictions.safetensors", "numpy")[0]["test/row"]
+        assert set(np.unique(tests // 2, return_counts=True)[1]) == {2}  # nobody is in two splits
+
+
 def test_float_images_are_said_to_be_stored_as_bytes_all_in_one_range(tmp_path, capsys):
     y = np.arange(20) % 2
     images = np.linspace(0, 1, 20 * 3 * 16 * 16, dtype=np.float32).reshape(20, 3, 16, 16)

@@ -2,14 +2,12 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedhet.config.registry import METHODS, find_method, method_keys
 from fedhet.config.schema import PATHS, TUNABLE, RunConfig, Schema, kebab
 from fedhet.data.inputs import DATASETS, IMAGE, SIGNAL, family, is_hub, kind_of
 from fedhet.errors import UserError, nearest
-from fedhet.files import near
 from fedhet.models.names import small_name, validate_model_name
 from fedhet.plugins import is_own
 
@@ -147,12 +145,11 @@ def check_combinations(config: RunConfig) -> None:
     """Raise UserError for settings that are fine alone and impossible together."""
     method, kind = find_method(config.method), kind_of(config.dataset)
     strategy, named = method.strategy, f"is not allowed with method={config.method}"
-    _check_models(config, kind)
+    _check_named(config, kind)
     if config.partition == "file" and not config.partition_file:
         raise UserError("partition-file: '' is not allowed: partition=file needs the path of a CSV")
     if config.split[2] == 0:
         raise UserError("split: its test share is 0, must be at least 1 to measure accuracy")
-    _check_metrics(config)
     if config.name in {".", ".."}:
         raise UserError(f"name: '{config.name}' is not allowed: it must name a folder below out")
     noise = ("dp-clip", "dp-epsilon", "dp-delta")
@@ -208,26 +205,10 @@ def check_kind(config: RunConfig, kind: str) -> None:
         raise UserError(f"augment: '{config.augment}' {where}: it is for {fitting}s")
 
 
-def _check_models(config: RunConfig, kind: str) -> None:
-    """Raise UserError for an unknown model; first for the missing file of a data set."""
-    path = Path(config.data_path).expanduser()
+def _check_named(config: RunConfig, kind: str) -> None:
+    """Raise UserError for unknown models, and for metrics that cannot be computed or sent."""
     for model in config.models:
-        try:
-            validate_model_name(model, kind)
-        except UserError:
-            if config.dataset in DATASETS and not config.data_path:
-                raise UserError(
-                    f"data-path is empty: dataset {config.dataset} needs its file"
-                ) from None
-            if config.data_path and not path.exists():
-                raise UserError(
-                    f"data-path {config.data_path}: this file does not exist{near(path)}"
-                ) from None
-            raise
-
-
-def _check_metrics(config: RunConfig) -> None:
-    """Raise UserError for metrics of the run's own that cannot be computed or sent."""
+        validate_model_name(model, kind)
     if config.metrics and config.summed:
         raise UserError("metrics: own metrics are not allowed with secure-sum: clients send sums")
     for _, (function,) in config.metrics:

@@ -77,56 +77,23 @@ def _spelt(kind: type[T]) -> type[T]:
 _OURS = {  # as its authors write it; what is done. In the order of the papers' tables
     "standalone": ("Standalone", "every client alone, nothing is sent"),
     "lg_fedavg": ("LG-FedAvg", "weighted mean of whole headers"),
-    "fedclassavg": (
-        "FedClassAvg",
-        "weighted mean of whole headers, trained with contrastive and proximal terms",
-    ),
+    "fedclassavg": ("FedClassAvg", "mean of whole headers, with contrastive and proximal terms"),
     "fd": ("FD", "mean outputs per class, leave-one-out, as soft targets"),
     "fedproto": ("FedProto", "mean representations per class, towards which clients are drawn"),
-    "fml": (
-        "FML",
-        "a private and a shared model teach each other; weighted mean of the shared ones",
-    ),
-    "fedkd": (
-        "FedKD",
-        "a private mentor and a shared student teach each other; compressed updates",
-    ),
-    "fedapen": (
-        "FedAPEN",
-        "a private and a shared model teach each other and answer together, by a learned weight",
-    ),
-    "fedssa": (
-        "FedSSA",
-        "per-class mean of header rows, fused with the local ones by a decaying weight",
-    ),
-    "fedmrl": (
-        "FedMRL",
-        "a shared small model, fused with the local one into nested representations",
-    ),
+    "fml": ("FML", "a private and a shared model teach each other; mean of the shared ones"),
+    "fedkd": ("FedKD", "a mentor and a shared student teach each other; compressed updates"),
+    "fedapen": ("FedAPEN", "a private and a shared model answer together, by a learned weight"),
+    "fedssa": ("FedSSA", "per-class mean of header rows, fused by a decaying weight"),
+    "fedmrl": ("FedMRL", "a shared small model, fused into nested representations"),
     "pfedes": ("pFedES", "a shared image extractor; extractor and local model are trained in turn"),
     "fedavg": ("FedAvg", "one common small model for all, weighted mean; the control"),
-    "fedgen": (
-        "FedGen",
-        "weighted mean of headers, and a generator of representations that they recognise",
-    ),
+    "fedgen": ("FedGen", "mean of headers, and a generator of representations that they recognise"),
     "fedgh": ("FedGH", "a global header, trained by the server on mean representations"),
     "fedl2g": ("FedL2G", "vectors per class that guide the models, and learn to guide by quizzes"),
-    "fedtgp": (
-        "FedTGP",
-        "prototypes trained by the server to stay apart, towards which clients are drawn",
-    ),
-    "pfedafm": (
-        "pFedAFM",
-        "a shared extractor, mixed with the local one entry by entry by learned weights",
-    ),
-    "fedorgp": (
-        "FedORGP",
-        "prototypes trained by the server to be orthogonal, towards which clients are turned",
-    ),
-    "pfedmoe": (
-        "pFedMoE",
-        "a shared extractor, mixed with the local one sample by sample by a private gate",
-    ),
+    "fedtgp": ("FedTGP", "prototypes that the server trains to stay apart"),
+    "pfedafm": ("pFedAFM", "a shared extractor, mixed with the local one by learned weights"),
+    "fedorgp": ("FedORGP", "prototypes that the server trains to be orthogonal"),
+    "pfedmoe": ("pFedMoE", "a shared extractor, mixed sample by sample by a private gate"),
     "hetlora": ("HetLoRA", "LoRA adapters of unequal ranks over one pretrained network"),
 }
 SPELT = {name: spelling for name, (spelling, _) in _OURS.items()}

@@ -83,6 +83,10 @@ TUNABLE = frozenset({
 PATHS = ("out", "data-path", "partition-file", "state-dir")
 REGISTERED, OFF = "registered", "off"
 Precision = Literal["fp32", "tf32", "bf16"]
+Partitioning = (
+    Literal["classes-per-client", "dirichlet", "iid", "quantity", "natural", "file"]
+    | Annotated[str, Field(pattern="^flwr:[A-Z]")]
+)
 
 
 def kebab(name: str) -> str:
@@ -208,9 +212,8 @@ class RunConfig(Schema):
     """digits, cifar10, cifar100, fashion-mnist, image-folder, table (a CSV), signals (an NPZ),
     texts (a CSV), synthetic[:IMAGES] or module:load"""
     data_path: str = ""
-    """file of `table`, `signals` or `texts`, or a folder with one for each site, or folder or
-    zip of `image-folder`; local copy of `hf:NAME`; download folder of torchvision's data
-    sets"""
+    """file of `table`, `signals` or `texts`, or a folder with one for each site; folder or zip of
+    `image-folder`; local copy of `hf:NAME`; download folder of torchvision's data sets"""
     target: str = ""
     """column of the class; empty: guessed by name and values, and printed"""
     labels: Lists = ()
@@ -279,17 +282,7 @@ class RunConfig(Schema):
     """N, number of clients; 0: as many as the network, the file or the data has"""
     fraction: float = Field(1.0, gt=0, le=1)
     """C, share of clients per round"""
-    partition: (
-        Literal[
-            "classes-per-client",
-            "dirichlet",
-            "iid",
-            "quantity",
-            "natural",
-            "file",
-        ]
-        | Annotated[str, Field(pattern="^flwr:[A-Z]")]
-    ) = "classes-per-client"
+    partition: Partitioning = "classes-per-client"
     """how examples are assigned to clients; natural: by the data's own `site`;
     `flwr:DirichletPartitioner alpha=0.3`: by a partitioner of flwr-datasets"""
     partition_file: str = ""
@@ -340,9 +333,8 @@ class RunConfig(Schema):
     """balanced: in every cross-entropy a class counts by n / (classes x examples), over the
     client's train split"""
     augment: Literal["none", "crop-flip", "flip-erase-crop", "jitter-scale"] = "none"
-    """crop-flip (images): random crop with a margin of s/8 and horizontal flip; flip-erase-crop
-    (images): the same after preparation, a rectangle erased in between; jitter-scale (signals):
-    noise, and a factor for each channel"""
+    """crop-flip (images): random crop with a margin of s/8 and flip; flip-erase-crop (images): the
+    same, a rectangle erased in between; jitter-scale (signals): noise, a factor for each channel"""
     precision: Precision = "fp32"
     """arithmetic of training: fp32, tf32, bf16"""
     threads: int = Field(1, ge=1, le=256)

@@ -53,15 +53,13 @@ def packed_objects(config: RunConfig) -> bytes:
     Examples are none of them: workers map the cache. Raise UserError for what cannot be sent.
     """
     objects = given(name for name in named(config.flat()) if name != config.dataset)
-    for name, thing in objects.items():
-        try:
-            _pickler().dumps(thing)
-        except Exception as error:
-            raise UserError(
-                f"'{name}' cannot be sent to another process ({brief(error)}): use engine=inline, "
-                "or leave open files, locks and the like out of it"
-            ) from error
-    return bytes(_pickler().dumps(objects)) if objects else b""
+    try:
+        return bytes(_pickler().dumps(objects)) if objects else b""
+    except Exception as error:
+        raise UserError(
+            f"{', '.join(objects)}: cannot be sent to another process ({brief(error)}): use "
+            "engine=inline, or leave open files, locks and the like out of it"
+        ) from error
 
 
 def unpacked_objects(packed: bytes) -> dict[str, Any]:

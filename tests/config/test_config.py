@@ -132,8 +132,6 @@ MISTAKES = {
     "target=y": "target: 'y' has no effect: dataset=digits; it is for",
     "dataset=texts ignore=x": "ignore: 'x' has no effect: dataset=texts",
     "dataset=hf:a/b scale=2": "scale: '2' has no effect: dataset=hf:a/b",
-    "dataset=table models=cnn-1 data-path=": "data-path is empty: da",
-    "dataset=table models=cnn-1 data-path=no.csv": "data-path no.csv: this file does not exist",
     f"dataset=table models=cnn-1 data-path={__file__}": "model 'cnn-1' is for images",
     "models=mlp-1": "model 'mlp-1' is for rows of a table",
     "models=@table-9": "models: group '@table-9' is unknown (did you mean",

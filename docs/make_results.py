@@ -23,6 +23,7 @@ from fedhet.reports.reading import plain, read_runs
 from fedhet.reports.report import Runs
 from fedhet.reports.tables import (
     PERCENT,
+    UNKNOWN,
     ReportTable,
     escaped,
     of_setting,
@@ -132,8 +133,8 @@ def leaderboard(runs: Runs, pages: dict[str, str]) -> str:
     """Every method in every setting, by the headline, with its first block's command and record."""
     lines = [
         "Headline: mean test figure over all clients after the last round, mean over blocks. "
-        "Papers' measure: the best round's mean over the clients that trained in it; '-' where the "
-        "record has not every round. Floats: a client and round, both ways. Command and record are "
+        f"Papers' measure: the best round's mean over the clients that trained in it. {UNKNOWN} "
+        "Floats: a client and round, both ways. Command and record are "
         "those of the first block: the command makes the record again.",
         "", "| method | setting | headline | papers' measure | floats | command | record |",
         "|---|---|---:|---:|---:|---|---|",

@@ -5,8 +5,6 @@ Every field that fedhet reads is of its kind. A file that does not fit is named 
 
 import csv
 import io
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,12 +80,10 @@ class Failure(_Strict):
     reason: str
 
 
-class LostClient(_Strict):
+class LostClient(Failure):
     """Whose state is gone, since when, and why."""
 
-    client: str
     round: Count
-    reason: str
 
 
 class Summary(_Strict):
@@ -191,24 +187,16 @@ class ClientLine(_Row):
         return {k: v for k, v in self.__pydantic_extra__.items() if v is not None} | self.more
 
 
-class _DealtLine(_Row):
-    """A line of ``partition.csv``."""
-
-    client: Id
-    counts: tuple[Count, ...]
-
-
 FIRST = tuple(ClientLine.model_fields)[:-1]
 CLIENT_COLUMNS = (*FIRST, *sorted(BESIDE_ACCURACY))
 OTHER = "other"  # further numbers of an evaluation, as JSON
 
 
-@dataclass(frozen=True)
-class Dealt:
+class Dealt(BaseModel):
     """``partition.csv``: training images per client, in the order of ``classes``."""
 
     classes: tuple[str, ...]
-    counts: Mapping[str, tuple[int, ...]]
+    counts: dict[Id, tuple[Count, ...]]
 
 
 def read_evaluations(path: Path) -> list[ClientLine]:
@@ -227,11 +215,8 @@ def read_partition(path: Path) -> Dealt:
     rows = read_rows(path)
     if not rows:
         raise Damaged.at(f"'{path}'", "line 1", "no head of a table")
-    counts = {}
-    for number, (client, *images) in rows[1:]:
-        fields = {"client": client, "counts": images}
-        counts[client] = shaped(_DealtLine, fields, f"'{path}'", f"line {number}").counts
-    return Dealt(tuple(rows[0][1][1:]), counts)
+    fields = {"classes": rows[0][1][1:], "counts": {row[0]: row[1:] for _, row in rows[1:]}}
+    return shaped(Dealt, fields, f"'{path}'")
 
 
 def read_rows(path: Path) -> list[tuple[int, list[str]]]:

@@ -77,11 +77,10 @@ def verify(folder: RunFolder, config: RunConfig, check_arrays: CheckArrays) -> V
             if found.completed:
                 raise Damaged(f"'{folder.checkpoint}' is missing")
             return found
-        meta = kept.meta
+        meta, roster = kept.meta, Roster()
         found.rounds = int(meta["round"])
-        roster = Roster()
         roster.load(meta["roster"])
-        records = _lines(folder, meta, summary)
+        records = _lines(folder, meta, completed=found.completed)
         found.findings += map(Finding, _misfits(folder, meta, roster, summary, records))
         try:
             check_arrays(config, roster, kept.arrays)
@@ -89,30 +88,27 @@ def verify(folder: RunFolder, config: RunConfig, check_arrays: CheckArrays) -> V
             why = str(error) if isinstance(error, Rejected) else brief(error)
             text = f"'{folder.checkpoint}': the method cannot begin with these arrays: {why}"
             found.findings.append(Finding(text))
-        _states(folder, config, meta, summary, found)
+        if meta["simulated"] and (config.keep_state or not found.completed):
+            _states(folder.states(config), meta["roster"], found)
     except Damaged as error:
         found.findings.append(Finding(str(error)))
     return found
 
 
-def _lines(
-    folder: RunFolder, meta: Mapping[str, Any], summary: Mapping[str, Any]
-) -> list[dict[str, Any]]:
+def _lines(folder: RunFolder, meta: Mapping[str, Any], *, completed: bool) -> list[dict[str, Any]]:
     """Return the final lines, and the one that a crash may have left after them."""
-    last, completed = int(meta["round"]), summary.get("status") == "completed"
-    path = folder.rounds
+    last, path = int(meta["round"]), folder.rounds
     records = folder.read_rounds()
-    if len(records) > last + 1 or (completed and len(records) > last):
+    if len(records) > last + (not completed):
         raise Damaged(
             f"'{folder.checkpoint}' is of round {last}, but '{path.name}' goes to round "
             f"{len(records)}: the checkpoint is an older one"
         )
     parts(path, meta["rounds"])
     _, later = parts(folder.clients, meta["clients"])
-    later_rounds = {line.split(b",", 1)[0] for line in later.split(b"\n")[:-1]}
-    if later_rounds - ({b"round"} if last == 0 else set()) - {b"%d" % (last + 1)} or (
-        completed and later
-    ):
+    rounds = {line.split(b",", 1)[0] for line in later.split(b"\n")[:-1]}
+    head = {b"round"} if last == 0 else set()
+    if rounds - head - {b"%d" % (last + 1)} or (completed and later):
         raise Damaged(f"'{folder.clients}' has lines that no round of this run wrote")
     if last and records[last - 1].get("sha256") != meta["sha256"]:
         raise Damaged(f"'{folder.checkpoint}' is not the end of the chain in '{path.name}'")
@@ -120,12 +116,9 @@ def _lines(
 
 
 def _misfits(
-    folder: RunFolder,
-    meta: Mapping[str, Any],
-    roster: Roster,
-    summary: Mapping[str, Any],
+    folder: RunFolder, meta: Mapping[str, Any], roster: Roster, summary: Mapping[str, Any],
     records: Sequence[Mapping[str, Any]],
-) -> Iterator[str]:
+) -> Iterator[str]:  # fmt: skip
     """Compare the other files with the checkpoint, ``summary.json`` with its last line."""
     if folder.experiment != meta["experiment"]:
         yield f"'{folder.identity}': of run '{folder.experiment}', not '{meta['experiment']}'"
@@ -144,29 +137,17 @@ def _misfits(
         yield f"'{folder.summary}': it is of round {rounds} of {meta['round']}"
     elif summary:  # none where the run was killed, or goes on
         last = records[rounds - 1] if rounds else {}
-        evaluated = [line for line in records[:rounds] if line["test_accuracy_mean"] is not None]
+        means = [line["test_accuracy_mean"] for line in records[:rounds]]
         expected = {
-            "run_sha256": last.get("sha256"),
-            "clients_lost": last.get("lost", []),
-            "test_accuracy_mean": evaluated[-1]["test_accuracy_mean"] if evaluated else None,
-        }
+            "run_sha256": last.get("sha256"), "clients_lost": last.get("lost", []),
+            "test_accuracy_mean": next((m for m in reversed(means) if m is not None), None),
+        }  # fmt: skip
         for key in (key for key, value in expected.items() if summary.get(key) != value):
             yield f"'{folder.summary}': {key} is not what '{folder.rounds.name}' says"
 
 
-def _states(
-    folder: RunFolder,
-    config: RunConfig,
-    meta: Mapping[str, Any],
-    summary: Mapping[str, Any],
-    found: Verification,
-) -> None:
+def _states(root: Path, roster: Mapping[str, Any], found: Verification) -> None:
     """Compare every client's state with its digest, where it is on this machine's disks."""
-    if not meta["simulated"]:
-        return
-    if summary.get("status") == "completed" and not config.keep_state:
-        return  # they went with the end of the run
-    root, roster = folder.states(config), meta["roster"]
     found.clients = len(roster["infos"].keys() - roster["lost"].keys())
     for client in sorted(roster["states"].keys() - roster["lost"].keys(), key=client_order):
         generation, state = int(roster["generations"][client]), roster["states"][client]

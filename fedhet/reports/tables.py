@@ -6,6 +6,7 @@ when other runs are added.
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -23,6 +24,10 @@ from fedhet.reports.comparison import (
 from fedhet.reports.reading import at_default, plain
 
 PERCENT = f"{100 * LEVEL:g} %"
+UNKNOWN = (
+    "'-': the run was recorded by a version without this mean. It can be computed from such a "
+    "record only where every client trained in every round."
+)
 OTHER = "†"  # beside a figure in another precision
 _TARGETS: dict[str, dict[object, tuple[float, ...]]] = {
     # Accuracies whose price the papers compare, in percent, by data set and clients.
@@ -61,6 +66,11 @@ class ReportTable:
         self.data[title] = column
         self.shown[title] = [write(v) if pd.notna(v) else "-" for v in column]
         self.about[title] = about
+
+    def add_all(self, *columns: tuple[Any, ...]) -> None:
+        """Add columns of numbers, each with the arguments of :meth:`add`."""
+        for column in columns:
+            self.add(*column)
 
     def add_text(self, title: str, about: str, values: Iterable[str]) -> None:
         """Add a column of words."""
@@ -165,15 +175,15 @@ def _levels(one: Comparison) -> ReportTable:
     if one.metric in {"accuracy", "balanced_accuracy"} and level["majority_accuracy"].notna().any():
         about = "what the commonest class of every client's training examples would get"
         table.add("commonest class", about, level["majority_accuracy"])
-    for title, about, name in (
-        ("at best validation", "in the round with the best validation metric", "best_validation"),
-        ("ever sampled", "mean over the clients that took part at least once", "sampled"),
-        ("never sampled", f"clients that never took part, of {of}", "never_sampled"),
-        ("std", "standard deviation over clients", "std"),
-        ("10th pct.", "10th percentile of clients", "p10"),
-        ("worst", "worst client", "worst"),
-    ):
-        table.add(title, about, level[name], 0 if name == "never_sampled" else one.digits)
+    best, part = "in the round with the best validation metric", "clients that took part"
+    table.add_all(
+        ("at best validation", best, level["best_validation"], one.digits),
+        ("ever sampled", f"mean over the {part} at least once", level["sampled"], one.digits),
+        ("never sampled", f"clients that never took part, of {of}", level["never_sampled"], 0),
+        ("std", "standard deviation over clients", level["std"], one.digits),
+        ("10th pct.", "10th percentile of clients", level["p10"], one.digits),
+        ("worst", "worst client", level["worst"], one.digits),
+    )
     return table
 
 
@@ -201,43 +211,48 @@ def _paired(one: Comparison) -> ReportTable:
 
 def _participants(one: Comparison) -> ReportTable:
     trained = one.participants
-    last, recent, best, best_round = (trained.get(name) for name in PARTICIPANTS)
     note = (
         "The papers' programs print the mean over a round's participants, right after their "
         "training. Its best round is chosen by the test figure, so it is no estimate of what to "
-        "expect. Means over blocks; '-': the record has not every round."
+        f"expect. Means over blocks. {UNKNOWN}"
     )
     table = _table(one, "participants", "By the papers' measure", note, trained.index)
     if len(table):
         level = one.levels.loc[trained.index]
-        about = "mean over all clients after the last round"
-        table.add("all clients", about, level["mean"], one.digits)
-        for title, about, values in (
-            ("participants, last round", "mean over those who trained in it", last),
-            (f"last {RECENT} rounds", f"mean of the last {RECENT} rounds' means", recent),
-            ("best round", "the best of all rounds' means", best),
-        ):
-            table.add(title, about, values, one.digits)
-        table.add("which", "the best round, mean over blocks", best_round, 1)
+        last, recent, best, best_round = (trained.get(name) for name in PARTICIPANTS)
+        mean = f"mean of the last {RECENT} rounds' means"
+        table.add_all(
+            (
+                "all clients",
+                "mean over all clients after the last round",
+                level["mean"],
+                one.digits,
+            ),
+            ("participants, last round", "mean over those who trained in it", last, one.digits),
+            (f"last {RECENT} rounds", mean, recent, one.digits),
+            ("best round", "the best of all rounds' means", best, one.digits),
+            ("which", "the best round, mean over blocks", best_round, 1),
+        )
     return table
 
 
 def _costs(one: Comparison) -> ReportTable:
-    cost, metric = one.costs, said(one.metric)
+    cost, metric, base = one.costs, said(one.metric), one.baseline or "the baseline"
     note = (
         "Means over blocks. Every method gets the training FLOPs that the cheapest one of the same "
         "block spent in all its rounds: the last evaluated round that it can afford."
     )
     table = _table(one, "cost", f"Costs, and {metric} at equal compute", note, cost.index)
-    table.add("floats up", "per client and round", cost["floats_up"], 0)
-    table.add("floats down", "per client and round", cost["floats_down"], 0)
-    table.add("GFLOPs", "training, per client and round", cost["gflops"], 1)
-    base = one.baseline or "the baseline"
-    table.add(f"x {base}", f"GFLOPs of {base} = 1", cost["relative"])
-    about = "when the cheapest method's training FLOPs are spent"
-    table.add(f"{metric} at equal compute", about, cost["equal_figure"], one.digits)
-    about = "the last one within that budget, mean over blocks"
-    table.add("after round", about, cost["equal_round"], 1)
+    equal = "when the cheapest method's training FLOPs are spent"
+    last = "the last one within that budget, mean over blocks"
+    table.add_all(
+        ("floats up", "per client and round", cost["floats_up"], 0),
+        ("floats down", "per client and round", cost["floats_down"], 0),
+        ("GFLOPs", "training, per client and round", cost["gflops"], 1),
+        (f"x {base}", f"GFLOPs of {base} = 1", cost["relative"]),
+        (f"{metric} at equal compute", equal, cost["equal_figure"], one.digits),
+        ("after round", last, cost["equal_round"], 1),
+    )
     return table
 
 

@@ -31,7 +31,6 @@ PLURAL = {IMAGE: "images", SIGNAL: "signals", TABLE: "rows of a table", TOKENS: 
 _AXES = {IMAGE: 3, SIGNAL: 2, TABLE: 1, TOKENS: 1}  # of a shape
 IMAGE_SETS = ("digits", "cifar10", "cifar100", "fashion-mnist", "image-folder", "synthetic")
 DATASETS = {"signals": SIGNAL, "table": TABLE, "texts": TOKENS}  # by their files' kind
-SYNTHETIC = {f"synthetic-{kind}": kind for kind in (SIGNAL, TABLE, TOKENS)}
 HUB = "hf:"  # and the name of a data set of Hugging Face's hub, of whatever kind
 MAX_SIDE = 1 << 20  # of one axis of an example
 MAX_SIZE = 1 << 24  # numbers of one example
@@ -178,7 +177,7 @@ _INPUTS = TypeAdapter(Inputs)
 
 def kind_of(dataset: str) -> str:
     """Return the kind of a data set by its name; empty for one that must be loaded first."""
-    kinds = dict.fromkeys(IMAGE_SETS, IMAGE) | DATASETS | SYNTHETIC
+    kinds = dict.fromkeys(IMAGE_SETS, IMAGE) | DATASETS
     return kinds.get(dataset.partition(":")[0], "")
 
 

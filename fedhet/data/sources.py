@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
-from math import prod
 from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,6 @@ from fedhet.data.inputs import (
     IMAGE_SETS,
     KINDS,
     SIGNAL,
-    SYNTHETIC,
     TABLE,
     TOKENS,
     Content,
@@ -55,7 +53,7 @@ from fedhet.errors import UserError, brief, nearest
 from fedhet.rng import generator
 
 TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "fashion-mnist": "FashionMNIST"}
-NAMES = (*IMAGE_SETS, *DATASETS, *SYNTHETIC)
+NAMES = (*IMAGE_SETS, *DATASETS)
 
 
 def find_source(  # noqa: PLR0911  (one for each form of a name)
@@ -76,8 +74,13 @@ def find_source(  # noqa: PLR0911  (one for each form of a name)
     if name in DATASETS or is_hub(name):
         return (_of_hub if is_hub(name) else _of_files)(name, data_path, reading)
     if plugins.is_given(name):  # by a Python program; what is in the cache is not asked for
-        return Source(["given", name, repr(reading)], partial(_given, name, reading))
-    if name.partition(":")[0] in ("synthetic", *SYNTHETIC):
+
+        def given(image: Inputs, classes: tuple[str, ...]) -> Stream:
+            stream: Stream = plugins.load("dataset", name).stream(reading, image, classes)
+            return stream
+
+        return Source(["given", name, repr(reading)], given)
+    if name.partition(":")[0] == "synthetic":
         synthetic = Synthetic.named(name, seed)
         return Source([repr(synthetic)], synthetic.stream, synthetic.examples)
     if plugins.is_own("dataset", name):
@@ -247,45 +250,30 @@ def _torchvision(name: str, root: Path) -> "Data":
 
 # --- seeded examples ----------------------------------------------------------------
 
-_FORM = re.compile(r"([\w-]+)(?::(\d{1,9})(?:x(\d{1,4}))?(?::(\d{1,9}(?:x\d{1,9})?))?)?")
+_FORM = re.compile(r"synthetic(?::(\d{1,9})(?:x(\d{1,4}))?)?")
 _CHUNK = 2048
 _BLOBS = 4
-_SHAPES = {SIGNAL: (3, 32), TABLE: (8,), TOKENS: (16, 200)}  # tokens: length, vocabulary
-_SIDES = {SIGNAL: "CHANNELSxSTEPS", TABLE: "COLUMNS", TOKENS: "LENGTHxVOCABULARY"}
 
 
 @dataclass(frozen=True)
 class Synthetic:
-    """Examples of any kind, of which number i belongs to class i mod C.
+    """Images of which number i belongs to class i mod C: a fixed scene a class, and noise."""
 
-    Images: a fixed scene of blobs per class plus noise. Signals and rows: noise around a class's
-    pattern. Tokens: words that a class prefers.
-    """
-
-    kind: str
     examples: int
     num_classes: int
-    shape: tuple[int, ...]  # as in the name; () for images
     seed: int
 
     @staticmethod
     def named(name: str, seed: int) -> "Synthetic":
         """Return the source of that name; raise UserError for one that is not of the form."""
-        first = name.partition(":")[0]
-        kind, match = SYNTHETIC.get(first, IMAGE), _FORM.fullmatch(name)
-        count, many, sides = match.groups()[1:] if match else ("0", "0", None)
-        usual, own = _SHAPES.get(kind, ()), tuple(map(int, sides.split("x"))) if sides else ()
-        made = Synthetic(
-            kind, int(count or (6000 if kind == IMAGE else 600)),
-            int(many or (10 if kind == IMAGE else 4)), own or usual, seed,
-        )  # fmt: skip
-        good = len(made.shape) == len(usual) and min(made.shape, default=1) >= 1
-        good &= prod(made.shape) <= 1 << 24 and made.examples >= made.num_classes >= 2
-        if not good or (kind == TOKENS and made.shape[1] <= made.num_classes):
-            more = f" or ...:EXAMPLESxCLASSES:{_SIDES[kind]}" if kind != IMAGE else ""
+        match = _FORM.fullmatch(name)
+        count, classes = match.groups() if match else ("0", "0")
+        made = Synthetic(int(count or 6000), int(classes or 10), seed)
+        if not made.examples >= made.num_classes >= 2:  # noqa: PLR2004
             raise UserError(
-                f"dataset {name!r}: expected {first}, {first}:EXAMPLES, ...:EXAMPLESxCLASSES{more} "
-                "with at least 2 classes and no fewer examples, such as synthetic:60000x100"
+                f"dataset {name!r}: expected synthetic, synthetic:EXAMPLES or synthetic:EXAMPLESx"
+                "CLASSES, with at least 2 classes and no fewer examples, such as "
+                "synthetic:60000x100"
             )
         return made
 
@@ -294,20 +282,8 @@ class Synthetic:
         names = tuple(f"class-{label}" for label in range(self.num_classes))
         labels = np.arange(self.examples, dtype=np.int64) % self.num_classes
         kept, new_labels = select("synthetic", names, labels, classes)
-        inputs = image if self.kind == IMAGE else self.inputs()
-        about = Content(inputs, new_labels, classes or names)
-        if self.kind == IMAGE:
-            images = self._pictures(labels[kept], image.image_shape)
-            return image_stream(replace(about, paths=tuple(map(str, kept))), images)
-        return _all_of(self._others(labels[kept]), about)
-
-    def inputs(self) -> Inputs:
-        """Return what examples other than images are."""
-        if self.kind == SIGNAL:
-            return Inputs(SIGNAL, self.shape)
-        if self.kind == TABLE:
-            return Inputs.table(tuple(f"x{number}" for number in range(self.shape[0])))
-        return Inputs(TOKENS, self.shape[:1], self.shape[1])
+        about = Content(image, new_labels, classes or names, paths=tuple(map(str, kept)))
+        return image_stream(about, self._pictures(labels[kept], image.image_shape))
 
     def _patterns(self, shape: Shape) -> Pixels:
         """Return uint8 (C, *shape) in 0..135, the same scene at every size."""
@@ -334,47 +310,8 @@ class Synthetic:
             images += rng.integers(0, 41, (len(wanted), 1, 1, 1), dtype=np.uint8)
             yield from map(Decoded, images)
 
-    def _others(self, labels: Indices) -> Iterator[npt.NDArray[Any]]:
-        rng = generator(self.seed, "synthetic-patterns", self.kind)
-        patterns = rng.normal(size=(self.num_classes, *self.shape)).astype(np.float32)
-        for chunk, start in enumerate(range(0, len(labels), _CHUNK)):
-            rng = generator(self.seed, "synthetic-noise", self.kind, round_=chunk)
-            wanted = labels[start : start + _CHUNK]
-            if self.kind == TOKENS:
-                yield self._words(rng, wanted)
-                continue
-            found = patterns[wanted] + rng.normal(size=(len(wanted), *self.shape))
-            if self.kind == TABLE:
-                found[rng.random(found.shape) < 0.05] = np.nan
-            yield found.astype(np.float32)
-
-    def _words(self, rng: np.random.Generator, labels: Indices) -> npt.NDArray[np.int32]:
-        """Draw half of the words from the class's own part of the vocabulary; lengths differ."""
-        length, vocabulary = self.shape
-        anything = rng.integers(1, vocabulary, (len(labels), length))
-        own = (anything - 1) // self.num_classes * self.num_classes + labels[:, None] + 1
-        words = np.where(
-            rng.random(anything.shape) < 0.5, anything, np.minimum(own, vocabulary - 1)
-        )
-        ends = rng.integers(1, length + 1, len(labels))
-        words[np.arange(length) >= ends[:, None]] = 0
-        return words.astype(np.int32)
-
-
-def _all_of(chunks: Iterator[npt.NDArray[Any]], about: Content) -> Stream:
-    """Return all examples of some chunks, whose content is ``about``."""
-    yield from chunks
-    return about
-
-
-def _given(name: str, reading: Reading, image: Inputs, classes: tuple[str, ...]) -> Stream:
-    return plugins.load("dataset", name).stream(reading, image, classes)  # type: ignore[no-any-return]
-
 
 # --- a user's function ----------------------------------------------------------------
-
-_BYTE = 255
-_PLANES = (1, 3)  # channels of an image
 
 
 @dataclass(frozen=True)
@@ -456,55 +393,40 @@ def loaded(
     try:
         examples, labels = np.asarray(data.examples), np.asarray(data.labels)
         own = tuple(map(str, data.classes))
-        check_labels(examples, labels, own)
-        inputs, stored = described(data, examples, image)
-        names = [] if data.clients is None else [canonical(str(name)) for name in data.clients]
-        known = [] if data.groups is None else list(map(str, data.groups))
-        groups = np.unique(known, return_inverse=True)[1]
-        tests = np.zeros(0, bool) if data.tests is None else np.asarray(data.tests, bool)
-        for key, given, values in (
-            ("clients", data.clients, names), ("groups", data.groups, groups),
-            ("tests", data.tests, tests),
-        ):  # fmt: skip
-            if given is not None and len(values) != len(labels):
-                raise ValueError(f"{len(values)} {key}, {len(labels)} labels")
+        _check_labels(examples, labels, own)
+        inputs, stored = _described(data, examples, image)
+        beside = {"clients": data.clients, "groups": data.groups, "tests": data.tests}
+        columns = {key: np.asarray(one) for key, one in beside.items() if one is not None}
+        for key, column in columns.items():
+            if len(column) != len(labels):
+                raise ValueError(f"{len(column)} {key}, {len(labels)} labels")
     except (ValueError, IndexError, TypeError) as error:
         what = error if type(error) is ValueError else brief(error)
         raise UserError(f"dataset {dataset!r}: {what}") from error
-    codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
-    sites = np.array([codes[name] for name in names], dtype=np.int32)
     kept, labels = select(dataset, own, labels.astype(np.int64), classes)
-    sites = sites[kept] if names else sites
-    about = Content(
-        inputs, labels, classes or own, sites, safe_ids(list(codes)),
-        tests=tests[kept] if len(tests) else tests,
-    )  # fmt: skip
-    if len(groups):
-        of_rows = groups[kept].astype(np.int32)
-        about = replace(about, groups=of_rows, group_by="groups", grouped=True)
-    return of_arrays([(stored, kept)], about)
-
-
-def of_arrays(parts: Sequence[tuple[npt.NDArray[Any], Indices]], about: Content) -> Stream:
-    """Return the examples at those places (m,) of arrays (n, ...), part after part."""
-    if about.inputs.kind == IMAGE:
-        paths = tuple(map(str, range(len(about.labels)) if len(parts) > 1 else parts[0][1]))
-        return image_stream(replace(about, paths=paths), _pictures(parts, about.inputs))
-    chunks = (s[p[k : k + _CHUNK]] for s, p in parts for k in range(0, len(p), _CHUNK))
-    return _all_of(chunks, about)
-
-
-def _pictures(
-    parts: Sequence[tuple[npt.NDArray[Any], Indices]], image: Inputs
-) -> Iterator[Decoded]:
+    about = Content(inputs, labels, classes or own)
+    if "clients" in columns:
+        names = [canonical(str(name)) for name in columns["clients"].tolist()]
+        codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
+        sites = np.array([codes[name] for name in names], dtype=np.int32)[kept]
+        about = replace(about, sites=sites, site_names=safe_ids(list(codes)))
+    if "groups" in columns:
+        groups = np.unique(columns["groups"].astype(str), return_inverse=True)[1][kept]
+        groups = groups.astype(np.int32)
+        about = replace(about, groups=groups, group_by="groups", grouped=True)
+    if "tests" in columns:
+        about = replace(about, tests=columns["tests"].astype(bool)[kept])
+    if inputs.kind != IMAGE:
+        for start in range(0, len(kept), _CHUNK):
+            yield stored[kept[start : start + _CHUNK]]
+        return about
     shape = image.image_shape
-    for stored, places in parts:
-        flags = decoded(Image.fromarray(stored[0]), shape).flags  # all are of one size
-        for place in places:
-            yield Decoded(to_pixels(Image.fromarray(stored[place]), shape), flags)
+    flags = decoded(Image.fromarray(stored[0]), shape).flags  # all are of one size
+    pictures = (Decoded(to_pixels(Image.fromarray(stored[k]), shape), flags) for k in kept)
+    return (yield from image_stream(replace(about, paths=tuple(map(str, kept))), pictures))
 
 
-def check_labels(
+def _check_labels(
     examples: npt.NDArray[Any], labels: npt.NDArray[Any], classes: tuple[str, ...]
 ) -> None:
     """Raise ValueError for examples that are not labelled."""
@@ -526,40 +448,35 @@ def _check_range(what: str, numbers: npt.NDArray[Any], end: int, why: str) -> No
         raise ValueError(f"{what} go from {low} to {high}, and {why}")
 
 
-def described(
+def _described(
     data: Data, examples: npt.NDArray[Any], image: Inputs
 ) -> tuple[Inputs, npt.NDArray[Any]]:
     """Return what the examples are, and the examples as they are stored; ValueError: neither."""
-    from fedhet.data.signals import finite, small_numbers
+    from fedhet.data.signals import finite, small_numbers  # pandas: a second
 
-    kind = data.kind or kind_of_array(examples)
+    kind, what = data.kind or kind_of_array(examples), _shown(examples)
     if kind not in KINDS:
-        raise ValueError(
-            f"kind {kind!r} is unknown (allowed: {', '.join(KINDS)})" if kind
-            else f"the kind of {_shown(examples)} examples is unclear: return a fedhet.Data with "
-            f"`kind`, one of {', '.join(KINDS)}"
-        )  # fmt: skip
+        unclear = f"kind {kind!r} is unknown" if kind else f"the kind of {what} examples is unclear"
+        raise ValueError(f"{unclear}: return a fedhet.Data with `kind`, one of {', '.join(KINDS)}")
     if kind == IMAGE:
-        return image, as_pixels(examples)
-    what, whole = f"{kind} examples {_shown(examples)}", kind == TOKENS
-    if examples.dtype.kind not in ("iu" if whole else "iufb"):
-        raise ValueError(f"{what}: must be {'whole ' * whole}numbers")
+        return image, _as_pixels(examples)
+    if examples.dtype.kind not in ("iu" if kind == TOKENS else "iufb"):
+        raise ValueError(f"{kind} examples {what}: must be {'whole ' * (kind == TOKENS)}numbers")
     if kind == SIGNAL:
         inputs = Inputs(SIGNAL, examples.shape[1:], scale=float(data.scale))
         stored = small_numbers(examples)
         if not (good := finite(stored)).all():
-            raise ValueError(f"{what}: example {int(np.argmin(good))} is not finite")
+            raise ValueError(f"signal {what}: example {int(np.argmin(good))} is not finite")
     elif kind == TABLE:
         plain = data.columns or range(examples.shape[1])
         lists = tuple((str(n), tuple(map(str, vs))) for n, vs in data.categories.items())
         inputs = Inputs.table(tuple(map(str, plain)), lists)
-        if examples.shape[1:] != inputs.stored:
-            raise ValueError(
-                f"{what}: must be numbers (n, {len(inputs.columns)}), one for each column"
-            )
         stored = examples.astype(np.float32)
-        if np.isinf(stored).any():
-            raise ValueError("a number is infinite; a gap is NaN")
+        if examples.shape[1:] != inputs.stored or np.isinf(stored).any():
+            raise ValueError(
+                f"table examples {what}: must be numbers (n, {len(inputs.columns)}), one for each "
+                "column, none infinite; a gap is NaN"
+            )
         for name, values in inputs.categories:
             codes = stored[:, inputs.columns.index(name)]
             if not np.isin(codes[~np.isnan(codes)], np.arange(len(values))).all():
@@ -567,9 +484,9 @@ def described(
                     f"column {name!r} must hold places in its {len(values)} categories"
                 )
     else:
-        inputs = Inputs(TOKENS, examples.shape[1:], int(data.vocabulary))
+        inputs, stored = Inputs(TOKENS, examples.shape[1:], int(data.vocabulary)), examples
         why = f"vocabulary is {inputs.vocabulary}"
-        _check_range(f"{what}: token ids", examples, inputs.vocabulary, why)
+        _check_range(f"tokens {what}: token ids", examples, inputs.vocabulary, why)
         stored = examples.astype(np.int32)
     return load_inputs(inputs.dump()), stored
 
@@ -587,18 +504,15 @@ def _shown(array: npt.NDArray[Any]) -> str:
     return f"{array.dtype}{list(array.shape)}"
 
 
-def as_pixels(images: npt.NDArray[Any]) -> Pixels:
-    """Return uint8 (n, h, w[, 3]) of any array of images that loses nothing by it.
-
-    Whole numbers from 0 to 255 of any dtype, channels first or last.
-    """
-    if images.ndim == 4 and images.shape[3] not in _PLANES and images.shape[1] in _PLANES:
+def _as_pixels(images: npt.NDArray[Any]) -> Pixels:
+    """Return uint8 (n, h, w[, 3]) of whole numbers from 0 to 255, channels first or last."""
+    if images.ndim == 4 and images.shape[3] not in (1, 3) and images.shape[1] in (1, 3):
         images = images.transpose(0, 2, 3, 1)
     if images.ndim == 4 and images.shape[3] == 1:
         images = images[..., 0]
     fits = images.ndim == 3 or images.shape[3:] == (3,)
     whole = images.dtype.kind in "iu" and images.size > 0
-    if not fits or not whole or images.min() < 0 or images.max() > _BYTE:
+    if not fits or not whole or images.min() < 0 or images.max() > 255:
         what = f" from {images.min()} to {images.max()}" if fits and whole else ""
         raise ValueError(
             f"images are {_shown(images)}{what}, must be uint8 (n, h, w, 3) or (n, h, w)"

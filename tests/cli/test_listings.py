@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.seeded import seeded
 from PIL import Image
 
 import fedhet
@@ -27,10 +28,10 @@ def test_models_of_a_kind_a_group_and_of_ones_own_for_given_examples(capsys, mon
     assert {row["kind"] for row in rows} == {"table"}
     assert [row["kind"] for row in listed(capsys, "lstm")] == ["signal", "tokens"]
     assert [row["name"] for row in listed(capsys, "@table-5")] == [f"mlp-{n}" for n in range(1, 6)]
-    (row,) = listed(capsys, "models=gru", "dataset=synthetic-signal")
+    (row,) = listed(capsys, "models=gru", f"dataset={seeded('signal', 60)}")
     assert row["kind"] == "signal"
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    keys = ("dataset=synthetic-table:60x3:7", "representation=16")
+    keys = (f"dataset={seeded('table', 60, shape=(7,))}", "representation=16")
     (row,) = listed(capsys, "own_rows:deep", *keys)
     (more,) = listed(capsys, "models=own_rows:deep", "--classes", "5", *keys)
     assert row["kind"] == "table" and row["forward_flops"] > 0

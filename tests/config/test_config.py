@@ -138,7 +138,7 @@ MISTAKES = {
     "image-size=8x64": "image-size: '8x64' is not allowed",
     "image-size=large": "image-size: 'large' is not allowed",
     "augment=jitter-scale": "augment: 'jitter-scale' is not allowed with dataset=digits",
-    "augment=crop-flip dataset=synthetic-signal": "augment: 'crop-flip' is not allowed with",
+    "augment=crop-flip dataset=signals": "augment: 'crop-flip' is not allowed with",
     "optimizer=adam momentum=0.5": "momentum: '0.5' has no effect",
     "method=fedavg common-model=cnn-9": "cnn-9",
     "method=fedkd compress-down=true fraction=0.5": "fraction=0.5",
@@ -189,7 +189,7 @@ IDLE = {
     "evaluate-all=no": "fraction=1",
     "client-keys=off": "--superlink",
     "sum-threshold=9": "secure-sum=off",
-    "dataset=synthetic-table:60x4 models=mlp-5 grey=yes": "synthetic-table:60x4",
+    "dataset=table data-path=a.csv target=y models=mlp-5 grey=yes": "dataset=table",
     "method=lg_fedavg aggregation=median weighting=uniform": "aggregation=median",
     "optimizer=adam momentum=0.9": "optimizer=adam",
 }

@@ -5,6 +5,7 @@ import pytest
 import torch
 from helpers.built import forgotten
 from helpers.products import ANY, short
+from helpers.seeded import seeded
 
 from fedhet.clients.base import PREPARATION
 from fedhet.config.load import build_config
@@ -15,7 +16,6 @@ from fedhet.models.names import MODELS, SMALLEST, TORCHVISION_NAMES
 from fedhet.testing import check_method, make_client, simulate, small
 
 KINDS = (IMAGE, SIGNAL, TABLE, TOKENS)
-SHAPES = {SIGNAL: "2x16", TABLE: "5", TOKENS: "12x40"}
 SORTS = {  # of each kind: those left out are of other widths or depths
     IMAGE: ("cnn-5", *TORCHVISION_NAMES),
     SIGNAL: ("conv1d-5", "lstm", "gru", "inception-time"),
@@ -40,7 +40,7 @@ def keys(method, kind, **changes):
 
 
 def dataset(kind, count):
-    return f"synthetic:{count}x3" if kind == IMAGE else f"synthetic-{kind}:{count}x3:{SHAPES[kind]}"
+    return f"synthetic:{count}x3" if kind == IMAGE else seeded(kind, count)
 
 
 @pytest.mark.matrix

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.seeded import seeded
 from safetensors.torch import save_file
 
 from fedhet.config.load import build_config
@@ -122,7 +123,7 @@ def test_a_run_starts_from_them_and_its_place_stays_at_home(tmp_path):
     start["layers.0.weight"].fill_(0.125)
     file = written(tmp_path, {k: v for k, v in start.items() if not k.startswith("head")})
     config = small(
-        tmp_path, dataset="synthetic-table:60x2:5", partition="iid", lr=1e-30, representation=16,
+        tmp_path, dataset=seeded("table", 60, 2), partition="iid", lr=1e-30, representation=16,
         models=[f"mlp-5 weights={file}", "mlp-4"], rounds=1, momentum=0.0,
     )  # fmt: skip
     folder, _ = simulate(config)

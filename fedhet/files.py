@@ -32,6 +32,7 @@ HOMELESS = "this machine knows no such home directory: set HOME, or write paths 
 _LIKENESS = 0.8  # to a missing file's name, from which on another name is offered
 # What a spreadsheet takes for a formula; a number, or an interval, is none for all its signs.
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _NUMBER = re.compile(r"[-+]?[0-9.,]*%?( \[[-+0-9., ]+\])?")
 
 
@@ -189,7 +190,7 @@ def write_json(path: Path, value: Any, *, synced: bool = False, private: bool = 
 
 
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:
-    """Rows as CSV with Unix line ends; no text in it is a formula."""
+    """Rows as CSV with Unix line ends; no text in it is a formula or moves a terminal's cursor."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(
         [quoted(cell) if isinstance(cell, str) else cell for cell in row] for row in rows
@@ -198,7 +199,8 @@ def csv_text(rows: Iterable[Iterable[Any]]) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a text that no spreadsheet takes for a formula, with an apostrophe if need be."""
+    """Return a text that no spreadsheet takes for a formula, and no terminal for a command."""
+    text = _CONTROL.sub("?", text)
     return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 

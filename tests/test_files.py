@@ -8,7 +8,7 @@ import pytest
 from helpers.tiny import tiny
 
 from fedhet.export.model import export
-from fedhet.files import appearing, plain_path, replacing
+from fedhet.files import appearing, csv_text, plain_path, replacing
 from fedhet.testing import simulate
 
 
@@ -158,3 +158,17 @@ def test_what_is_made_from_examples_is_its_owners_alone(tmp_path, monkeypatch):
     state = next((tmp_path / "state").rglob("client.json")).parent
     export(state, tmp_path / "model")
     assert readable(tmp_path / "model") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("a\x1b[2Jb", "a?[2Jb"),
+        ("x\u202ey\x9b", "x?y?"),
+        ("=1+1", "'=1+1"),
+        ("two\nlines", '"two\nlines"'),
+    ],
+)  # fmt: skip
+def test_a_cell_is_no_formula_and_moves_no_terminals_cursor(text, written):
+    """Names of classes may be a stranger's: predictions.csv is looked at in a terminal."""
+    assert csv_text([["y", text]]) == f"y,{written}\n"

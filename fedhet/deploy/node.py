@@ -52,7 +52,7 @@ PATIENCE = 15.0  # seconds for an orderly end
 IDLE = 600.0  # seconds without a message after which the process with torch ends
 OWN = "fedhet: "  # how lines of our own ClientApp begin
 ADMITTED = re.compile(r"SuperNode ID: (\d+)")
-# Flower's messages when it does not admit a node, and what they mean.
+# What Flower's messages mean when it does not admit a node; NOT_ADMITTED is for one of the two.
 UNKNOWN = (
     "refused: the server does not know this key; it is registered by the `fedhet server` that "
     "finds its .pub in tls/clients; trying again"
@@ -61,27 +61,15 @@ HELD = (
     "not let in yet: the server still holds this key's last connection, or another process uses "
     "the key; trying again"
 )
-NOT_ADMITTED = "[code: 2004]"  # for one of two reasons
-REFUSALS = {
-    NOT_ADMITTED: "not let in yet: the server still holds this key's last connection, another "
-    "process uses the key, or the server does not know it; trying again",
-    "[code: 2001]": UNKNOWN,
-}
+NOT_ADMITTED, NOT_REGISTERED = "[code: 2004]", "[code: 2001]"
 AWAY, BACK = "Connection attempt failed", "Connection successful"
-# Flower's SuperNode passes a message to a ClientApp before it confirms it to the server. If
-# the run ends in between (the SuperLink was restarted), the SuperNode forgets the message but not
-# the client. The client then waits for 80 minutes, or its answer stays in the SuperNode, which from
-# then on sends every answer one message late. The same happens if the server answers the
-# confirmation with an error. Only a new SuperNode is free of this.
+# Flower's SuperNode passes a message to a ClientApp before it confirms it to the server. If the run
+# ends in between, or the confirmation fails, it forgets the message but not the client, which then
+# waits for 80 minutes, or is one message late from then on. Only a new SuperNode is free of this.
 FORGOTTEN = re.compile(r"is not in `RUNNING` status\. Ignoring message|Failed to receive message")
 # httpx's message for a proxy's answer, such as "403 Filtered". The SuperNode then gives up, but its
 # process continues without a connection.
 CUT_OFF = re.compile(r"ERROR \S*: +\d{3} \w")
-
-
-def pause(refusals: int) -> float:
-    """Return seconds before the next start, after so many refusals in a row."""
-    return min(RETRY * max(1, refusals), LONGEST)
 
 
 def said(process: subprocess.Popen[bytes]) -> Iterator[str]:
@@ -149,16 +137,18 @@ class MessageWorker:
         out, printed = context.Pipe(duplex=False)
         self.code = bundle.installed()  # before it is imported
         self.run = 0
-        self._process = context.Process(target=_work, args=(link, printed, dict(env)), daemon=True)
-        self._process.start()
+        self.process = context.Process(target=_work, args=(link, printed, dict(env)), daemon=True)
+        self.process.start()
         link.close()
         printed.close()
         self.last = time.monotonic()
-        threading.Thread(target=_read_lines, args=(out, heard), daemon=True).start()
 
-    def alive(self) -> bool:
-        """Return whether it runs."""
-        return self._process.is_alive()
+        def read() -> None:
+            with open(out.fileno(), encoding="utf-8", errors="replace", closefd=False) as lines:
+                for line in lines:
+                    heard(line)
+
+        threading.Thread(target=read, daemon=True).start()
 
     def answer(
         self, message: Message, context: Context, ids: tuple[int, int, int]
@@ -168,27 +158,21 @@ class MessageWorker:
             self._link.send((message, context, ids))
             found: tuple[Message, Context] = self._link.recv()
         except (EOFError, OSError) as error:
-            self._process.join(PATIENCE)
-            raise ChildProcessError(_ending(self._process.exitcode)) from error
+            self.process.join(PATIENCE)
+            raise ChildProcessError(_ending(self.process.exitcode)) from error
         self.last = time.monotonic()
         return found
 
     def stop(self) -> None:
         """End it, even while it works."""
-        self._process.kill()
-        self._process.join()
+        self.process.kill()
+        self.process.join()
 
 
 def _ending(code: int | None) -> str:
     how = f"by signal {-code}" if code is not None and code < 0 else f"with code {code}"
     more = " (out of memory?)" if code == -signal.SIGKILL else ""
     return f"the process that trains here ended {how}{more}"
-
-
-def _read_lines(out: Connection, heard: Callable[[str], None]) -> None:
-    with open(out.fileno(), encoding="utf-8", errors="replace", closefd=False) as lines:
-        for line in lines:
-            heard(line)
 
 
 def _work(link: Connection, printed: Connection, env: Mapping[str, str]) -> None:
@@ -244,7 +228,7 @@ class Node:
             while True:
                 self._await_server()
                 if not self._once(env):
-                    time.sleep(pause(self._refusals))
+                    time.sleep(min(RETRY * max(1, self._refusals), LONGEST))
         finally:
             self._stop()
             lock.release()
@@ -281,8 +265,7 @@ class Node:
         tasks.start()
         admitted, stale, away = False, False, None
         certificate = self.plan.key.with_name(f"{self.plan.key.name}.crt")
-        own = [self.plan.ca, *([certificate] if certificate.is_file() else [])]
-        certificates = Certificates(own, self._tell)
+        certificates = Certificates([self.plan.ca, certificate], self._tell)
         for line in said(process):
             if stale:  # its ClientApp's messages are about the ending SuperNode
                 self._log(line)
@@ -302,24 +285,17 @@ class Node:
                 self._ask_to_end(process)
         code = process.wait()
         stale = stale or self._asked is process
-        self._clean_up(process, tasks, polite=code == 0)
+        with contextlib.suppress(ProcessLookupError):  # programs that it started
+            os.killpg(process.pid, signal.SIGKILL)
+        if code == 0:  # the server knows that it left
+            self.online.unlink(missing_ok=True)
+        tasks.join(TASK_POLL * 2)
+        if tasks.is_alive() and self._worker is not None:  # no server waits for its training
+            self._worker.stop()
         self._refusals = 0 if admitted else self._refusals + 1
         if admitted and not stale:
             self._tell(f"the SuperNode ended with code {code}: starting it again")
         return stale
-
-    def _clean_up(
-        self, process: subprocess.Popen[bytes], tasks: threading.Thread, *, polite: bool
-    ) -> None:
-        """End the processes of a SuperNode that has ended; ``polite``: the server knows that."""
-        with contextlib.suppress(ProcessLookupError):  # programs that it started
-            os.killpg(process.pid, signal.SIGKILL)
-        if polite:
-            self.online.unlink(missing_ok=True)
-        if tasks.is_alive():
-            tasks.join(TASK_POLL * 2)
-        if tasks.is_alive() and self._worker is not None:  # no server waits for its training
-            self._worker.stop()
 
     def _look(self, line: str, away: Waiting | None) -> Waiting | None:
         """Watch a SuperNode that has lost its server, and print what it waits for.
@@ -352,7 +328,10 @@ class Node:
                 with contextlib.suppress(httpx.HTTPError):  # it starts, or ends
                     task = tasks.next()
                 if task is None:
-                    self._rest()
+                    worker = self._worker
+                    if worker is not None and time.monotonic() - worker.last > IDLE:
+                        worker.stop()  # it holds memory for nothing
+                        self._worker = None
                     time.sleep(TASK_POLL)
                     continue
                 try:
@@ -363,13 +342,6 @@ class Node:
                     if process.poll() is None:
                         self._ask_to_end(process)
                     return
-
-    def _rest(self) -> None:
-        """End the worker after a long time without messages, to free memory."""
-        worker = self._worker
-        if worker is not None and time.monotonic() - worker.last > IDLE:
-            worker.stop()
-            self._worker = None
 
     def _answer(self, task: Task) -> None:
         """Answer one message: compare its code, let the worker answer, hand over the reply."""
@@ -393,7 +365,7 @@ class Node:
     def _ready(self, run: int) -> MessageWorker:
         """Return a worker for this run; one of another run would keep its modules."""
         worker = self._worker
-        if worker is None or not worker.alive() or worker.run not in (0, run):
+        if worker is None or not worker.process.is_alive() or worker.run not in (0, run):
             if worker is not None:
                 worker.stop()
             worker = self._worker = MessageWorker({"FEDHET_NODE": "1", **QUIET}, self._heard)
@@ -407,31 +379,21 @@ class Node:
             log.write(line)
 
     def _heard(self, line: str) -> None:
-        """Keep a line of output, and print what it means."""
+        """Keep a line of output, and print what it means to a person, not twice in a row."""
+        text = ""
         if line:
             self._log(line)
-            self._translate(line)
-
-    def _translate(self, line: str) -> None:
-        """Print what a line of output means to a person, not twice in a row."""
-        text = ""
         if (start := line.find(OWN)) >= 0:
             text = line[start + len(OWN) :].strip()
         elif found := ADMITTED.search(line):
             text = f"admitted by {self.plan.server} (node {found.group(1)})"
-        elif NOT_ADMITTED in line:
-            text = self._why()
-        else:
-            text = next((what for sign, what in REFUSALS.items() if sign in line), "")
+        elif NOT_ADMITTED in line or NOT_REGISTERED in line:
+            text = UNKNOWN
+            with contextlib.suppress(UserError, OSError):
+                if knows(self.plan.server, self.plan.ca, self.plan.key):
+                    text = HELD
         if text:
             self._tell(text)
-
-    def _why(self) -> str:
-        """Return why the server did not admit this node."""
-        try:
-            return HELD if knows(self.plan.server, self.plan.ca, self.plan.key) else UNKNOWN
-        except (UserError, OSError):
-            return REFUSALS[NOT_ADMITTED]
 
     def _tell(self, text: str) -> None:
         if text != self._last:

@@ -13,11 +13,12 @@ from fedhet.engines.launch import Launch, OnRounds, Reader, conclude, raise_unle
 from fedhet.engines.system import Interrupted, undisturbed
 from fedhet.errors import RunFailed, UserError
 from fedhet.protocol.flower import Control
-from fedhet.records.run_folder import RunFolder
+from fedhet.records.run_folder import LOCK, RunFolder, held
 
 POLL = 0.2  # seconds between looks at rounds.jsonl
 ASK = 5.0  # seconds between questions to the SuperLink
 ASK_END = 1.0  # the same once the run folder says that the run is over
+GONE = 2  # questions in a row at which the run's process is away before it is taken for dead
 SILENCES = 24  # questions in a row without an answer before we give up
 
 
@@ -107,12 +108,17 @@ def _restored_on_error(folder: RunFolder) -> Iterator[None]:
 def _follow(
     launch: Launch, control: Control, run_id: int, reader: Reader, waiting: Waiting
 ) -> tuple[str, str]:
-    """Follow a submitted run; ask again if the SuperLink is away for a while."""
-    asked, silent = time.monotonic(), 0
+    """Follow a submitted run; ask again if the SuperLink is away for a while.
+
+    The run's process holds the folder's lock, where the folder is on this machine. One that let go
+    without a word is dead, which Flower notices by its missing heartbeats a minute later.
+    """
+    asked, silent, begun, gone = time.monotonic(), 0, False, 0
+    starting = Waiting("the run's process", reader.tell)
     while True:
         reader.read()
-        pause = ASK_END if launch.status()[0] and not silent else ASK
-        if time.monotonic() - asked > pause:
+        ended = launch.status()[0]
+        if time.monotonic() - asked > (ASK_END if ended and not silent else ASK):
             try:
                 with waiting.answer():
                     status, details = control.status(run_id)
@@ -124,7 +130,16 @@ def _follow(
                 if silent > SILENCES:
                     raise RunFailed(f"{waiting.what} does not answer: {error}") from error
             asked = time.monotonic()
+            writes = held(launch.folder.path / LOCK)
+            begun = begun or writes or bool(ended)
+            gone = gone + 1 if begun and not writes else 0
+            if not begun:
+                starting.failed("the server starts it")
             if status.startswith("finished"):
                 reader.read()
                 return status, details
+            if gone >= GONE and not launch.status()[0]:
+                with contextlib.suppress(UserError, RunFailed):
+                    control.stop(run_id)
+                return "finished:failed", "its process on the server ended without a word"
         time.sleep(POLL)

@@ -198,7 +198,7 @@ class RunFolder:
         """Acquire the writer's lock, or OWNER's; UserError if another process has it."""
         # Of no thread: a sweep releases what it acquired in another one.
         path = self.path / name
-        lock = FileLock(path, blocking=False, thread_local=False)
+        lock = FileLock(path, timeout=0.2, thread_local=False)  # `held` asks for a moment
         try:
             lock.acquire()
         except Timeout as error:

@@ -1,9 +1,7 @@
 """Noise on what a client uploads, what it costs, and the client's own account of it.
 
 Per upload the update is clipped to the L2 norm S (``dp-clip``) and N(0, sigma^2) is added to every
-float, on the client itself. Flower's ``LocalDpMod`` treats class ids like floats, needs the same
-arrays in both directions, divides by a norm that may be zero, draws from NumPy's global generator,
-and has a sigma that holds for epsilon <= 1 only.
+float, on the client itself.
 
 ``dp-epsilon`` and ``dp-delta`` are the budget of all that one client uploads in a run. T uploads
 with noise sigma each are together as private as one with mu = sqrt(T) S / sigma (Gaussian
@@ -148,10 +146,7 @@ def privatise(
     base = received if _comparable(upload, received) else [np.zeros_like(a) for a in upload]
     floats = [i for i, array in enumerate(upload) if np.issubdtype(array.dtype, np.floating)]
     updates = {i: upload[i].astype(np.float64) - base[i] for i in floats}
-    norm = math.sqrt(sum(float(np.square(update).sum()) for update in updates.values()))
-    if not math.isfinite(norm):
-        raise ValueError("the update holds NaN or infinity and is not uploaded")
-    scale = min(1.0, config.dp_clip / norm) if norm > 0 else 1.0
+    scale = _scale([float(np.square(update).sum()) for update in updates.values()], config.dp_clip)
     noised = list(upload)
     for i, update in updates.items():
         noise = rng.normal(0.0, sigma(config), update.shape)
@@ -164,10 +159,15 @@ def clipped(vector: Vector, length: float) -> Vector:
 
     ValueError for NaN or infinity, which no clip bounds.
     """
-    norm = float(np.linalg.norm(vector))
+    return vector * _scale([float(vector @ vector)], length)
+
+
+def _scale(squares: Sequence[float], length: float) -> float:
+    """Return what shortens an update with these sums of squares to ``length``, if it is longer."""
+    norm = math.sqrt(sum(squares))
     if not math.isfinite(norm):
         raise ValueError("the update holds NaN or infinity and is not uploaded")
-    return vector * min(1.0, length / norm) if norm > 0 else vector
+    return min(1.0, length / norm) if norm > 0 else 1.0
 
 
 def _comparable(upload: Sequence[Array], received: Sequence[Array]) -> bool:

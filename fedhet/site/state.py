@@ -22,6 +22,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,9 +105,8 @@ class FileStore:
         """Keep a copy of ``generation`` beside the others until another one is named."""
         path = self.path(generation)
         source = path if path.exists() else self._aside(generation)
-        self._write(
-            self.folder / BEST_FILE, lambda file: shutil.copyfile(source, file), "the best state"
-        )
+        target = self.folder / BEST_FILE
+        self._write(target, lambda file: shutil.copyfile(source, file), "the best state")
 
     def keep(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Store ``tensors`` beside the generations under ``name``."""
@@ -130,22 +130,22 @@ class FileStore:
             ) from error
         client = said.get("client", "")
         own = digest_of(client, generation, bundle)
+        wrong = ""
         if said.get("digest") != own:
-            raise Refused(
-                f"state '{path}': generation {generation} is damaged: its digest differs",
-                Code.STATE_LOST,
+            wrong = f"': generation {generation} is damaged: its digest differs"
+        elif digest and digest != own:
+            wrong = (
+                f"' of client '{client}' is not the generation {generation} that the server asks "
+                "for: it is another client's, another run's, or older"
             )
-        if digest and digest != own:
-            raise Refused(
-                f"state '{path}' of client '{client}' is not the generation {generation} that the "
-                "server asks for: it is another client's, another run's, or older",
-                Code.STATE_LOST,
-            )
+        if wrong:
+            raise Refused(f"state '{path}{wrong}", Code.STATE_LOST)
         return bundle
 
-    def generations(self) -> list[int]:
-        """Return the generations that are stored, ascending, without those aside."""
-        return self._numbers(".safetensors")
+    def generations(self, suffix: str = ".safetensors") -> list[int]:
+        """Return the generations that are stored, ascending; those aside by their suffix."""
+        names = (re.fullmatch(r"[0-9]{8,18}", p.stem) for p in self.folder.glob(f"*{suffix}"))
+        return sorted(int(name[0]) for name in names if name)
 
     def keeps_start(self) -> bool:
         """Return whether a round may still start from generation 0, which is never stored."""
@@ -159,7 +159,7 @@ class FileStore:
         if self._source_aside == source:
             self._move(source, aside=False)
         digest = digest_of(self.folder.name, generation, bundle)
-        before, aside = self.generations(), self._numbers(".aside")
+        before, aside = self.generations(), self.generations(".aside")
         accepted = [g for g in aside if g < source]
         undone = [g for g in before if g > source]
         if generation in undone and self._digest(generation) == digest:
@@ -167,11 +167,8 @@ class FileStore:
         for old in undone if accepted == aside else []:
             self._move(old, aside=True)
         said = {"client": self.folder.name, "generation": str(generation), "digest": digest}
-        self._write(
-            self.path(generation),
-            lambda file: save_file(dict(bundle), file, metadata=said),
-            f"generation {generation}",
-        )
+        write = partial(save_file, dict(bundle), metadata=said)
+        self._write(self.path(generation), write, f"generation {generation}")
         unneeded = [self.path(old) for old in set(before) - {generation, source}]
         unneeded += [*map(self._aside, accepted), *self.folder.glob("*.tmp")]  # of crashes
         for file in unneeded:
@@ -180,11 +177,6 @@ class FileStore:
 
     def _aside(self, generation: int) -> Path:
         return self.path(generation).with_suffix(".aside")
-
-    def _numbers(self, suffix: str) -> list[int]:
-        """Return the generations of our own files with that ending."""
-        found = (re.fullmatch(r"[0-9]{8,18}", p.stem) for p in self.folder.glob(f"*{suffix}"))
-        return sorted(int(name[0]) for name in found if name)
 
     def _digest(self, generation: int) -> str:
         try:
@@ -222,11 +214,9 @@ class FileStore:
         """Keep ``note`` (JSON) beside the generations, whichever of them are kept."""
         path = self.folder / f"{name}.json"
         data = (json.dumps(note, indent=2) + "\n").encode()
-        try:
+        with contextlib.suppress(OSError):  # there is none yet
             if path.read_bytes() == data:
                 return
-        except OSError:
-            pass  # there is none yet
         self._write(path, lambda file: file.write_bytes(data), path.name)
 
     @contextlib.contextmanager

@@ -23,7 +23,7 @@ from fedhet.deploy import network, node, submit
 from fedhet.deploy.certs import make
 from fedhet.deploy.control import ServerFolder, collect, connect
 from fedhet.deploy.network import OTHER_CA
-from fedhet.deploy.node import REFUSALS, Node, NodePlan, said
+from fedhet.deploy.node import UNKNOWN, Node, NodePlan, said
 from fedhet.engines import launch
 from fedhet.engines.system import Interrupted, free_ports
 from fedhet.errors import RunFailed, UserError
@@ -119,9 +119,9 @@ def test_what_flower_says_is_said_once_and_plainly(tmp_path):
         "INFO :  SuperNode ID: 17", "fedhet: round 1: test accuracy 50.00 %", "noise",
         "[code: 2004] Failed to activate SuperNode.", "[code: 2004] Failed to activate SuperNode.",
     ):  # fmt: skip
-        running._translate(line)
+        running._heard(line)
     assert said == ["admitted by h:1 (node 17)", "round 1: test accuracy 50.00 %",
-                    REFUSALS["[code: 2004]"]]  # fmt: skip
+                    UNKNOWN]  # fmt: skip
 
 
 FORGETS = """#!{python}
@@ -179,10 +179,6 @@ def test_a_running_node_says_that_its_server_has_another_ca(tmp_path, monkeypatc
     running._look("", away)
     assert len(said) == 1 and said[0].startswith("waiting for h:1 since ")
     assert said[0].endswith("is not from the CA in 'ca.crt'")
-
-
-def test_a_node_that_is_refused_again_and_again_asks_less_often_and_never_stops():
-    assert [node.pause(refusals) for refusals in (0, 1, 2, 3, 10**6)] == [5, 5, 10, 15, 15]
 
 
 LEAVES = """
@@ -298,6 +294,20 @@ def test_a_failed_run_of_a_servers_folder_names_its_own_folder(superlink, monkey
     monkeypatch.setattr(submit, "tls_of", lambda _: "/tls")
     with pytest.raises(RunFailed, match=f"nobody is there .run folder: {folder.path}"):
         submitted(folder, "tls")
+
+
+def test_a_run_whose_process_dies_without_a_word_is_given_up(superlink, monkeypatch, folder):
+    """Flower would notice by its heartbeats, a minute later."""
+    monkeypatch.setattr("fedhet.deploy.network.TOLD_AFTER", 0.0)
+    superlink.answers += [("running", "")] * 9
+    superlink.stop, said = Mock(), []
+    locked = iter([False, False, True, True])
+    monkeypatch.setattr(submit, "held", lambda _: next(locked, False))
+    with pytest.raises(RunFailed, match="its process on the server ended without a word"):
+        submitted(folder, said=said.append)
+    assert len(superlink.answers) == 3 and superlink.stop.called
+    assert sum(line.startswith("waiting for the run's process since") for line in said) == 1
+    assert folder.read_summary()["status"] == "failed"
 
 
 @pytest.mark.parametrize("found", [7, None])

@@ -12,7 +12,6 @@ from fedhet import client_app
 from fedhet.errors import Code
 from fedhet.protocol.flower import posted, simulating
 from fedhet.protocol.messages import arrays_of, instruction, to_record
-from fedhet.site import history
 from fedhet.site.limits import NAME
 from fedhet.testing import LocalGrid, simulate, small
 
@@ -101,7 +100,7 @@ class Deployed:
 
     def stamps(self) -> dict[str, tuple[int, int, int]]:
         """What a write to a file changes; a question of a new run is noted in the history."""
-        states = (path for path in files(self.folder) if path.name != history.NAME)
+        states = (path for path in files(self.folder) if path.name != NAME)
         found = ((path, path.stat()) for path in states)
         return {str(path): (s.st_ino, s.st_mtime_ns, s.st_size) for path, s in found}
 

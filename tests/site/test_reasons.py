@@ -164,9 +164,9 @@ def test_generations_that_a_client_goes_back_to(tmp_path):
 
     assert client.refusal(client.instruction(generation=0, digest="")) == "generation"
     third = ask(3, 1, digests[1])["digest"]  # a rollback to what it still keeps
-    assert store.generations() == [1, 3] and store._numbers(".aside") == [2]
+    assert store.generations() == [1, 3] and store.generations(".aside") == [2]
     again = ask(3, 2, digests[2])["digest"]  # and forward again: nothing was lost
     assert again == client.reply.content["info"]["digest"] != third
     assert store.load(3, str(again)) and store.load(2, digests[2])
-    assert store.generations() == [2, 3] and store._numbers(".aside") == [3]
+    assert store.generations() == [2, 3] and store.generations(".aside") == [3]
     assert ask(3, 3, again)["error"] == "instruction"

@@ -4,6 +4,7 @@
 """
 
 import hashlib
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -288,10 +289,16 @@ class MethodClient(NumPyClient, Generic[P]):
     def fit(
         self, parameters: list[Array], config: dict[str, Scalar]
     ) -> tuple[list[Array], int, dict[str, Scalar]]:
-        """Run one round: restore, receive, train, upload, evaluate, save as generation r."""
+        """Run one round: restore, receive, train, upload, evaluate, save as generation r.
+
+        ``config`` is what our server tells. Under another one a round goes on from the newest
+        state, and is evaluated. Return the upload's arrays, the training examples, the metrics.
+        """
         started = time.perf_counter()
-        self.round, source = int(config["round"]), int(config["generation"])
-        self.evaluating = bool(config["evaluate"])
+        newest = max(self.setup.store.generations(), default=0)
+        source = int(config.get("generation", newest))
+        self.round = int(config.get("round", source + 1))
+        self.evaluating = bool(config.get("evaluate", True))
         setup = self.setup
         budget = Budget(setup.store, self.config, setup.data.client, simulated=setup.simulated)
         budget.check(self.round, source)
@@ -338,13 +345,29 @@ class MethodClient(NumPyClient, Generic[P]):
         for module in self.modules.values():
             module.eval()
 
+    def get_parameters(self, config: dict[str, Scalar]) -> list[Array]:
+        """Return the arrays that the client would send of its newest state, without training."""
+        self.restore(int(config.get("generation", max(self.setup.store.generations(), default=0))))
+        self._set_eval()
+        return self.upload().to_ndarrays()
+
     def evaluate(
         self, parameters: list[Array], config: dict[str, Scalar]
     ) -> tuple[float, int, dict[str, Scalar]]:
-        """Evaluate the state that the server names, without training."""
-        self._go_back_to(int(config["generation"]), str(config.get("digest", "")))
+        """Evaluate the state that the server names, or the newest, without training.
+
+        ``parameters``, if there are any, are received before. Return the loss on the test split,
+        its number of examples, and the metrics.
+        """
+        newest = max(self.setup.store.generations(), default=0)
+        self._go_back_to(int(config.get("generation", newest)), str(config.get("digest", "")))
+        if parameters:
+            self.round = int(config.get("round", newest + 1))
+            self.receive(self._received(parameters))
         self._set_eval()
-        return 0.0, len(self.setup.data.split.test), dict(self.evaluation())
+        metrics = self.evaluation()
+        loss = metrics.get("test_log_loss", math.nan)
+        return loss, len(self.setup.data.split.test), dict(metrics)
 
     def confusion_matrix(self, generation: int, digest: str) -> Tensor:
         """Return the confusion matrix (C, C) int64 of the test split, after the last round.

@@ -5,16 +5,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
 import fedhet
 from fedhet.config.registry import METHODS
 from fedhet.engines.grid import Inline, SimulationGrid
 from fedhet.engines.launch import one_run
-from fedhet.engines.worker import contexts_of
+from fedhet.engines.worker import FIRST_NODE, contexts_of
 from fedhet.errors import Damaged
 from fedhet.protocol.flower import simulating
+from fedhet.records.ledger import load_checkpoint
+from fedhet.records.run_folder import RunFolder
+from fedhet.rng import torch_seeded
 
 
 class Net(nn.Module):
@@ -39,12 +43,28 @@ def load(context: Context):
     return (rng.normal(size=(60, 4)) + y[:, None]).astype("float32"), y
 
 
+class WithFlowersCall(SimulationGrid):
+    def send_and_receive(self, messages, *, timeout=None):
+        return self.pull_messages(self.push_messages(messages))
+
+
+def grid_of(client, nodes: int) -> SimulationGrid:
+    """Return a grid whose nodes answer by an app in this process."""
+    contexts = contexts_of("", nodes)
+
+    def answer(message):
+        try:
+            return client(message, contexts[message.metadata.dst_node_id])
+        except ValueError as error:  # no handler: Flower makes an error reply of it
+            return Message(Error(code=2, reason=str(error)), reply_to=message)
+
+    return WithFlowersCall(Inline(answer), nodes)
+
+
 def federate(client, server, nodes: int = 3, **run_config) -> dict:
     """Run both doors in this process; return the summary of the newest run."""
-    contexts = contexts_of("", nodes)
-    grid = SimulationGrid(Inline(lambda m: client(m, contexts[m.metadata.dst_node_id])), nodes)
     with one_run(), simulating():
-        server(grid, Context(1, 0, {}, RecordDict(), run_config, series_id=0))
+        server(grid_of(client, nodes), Context(1, 0, {}, RecordDict(), run_config, series_id=0))
     newest = max(Path(run_config["out"]).iterdir(), key=lambda path: path.stat().st_mtime_ns)
     return json.loads((newest / "summary.json").read_text()) | {"folder": newest}
 
@@ -67,6 +87,47 @@ def test_an_app_of_ones_own_runs_any_method_also_with_masks(tmp_path, keys):
     assert summary["test_accuracy_mean"] is not None
     config = fedhet.load_run(summary["folder"]).config
     assert config["classes"] == ["ill", "well"] and config["dataset"] == "app:data"
+
+
+def snippet(name: str) -> dict:
+    """Return the names that a snippet of the how-to defines."""
+    page = (Path(__file__).resolve().parents[1] / "docs/how-to/flower-app.md").read_text()
+    names: dict = {}
+    exec(page.partition(f"```python {name}\n")[2].partition("```")[0], names)
+    return names
+
+
+def test_flowers_fedavg_averages_the_headers_of_our_clients(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = snippet("client_app.py")
+    grid = grid_of(page["app"], 3)
+    start = page["mine"](contexts_of("", 1)[FIRST_NODE]).get_parameters({})
+    strategy = FedAvg(fraction_train=1.0, fraction_evaluate=1.0, min_available_nodes=3)
+    result = strategy.start(grid, ArrayRecord(start), num_rounds=2)
+    clients = [page["mine"](contexts_of("", 3)[FIRST_NODE + k]) for k in range(3)]
+    sent = [client.get_parameters({}) for client in clients]
+    shares = np.array([len(c.setup.data.split.train) for c in clients], dtype=float)
+    header = result.arrays.to_numpy_ndarrays()
+    for place, array in enumerate(header):
+        mean = np.tensordot(shares / shares.sum(), np.stack([s[place] for s in sent]), axes=1)
+        np.testing.assert_allclose(array, mean, rtol=1e-5, atol=1e-6)
+    assert not np.allclose(header[0], start[0])
+    assert {len(c.setup.store.generations()) for c in clients} == {2}  # rounds 1 and 2
+    loss, count, metrics = clients[0].evaluate(header, {})
+    assert count == len(clients[0].setup.data.split.test)
+    assert loss == metrics["test_log_loss"] > 0
+    assert np.array_equal(clients[0].model.head.weight.detach(), header[0])
+
+
+def test_our_strategy_runs_with_clients_that_know_its_payload_alone(tmp_path):
+    plain = snippet("plain_client.py")["plain"]
+    keys = KEYS | {"method": "fedssa", "evaluate_every": 2}
+    summary = federate(plain, fedhet.ServerApp(**keys), out=str(tmp_path))
+    assert summary["failures"] == [] and summary["clients"] == 3
+    arrays = load_checkpoint(RunFolder(summary["folder"]).checkpoint).arrays
+    with torch_seeded(0, "global"):
+        start = nn.Linear(24, 2).weight.detach().numpy()
+    np.testing.assert_allclose(arrays["header.weight"], start + 1.0, rtol=1e-5)  # 0.5 a round
 
 
 def test_the_run_config_replaces_arguments_and_a_run_is_resumed(tmp_path):

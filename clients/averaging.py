@@ -9,7 +9,8 @@ from torch import nn
 from fedhet.clients.base import MethodClient
 from fedhet.config.schema import P
 from fedhet.errors import Code, UserError
-from fedhet.models.networks import exchanged
+from fedhet.models.networks import SplitModel, exchanged
+from fedhet.models.zoo import small_extractor
 from fedhet.protocol.payload import Array, ModelArrays, Payload, blank
 from fedhet.rng import torch_seeded
 
@@ -66,6 +67,12 @@ class AveragingClient(MethodClient[P]):
         with torch_seeded(self.config.seed, "global"):
             module.load_state_dict(make().state_dict())
         return module
+
+    def new_extractor(self) -> SplitModel:
+        """Return a new small model without header, with the weights that come in round 1."""
+        return self.as_sent_first(
+            lambda: small_extractor(self.config, self.inputs, "", self.classes)
+        )
 
     def expect_download(self, came: Payload) -> Payload | None:
         """Return the shared module's shapes."""

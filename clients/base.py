@@ -111,12 +111,13 @@ class MethodClient(NumPyClient, Generic[P]):
         self.classes = len(setup.classes)
         self.inputs: Inputs = setup.data.dataset.inputs
         self.d = setup.config.representation
+        small = setup.config.small_model  # what networks of equal shapes have in common
+        self._kind = (type(self), setup.model, self.classes, self.inputs, self.d, small)
         self.modules: Modules = {}
         self.tensors: dict[str, Tensor] = {}
         self.saved_digest = ""  # of the state that was stored last
         self._fixed = Fixed(())
         self.round = 0
-        self.uploaded: Payload = Empty()  # what this round sends to the server
         self.shared_classes = setup.protection.shared  # whose rows are averaged; None: all
         self.sent_all = setup.config.summed  # by secure-sum, everybody the same
         self.evaluating = False  # whether this round's reply carries accuracies
@@ -231,8 +232,9 @@ class MethodClient(NumPyClient, Generic[P]):
         frozen network, where nothing random stands before it, the examples are its answers.
         """
         model = self.modules.get("model")
-        if self._answers_kept(model):
-            return self._answers(cast("Backbone", model), part)
+        alone = self.caches_frozen and self.modules.keys() <= {"model", PREPARATION}
+        if alone and isinstance(model, Backbone) and model.frozen and self.config.augment == "none":
+            return self._answers(model, part)
         return self._read_examples(part)
 
     def _read_examples(self, part: str) -> Examples:
@@ -246,12 +248,6 @@ class MethodClient(NumPyClient, Generic[P]):
                 return data
             ids = torch.from_numpy(encode(texts_of(self.setup.data, part))).to(self.device)
             return replace(data, examples=torch.cat([data.examples, ids], dim=1))
-
-    def _answers_kept(self, model: nn.Module | None) -> bool:
-        """Return whether a frozen network's answers may be computed once."""
-        frozen = isinstance(model, Backbone) and model.frozen
-        alone = self.modules.keys() <= {"model", PREPARATION}
-        return frozen and alone and self.caches_frozen and self.config.augment == "none"
 
     def _answers(self, model: Backbone, part: str) -> Examples:
         """Return the answers of a frozen network, kept beside the client's states."""
@@ -306,8 +302,7 @@ class MethodClient(NumPyClient, Generic[P]):
         received = self._received(parameters)
         self.receive(received)
         metrics = self._trained()
-        protection = setup.protection
-        self.uploaded = protection.protect(self.upload(), received, self.round, budget)
+        sent = setup.protection.protect(self.upload(), received, self.round, budget)
         if self.config.dp_clip:
             metrics["epsilon_spent"] = budget.epsilon
         if self.evaluating:
@@ -315,7 +310,7 @@ class MethodClient(NumPyClient, Generic[P]):
         metrics |= self.extra_metrics() | self.before
         self.save(self.round, source, metrics)
         metrics["seconds"] = time.perf_counter() - started
-        return self.uploaded.flat, len(self.setup.data.split.train), metrics
+        return sent.flat, len(self.setup.data.split.train), metrics
 
     def _trained(self) -> dict[str, Scalar]:
         """Train in all phases, then set evaluation mode; return losses and FLOPs."""
@@ -331,7 +326,9 @@ class MethodClient(NumPyClient, Generic[P]):
             phases = self.phases()
             for number, phase in enumerate(phases):
                 set_trainable(list(self.modules.values()), phase, self._fixed)
-                flops += self._flops(number, phase, data)
+                kind = (*self._kind, number, phase.name, data.examples.shape[1:])
+                made = self._generators
+                flops += phase_flops(kind, phase, data, self.config, self.modules, made)
                 loss = train(phase, drawn, self.config, shuffle, self.round).item()
                 metrics[f"train_loss_{phase.name}".rstrip("_")] = loss
                 if phase.after is not None:
@@ -406,14 +403,6 @@ class MethodClient(NumPyClient, Generic[P]):
             store.keep_best(generation)
             store.write_note(BEST, score)
 
-    def _note_validation(self, metrics: Mapping[str, Scalar]) -> None:
-        """With ``keep-best``: note the validation metric of the state that was just saved."""
-        value = metrics.get(f"val_{self.config.metric}")
-        if self.config.keep_best and value is not None:
-            worth = -float(value) if METRICS[self.config.metric].less_is_better else float(value)
-            note = {"generation": self.round, "value": worth}
-            self.setup.store.write_note(VALIDATION, note)
-
     def score_received(self) -> None:
         """Evaluate before the models train, in a round that is evaluated."""
         if self.evaluating:
@@ -480,13 +469,6 @@ class MethodClient(NumPyClient, Generic[P]):
             self.check_download(payload)
         return payload
 
-    def _flops(self, number: int, phase: Phase, data: Examples) -> float:
-        kind = (
-            type(self), self.setup.model, self.classes, self.inputs, self.d,
-            self.config.small_model, number, phase.name, data.examples.shape[1:],
-        )  # fmt: skip
-        return phase_flops(kind, phase, data, self.config, self.modules, self._generators)
-
     # --- what is kept between two rounds -----------------------------------------------------
 
     def restore(self, generation: int, digest: str = "") -> None:
@@ -495,16 +477,15 @@ class MethodClient(NumPyClient, Generic[P]):
         ``digest`` is what the server names. Raise Refused if there is no such state, or
         if it does not fit the modules.
         """
-        key = (
-            type(self), self.setup.model, self.classes, self.inputs, self.d,
-            self.config.params, self.config.models, self.config.small_model, str(self.device),
-        )  # fmt: skip
+        key = (*self._kind, self.config.params, self.config.models, str(self.device))
         self.tensors = {name: t.to(self.device) for name, t in self.initial_tensors().items()}
         self.modules, self._fixed = instance(
             key, self._initialised, self.device, fresh=generation == 0
         )
         if generation == 0:
-            self._fit_preparation()
+            fitted = self.modules.get(PREPARATION)  # to the train split, and saved with the model
+            if fitted is not None and len(self.setup.data.split.train):
+                cast("Preparation", fitted).fit(self._read_examples("train").examples)
         else:
             bundle = self.setup.store.load(generation, digest)
             try:
@@ -525,12 +506,6 @@ class MethodClient(NumPyClient, Generic[P]):
         if self.inputs.fitted:
             built[PREPARATION] = preparation(self.inputs)
         return built
-
-    def _fit_preparation(self) -> None:
-        """Fit the preparation to the client's train split. It is then saved with the model."""
-        module = self.modules.get(PREPARATION)
-        if module is not None and len(self.setup.data.split.train):
-            cast("Preparation", module).fit(self._read_examples("train").examples)
 
     def _check_declared(self, tensors: Iterable[str]) -> None:
         """Raise UserError for a tensor that is not in :meth:`initial_tensors`."""
@@ -561,13 +536,11 @@ class MethodClient(NumPyClient, Generic[P]):
             )
         self.setup.store.describe(self.description())
         self.saved_digest = self.setup.store.save(generation, source, bundle)
-        self._note_validation(metrics)
-
-    def _architecture(self) -> str:
-        """Return the model's name, without a file of weights unless a state lacks some of them."""
-        named = parse(self.setup.model)
-        whole = named.partly or named.plain.startswith(FOLDER)
-        return self.setup.model if whole else named.structure
+        value = metrics.get(f"val_{self.config.metric}")
+        if self.config.keep_best and value is not None:
+            worth = -float(value) if METRICS[self.config.metric].less_is_better else float(value)
+            note = {"generation": self.round, "value": worth}
+            self.setup.store.write_note(VALIDATION, note)
 
     def description(self) -> dict[str, Any]:
         """Return values that rebuild this client without the run's configuration and examples."""
@@ -577,11 +550,14 @@ class MethodClient(NumPyClient, Generic[P]):
         for key in ("small_model", "representation", "grey", *READ_KEYS):
             if getattr(self.config, key) != RunConfig.model_fields[key].default:
                 keys.add(key)
+        # The model is named without a file of weights, unless a state lacks some of them.
+        model = parse(self.setup.model)
+        whole = model.partly or model.plain.startswith(FOLDER)
         plain = self.inputs.kind == IMAGE and not self.inputs.fitted
         about = {} if plain else {"inputs": self.inputs.dump()}
         return {
             "client": self.setup.data.client,
-            "architecture": self._architecture(),
+            "architecture": self.setup.model if whole else model.structure,
             "classes": list(self.setup.classes),
             **self.config.model_dump(mode="json", include=keys),
             "models": list(public_names(self.config.models)),

@@ -194,7 +194,9 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
     def quiz_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return the quiz's CE after a guided step, with the gradient put in by hand."""
         both = Both(self.model)
-        self._train_mode(both)
+        both.train()
+        for layer in self._fixed.layers:
+            layer.training = False
         frozen = {id(p) for p in self._fixed.parameters}
         weights = {n: p for n, p in both.named_parameters() if id(p) not in frozen}
         logits_first = self.params.guide == "logits"
@@ -223,11 +225,6 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         rows = (own * (LARGEST / norms.clamp(min=LARGEST))).cpu().numpy()
         marks = self.studied.cpu()[seen].to(torch.int64).numpy()
         return ClassVectors(seen.numpy(), marks, rows)
-
-    def _train_mode(self, both: nn.Module) -> None:
-        both.train()
-        for layer in self._fixed.layers:
-            layer.training = False
 
     def _remember(self) -> None:
         """Add this step's gradient to the mean over the study batches."""

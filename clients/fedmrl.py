@@ -14,18 +14,9 @@ from torch import Tensor, nn
 
 from fedhet.clients.averaging import AveragingClient
 from fedhet.clients.base import Needs
-from fedhet.config.schema import REPRESENTATION
 from fedhet.models import SplitModel
 from fedhet.strategies.fedmrl import FedMRLParams, global_model
 from fedhet.training.loop import Phase
-
-
-def make_projector(kind: str, d1: int, d2: int = REPRESENTATION) -> nn.Module:
-    """Return P_k: (B, d1 + d2) -> (B, d2), with bias and without a last activation."""
-    first = nn.Linear(d1 + d2, d2)
-    if kind == "linear":
-        return first
-    return nn.Sequential(first, nn.ReLU(), nn.Linear(d2, d2))
 
 
 class FedMRLClient(AveragingClient[FedMRLParams]):
@@ -38,7 +29,7 @@ class FedMRLClient(AveragingClient[FedMRLParams]):
             "small": self.as_sent_first(
                 lambda: global_model(self.config, self.inputs, self.params, self.classes)
             ),
-            "projector": make_projector(self.params.projector, self.params.d1, self.d),
+            "projector": nn.Linear(self.params.d1 + self.d, self.d),
         }
 
     @property

@@ -35,8 +35,7 @@ class FedSSAClient(MethodClient[FedSSAParams]):
     def expect_download(self, came: Payload) -> Payload | None:
         """Return the rows of the classes that come."""
         rows = len(self._sent())
-        bias = blank((rows if self.params.header_bias else 0,))
-        return HeaderRows(blank((rows,), np.int64), blank((rows, self.d)), bias)
+        return HeaderRows(blank((rows,), np.int64), blank((rows, self.d)), blank((rows,)))
 
     def check_download(self, payload: Payload) -> None:
         """Check for exactly the classes that come, each once."""
@@ -70,7 +69,7 @@ class FedSSAClient(MethodClient[FedSSAParams]):
         fused = torch.as_tensor(np.isin(ids, own)).to(self.device)
         pairs = [(self.model.head.weight, payload.weight), (self.model.head.bias, payload.bias)]
         with torch.no_grad():
-            for local, array in pairs[: 1 + self.params.header_bias]:
+            for local, array in pairs:
                 new = torch.as_tensor(array[rows]).to(self.device)
                 mixed = (new + mu * local[sent]) / scale
                 local[sent] = torch.where(fused.view(-1, *[1] * (new.dim() - 1)), mixed, new)
@@ -83,10 +82,9 @@ class FedSSAClient(MethodClient[FedSSAParams]):
                 "the header is not finite after training; fusion=paper multiplies it by 1 + mu "
                 "every round: use fusion=convex, a smaller t-stable or a smaller lr"
             )
-        bias = bias if self.params.header_bias else bias[:0]
         whole = self.params.upload_rows == "whole"
         own = np.arange(self.classes, dtype=np.int64) if whole else self.seen().numpy()
-        return HeaderRows(own, weight[own], bias[own] if bias.size else bias)
+        return HeaderRows(own, weight[own], bias[own])
 
 
 def _array(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

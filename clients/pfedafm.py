@@ -15,7 +15,6 @@ from fedhet.clients.averaging import AveragingClient
 from fedhet.clients.base import Needs
 from fedhet.config.schema import REPRESENTATION
 from fedhet.models import SplitModel
-from fedhet.models.zoo import small_extractor
 from fedhet.strategies.pfedafm import PFedAFMParams
 from fedhet.training.loop import Phase
 
@@ -44,9 +43,7 @@ class PFedAFMClient(AveragingClient[PFedAFMParams]):
         """Return F_k, g and alpha."""
         return {
             "model": self.local_model(),
-            "extractor": self.as_sent_first(
-                lambda: small_extractor(self.config, self.inputs, "", self.classes)
-            ),
+            "extractor": self.new_extractor(),
             "mixture": Mixture(self.d),
         }
 

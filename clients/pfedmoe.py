@@ -14,7 +14,6 @@ from fedhet.clients.averaging import AveragingClient
 from fedhet.clients.base import Needs
 from fedhet.data.inputs import TABLE, TOKENS, Inputs
 from fedhet.models import SplitModel
-from fedhet.models.zoo import small_extractor
 from fedhet.strategies.pfedmoe import PFedMoEParams
 from fedhet.training.loop import Phase, outputs_on
 
@@ -47,9 +46,7 @@ class PFedMoEClient(AveragingClient[PFedMoEParams]):
         """Return F_k, g and H_k."""
         return {
             "model": self.local_model(),
-            "extractor": self.as_sent_first(
-                lambda: small_extractor(self.config, self.inputs, "", self.classes)
-            ),
+            "extractor": self.new_extractor(),
             "gate": Gate(self.inputs, self.d, self.params.gate_hidden),
         }
 

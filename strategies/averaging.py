@@ -10,7 +10,6 @@ theta^t = sum_k (n_k / n) theta_k^t with n summed over the accepted replies of t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -19,7 +18,7 @@ from torch import nn
 
 from fedhet.config.schema import P
 from fedhet.models.networks import exchanged
-from fedhet.models.zoo import small_model
+from fedhet.models.zoo import small_extractor, small_model
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.rng import torch_seeded
@@ -172,21 +171,13 @@ def sum_by_class(
 
 
 def _row_sums(classes: Array, rows: Sequence[Array], weights: Array | None, count: int) -> Vector:
-    """Return sums (C, w) float64 by class, in blocks that fit the processor's cache."""
-    width = rows[0].shape[1]
-    sums = torch.zeros((count, width), dtype=torch.float64)
+    """Return sums (C, w) float64 by class, in the order given."""
+    wide = np.concatenate(rows, dtype=np.float64)
+    if weights is not None:
+        wide *= weights[:, None]
     ids = torch.from_numpy(np.asarray(classes, dtype=np.int64))
-    stops = np.cumsum([0, *(len(own) for own in rows)])
-    edges = [*stops[:-1:BLOCK].tolist(), int(stops[-1])]
-    buffer = np.empty((int(np.diff(edges).max()), width), dtype=np.float64)
-    for i, (start, stop) in enumerate(pairwise(edges)):
-        block = buffer[: stop - start]
-        np.concatenate(rows[i * BLOCK : (i + 1) * BLOCK], out=block)
-        if weights is not None:
-            block *= weights[start:stop, None]
-        sums.index_add_(0, ids[start:stop], torch.from_numpy(block))
-    found: Vector = sums.numpy()
-    return found
+    sums = torch.zeros((count, wide.shape[1]), dtype=torch.float64)
+    return np.asarray(sums.index_add_(0, ids, torch.from_numpy(wide)).numpy())
 
 
 class AveragingStrategy(MethodStrategy[P]):
@@ -198,12 +189,16 @@ class AveragingStrategy(MethodStrategy[P]):
     broadcasts = True
     noise_on_steps = True
     weighs_late = True
+    shares_extractor = False  # whether the small model's header is left out
 
     def shared_module(self) -> nn.Module:
         """Return a new module that crosses the wire (called inside a seeded context).
 
-        By default the small model if ``shares_small_model``, else a header d -> C.
+        By default the small model if ``shares_small_model``, without its header if
+        ``shares_extractor``; else a header d -> C.
         """
+        if self.shares_extractor:
+            return small_extractor(self.config, self.inputs, "", self.classes)
         if self.shares_small_model:
             chosen = self.own_small(self.params)
             return small_model(self.config, self.inputs, chosen, self.classes)

@@ -260,12 +260,9 @@ class MethodStrategy(Strategy, Generic[P]):
         own = Own(config, self.classes, every, images)
         payload = self.reference(some).payload
         assert payload is not None
-        summed = SumPlan(
-            length=len(self.contribution(payload, own).flat),
-            ranges=self.metric_ranges,
-            by_class=self.sends_class_rows(config, self.params),
-            attempts=self.folder.attempts,
-        )
+        length = len(self.contribution(payload, own).flat)
+        rows = self.sends_class_rows(config, self.params)
+        summed = SumPlan(length, self.metric_ranges, rows, self.folder.attempts)
         return SumAggregator(config, self.ledger, self.handshake, summed, marks)
 
     def start(

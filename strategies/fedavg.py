@@ -7,12 +7,8 @@ at 10 classes (715,148 at 100); where all clients have the same CNN it is that o
 theta^t = sum_k (n_k / n) theta_k^t over the accepted replies, after E epochs of cross-entropy at
 each client.
 
-The table's question to it: what do architectures of one's own cost or bring? A client's own
-architecture is therefore not used; FLOPs and floats are the common model's. Inference is by the
-client's trained copy, so that it is personalised by the last E epochs, as every other method is.
-
-Differs from the paper, which answers by the mean model. BatchNorm's running statistics are sent and
-averaged like the rest, as the model is sent whole.
+A client's own architecture is not used; FLOPs and floats are the common model's. Inference is by
+the client's trained copy. BatchNorm's running statistics are averaged like the rest.
 """
 
 from pydantic import Field

@@ -18,10 +18,6 @@ n_k-weighted mean; then ``server-epochs`` steps of Adam for G on
 with ``batch-size`` labels each. Headers are linear, so that this sum is the mean header's answer.
 Adam goes on with its moments from round to round, as HtFLlib's does: started anew, its first steps
 are as long for a gradient of rounding as for any. Inference is by the local model.
-
-As HtFLlib, which has the federation's labels, this loss and these steps (with 512 numbers of
-noise); the paper also shares whole models, adds a diversity term and lets the weight of the second
-loss fall.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

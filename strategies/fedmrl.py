@@ -34,8 +34,6 @@ class FedMRLParams(Params):
     """eta_theta, learning rate of the small model; 0: lr, as in the paper"""
     lr_projector: float = Field(0.0, ge=0)
     """eta_phi, learning rate of the projector; 0: lr, as in the paper"""
-    projector: Literal["linear", "mlp"] = "linear"
-    """P_k: one layer (d_1 + d_2) -> d_2, or two with a ReLU between"""
     inference: Literal["mix-large", "mix-small", "single-small", "single-large"] = "mix-large"
     """all but the global header, all but the local header, G alone, or F_k alone"""
     report_all_inference: bool = False

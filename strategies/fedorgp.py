@@ -19,10 +19,7 @@ Down: P^_c of all classes that anybody has ever sent, at most C d floats (5,000 
 client minimises CE + lambda_c mean_i (1 - cos(f(x_i), P^_{y_i})) (eq. 8, ``FedORGPClient.loss``);
 an image whose class nobody has sent yet counts 0. Inference is by the header.
 
-Every pair counts once, so ``weighting`` has no effect. Differs from the paper: ten epochs of the
-server instead of one, since ten clients of two classes make one batch, where the paper's twenty of
-ten classes make seven; lambda_c 10, as in all commands that its repository names, where the text
-says 100. The repository's later algorithm (weights by sample, a filter of outliers) is another one.
+Every pair counts once. Differences from the paper: docs/reference/method-notes.md.
 """
 
 import torch.nn.functional as F

@@ -14,20 +14,17 @@ of every class). The client minimises
 where an image counts 0 as long as its class has no global prototype, and MSE is the mean over d:
 lambda is d times weaker than on a squared norm.
 
-Inference is by the classifier, so that methods compare. Beside it the accuracy of the nearest
-prototype (L2) is recorded as ``test_accuracy_prototype``, over the global prototypes received and,
-where there was none, the client's own; with the default download a client knows only prototypes
-of its own classes, which makes that task easier than the classifier's. A client that knows no
-prototype yet answers by its classifier there as well.
+Inference is by the classifier. Beside it the accuracy of the nearest prototype (L2) is recorded as
+``test_accuracy_prototype``, over the global prototypes received and, where there was none, the
+client's own: with the default download these are of its own classes, an easier task.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 
-from fedhet.config.schema import Params, RunConfig
-from fedhet.protocol.payload import Payload
+from fedhet.config.schema import RunConfig
+from fedhet.protocol.payload import Array, Payload
 from fedhet.strategies.aggregator import ROBUST
 from fedhet.strategies.averaging import class_totals, late_factors
 from fedhet.strategies.base import Upload
@@ -44,9 +41,6 @@ from fedhet.sums.contribution import Own, Summand, Vector
 class FedProtoParams(PrototypeParams):
     """Hyper-parameters of FedProto."""
 
-    prototype_weighting: Literal["count", "uniform"] = "count"
-    """weights of a class's prototypes: images (eq. 6), or equal (code)"""
-
 
 class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
     """Per-class mean of prototypes."""
@@ -57,53 +51,36 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
 
     @classmethod
     def ignores(cls, config: RunConfig, params: FedProtoParams) -> Mapping[str, str]:
-        """Return that images of a class are its weights, unless all weigh the same."""
-        ignored = dict(super().ignores(config, params))
-        if params.prototype_weighting == "count":
-            del ignored["max-weight"]
-        return ignored
+        """Return that images of a class are its weights; ``max-weight`` bounds them."""
+        return {"weighting": super().ignores(config, params)["weighting"]}
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Apply eq. 6 per class over the replies; absent classes keep theirs."""
-        payloads, by_images = payloads_of(uploads), self._by_images(self.params)
-        weights = late_factors(uploads, [len(p.classes) for p in payloads])
-        if by_images:
-            counts = np.concatenate([p.counts for p in payloads])
-            weights = counts if weights is None else counts * weights
-        sums = sums_of(payloads, weights, self.classes, self.rule)
+        payloads = payloads_of(uploads)
+        weights: Array = np.concatenate([p.counts for p in payloads])
+        late = late_factors(uploads, [len(p.classes) for p in payloads])
+        sums = sums_of(
+            payloads, weights if late is None else weights * late, self.classes, self.rule
+        )
         self.prototypes = sums.means(self.prototypes)
         return self.count(uploads)
 
     @classmethod
     def contribution(cls, upload: Payload, own: Own) -> Summand:
-        """Return images x mean (C, d) and images (C,), in units of weights; C ones and zeros.
-
-        With ``prototype-weighting: uniform`` every mean weighs 1, and there are no images.
-        """
-        payload, by_images = shared_by(upload, own), cls._by_images(own.config.params)
-        weights = own.weigh(payload.counts) if by_images else None
-        return sums_of([payload], weights, own.classes).summand(weighted=by_images)
+        """Return images x mean (C, d) and images (C,), in units of weights; C ones and zeros."""
+        payload = shared_by(upload, own)
+        weights = own.weigh(payload.counts)
+        return sums_of([payload], weights, own.classes).summand(weighted=True)
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
-        """Apply eq. 6 to the sums; a class of too few owners keeps its prototype.
-
-        What is known of the images behind a class is their sum, or, where all weigh the same, how
-        many clients have it.
-        """
-        by_images = self._by_images(self.params)
-        totals = class_totals(self, total, weighted=by_images)
+        """Apply eq. 6 to the sums; a class of too few owners keeps its prototype."""
+        totals = class_totals(self, total, weighted=True)
         self.prototypes = totals.means(self.prototypes)
-        behind = np.rint(totals.weights * (self.images_per_weight if by_images else 1))
-        behind = np.maximum(behind, 1).astype(np.int64)
+        behind = np.maximum(np.rint(totals.weights * self.images_per_weight), 1).astype(np.int64)
         self.counts = np.where(totals.present, behind, self.counts)
         return self.known()
 
     @classmethod
     def weighs_images(cls, config: RunConfig, params: FedProtoParams) -> bool:
-        """Return whether images of each class are its weights."""
-        return cls._by_images(params)
-
-    @staticmethod
-    def _by_images(params: Params) -> bool:
-        assert isinstance(params, FedProtoParams)
-        return params.prototype_weighting == "count"
+        """Return True: images of each class are its weights."""
+        return True

@@ -42,7 +42,6 @@ class FedSSAParams(Params):
     """whole: n_k-weighted mean of whole headers (Table 4, B)"""
     download_rows: Rows = "seen"
     """whole: unseen rows are overwritten as well (Table 4 B, Table 5 A)"""
-    header_bias: bool = Field(True, description="whether the bias is part of a row")
 
 
 class FedSSAStrategy(MethodStrategy[FedSSAParams]):
@@ -63,12 +62,10 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         return {"weighting": reason, "max-weight": reason}
 
     def initialise(self) -> None:
-        """Draw the global header; its rows are (d + 1) or d wide."""
+        """Draw the global header."""
         with torch_seeded(self.config.seed, "global"):
-            header = nn.Linear(self.d, self.classes)
-        self.weight: Array = header.weight.detach().numpy().copy()
-        bias = header.bias.detach().numpy().copy()
-        self.bias: Array = bias if self.params.header_bias else bias[:0]
+            drawn = nn.Linear(self.d, self.classes)
+        self.header = joined(drawn.weight.detach().numpy(), drawn.bias.detach().numpy())
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """Return the rows of the classes that the client has seen, or all of them.
@@ -102,7 +99,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         else:
             shares = late_factors(uploads, lengths)
         sums = sum_by_class(ids, rows, shares, self.classes, self.rule)
-        return self._set(sums.means(self._header()), round_)
+        return self._set(sums.means(self.header), round_)
 
     @classmethod
     def contribution(cls, upload: Payload, own: Own) -> Summand:
@@ -117,7 +114,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
         """Apply eq. 3 to the sums; a class of too few owners keeps its row."""
         totals = class_totals(self, total, weighted=self._whole(self.config))
-        return self._set(totals.means(self._header()), round_)
+        return self._set(totals.means(self.header), round_)
 
     @classmethod
     def sends_class_rows(cls, config: RunConfig, params: FedSSAParams) -> bool:
@@ -128,18 +125,11 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
     def _whole(cls, config: RunConfig) -> bool:
         return not cls.sends_class_rows(config, cast("FedSSAParams", config.params))
 
-    def _header(self) -> Array:
-        """Return weight and bias as rows (C, d + 1), or (C, d) without a bias."""
-        return joined(self.weight, self.bias)
-
     def _set(self, header: Array, round_: int) -> Mapping[str, float]:
         """Take rows (C, d + 1) as the global header, if they are finite."""
-        self.weight = np.ascontiguousarray(header[:, : self.d])
-        if self.bias.size:
-            self.bias = header[:, self.d].copy()
-        squares = np.square(self.weight, dtype=np.float64).sum(axis=1)
-        if self.bias.size:
-            squares += np.square(self.bias, dtype=np.float64)
+        self.header = header
+        squares = np.square(header[:, :-1], dtype=np.float64).sum(axis=1)
+        squares += np.square(header[:, -1], dtype=np.float64)
         if not np.isfinite(squares).all():
             raise RunFailed(
                 f"round {round_}: the global header is not finite (class "
@@ -152,22 +142,23 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         }
 
     def arrays(self) -> dict[str, Array]:
-        """Return the global header: weight (C, d), bias (C,) or (0,)."""
-        return {"header.weight": self.weight, "header.bias": self.bias}
+        """Return the global header: weight (C, d), bias (C,)."""
+        weight, bias = self.header[:, :-1], self.header[:, -1]
+        return {"header.weight": weight.copy(), "header.bias": bias.copy()}
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""
-        self.weight, self.bias = arrays["header.weight"], arrays["header.bias"]
+        self.header = joined(arrays["header.weight"], arrays["header.bias"])
 
     def _rows(self, info: ClientInfo, which: Rows) -> HeaderRows:
         ids = np.arange(self.classes) if which == "whole" else np.array(info.seen)
         own = ids.astype(np.int64)
-        return HeaderRows(own, self.weight[own], self.bias[own] if self.bias.size else self.bias)
+        return HeaderRows(own, self.header[own, :-1], self.header[own, -1])
 
 
 def joined(weight: Array, bias: Array) -> Array:
-    """Return rows (S, d + 1) of weight (S, d) and bias (S,), without a bias (S, d)."""
-    return np.column_stack([weight, bias]) if bias.size else weight
+    """Return rows (S, d + 1) of weight (S, d) and bias (S,)."""
+    return np.column_stack([weight, bias])
 
 
 def _unpack(payload: Payload) -> tuple[Array, Array]:

@@ -10,10 +10,8 @@ the client; what it computes is in clients/pfedafm.py.
 """
 
 from pydantic import Field
-from torch import nn
 
 from fedhet.config.schema import Params
-from fedhet.models.zoo import small_extractor
 from fedhet.strategies.averaging import AveragingStrategy
 
 
@@ -27,9 +25,5 @@ class PFedAFMParams(Params):
 class PFedAFMStrategy(AveragingStrategy[PFedAFMParams]):
     """Averages small extractors."""
 
-    shares_small_model = True
+    shares_small_model = shares_extractor = True
     metric_ranges = {"alpha_mean": (0.0, 1.0)}
-
-    def shared_module(self) -> nn.Module:
-        """Return an extractor g, freshly drawn."""
-        return small_extractor(self.config, self.inputs, "", self.classes)

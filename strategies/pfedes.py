@@ -5,8 +5,7 @@
 Each way all parameters of the homogeneous extractor G, image -> image of the same shape, float32:
 Conv 3 -> 8 -> 3, 3 x 3, 'same', ReLU after each, weights (8, 3, 3, 3), (3, 8, 3, 3), biases (8,),
 (3,), 443 floats. The server takes their n_k-weighted mean (eq. 10); n runs over the accepted
-replies, since weights over all N clients, as printed, would not sum to 1. The paper's figure 2
-gives no channel numbers; width, kernel and ReLUs are those of the authors' code.
+replies, since weights over all N clients, as printed, would not sum to 1.
 """
 
 from collections.abc import Mapping
@@ -83,18 +82,6 @@ class PFedESStrategy(AveragingStrategy[PFedESParams]):
         kernel = params.extractor_kernel
         if kernel % 2 == 0:
             raise UserError(f"extractor-kernel: {kernel} is not allowed: it must be odd")
-
-    def initialise(self) -> None:
-        """Draw G, and make sure that local models can take what it gives."""
-        super().initialise()
-        blank = torch.from_numpy(self.inputs.blank(1))
-        with torch.inference_mode():
-            enhanced = self.shared_module()(blank)
-        if enhanced.shape != blank.shape:
-            raise UserError(
-                f"extractor: must keep the shape of inputs, {tuple(blank.shape)}, but returns "
-                f"{tuple(enhanced.shape)}"
-            )
 
     def shared_module(self) -> nn.Module:
         """Return G, freshly drawn."""

@@ -9,20 +9,14 @@ accepted replies. The client's model F_k = (features, header), the local expert,
 never leave it. They are trained at once with g, on one loss: with a = H_k(x) in R^2, a >= 0, a sum
 of 1, CE(header(a_1 g(x) + a_2 features(x)), y); see clients/pfedmoe.py.
 
-Only the abstract and three re-implementations could be read. They agree on mixture, loss and
-exchange. **The gate is ours**: LayerNorm of the flattened input without parameters, Linear to
-``gate-hidden``, LayerNorm, sigmoid, Linear to 2 that starts at zero, softmax. The paper has
-switchable and batch normalisation, which make the weights of a sample depend on its neighbours in
-the batch. For a table there is no first LayerNorm, and for texts, whose ids are no numbers, the
-gate reads g(x) without gradient. Inference is by the mixture with the client's trained g, where one
-re-implementation uses the freshly averaged one.
+**The gate is ours**: LayerNorm of the flattened input without parameters (none for a table; texts
+read g(x) without gradient), Linear to ``gate-hidden``, LayerNorm, sigmoid, Linear to 2 that starts
+at zero, softmax. Inference is by the mixture. Differences: docs/reference/method-notes.md.
 """
 
 from pydantic import Field
-from torch import nn
 
 from fedhet.config.schema import Params
-from fedhet.models.zoo import small_extractor
 from fedhet.strategies.averaging import AveragingStrategy
 
 
@@ -40,9 +34,5 @@ class PFedMoEParams(Params):
 class PFedMoEStrategy(AveragingStrategy[PFedMoEParams]):
     """Averages small extractors."""
 
-    shares_small_model = True
+    shares_small_model = shares_extractor = True
     metric_ranges = {"gate_global_mean": (0.0, 1.0), "gate_global_std": (0.0, 1.0)}
-
-    def shared_module(self) -> nn.Module:
-        """Return an extractor g, freshly drawn."""
-        return small_extractor(self.config, self.inputs, "", self.classes)

@@ -77,7 +77,7 @@ class StoredRowsStrategy(FedSSAStrategy):
             self.stored[client][payload.classes] = rows
             self.live[upload.info.model] = payload.tensors
             self.trained[client] = round_
-        header = self._header()
+        header = self.header.copy()
         seen = [set(self.roster.infos[client].seen) for client in self.roster.ids]
         for one in range(self.classes):
             owners = [client for client, classes in enumerate(seen) if one in classes]

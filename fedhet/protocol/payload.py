@@ -93,7 +93,7 @@ class Empty(Payload):
 
 @dataclass(frozen=True)
 class HeaderRows(Payload):
-    """Header rows of some classes: ids (S,) int64, weight (S, d), bias (S,) or (0,) float32."""
+    """Header rows of some classes: ids (S,) int64, weight (S, d), bias (S,) float32."""
 
     classes: Int64
     weight: Float32
@@ -103,8 +103,7 @@ class HeaderRows(Payload):
         """Return the step from the rows of the same classes."""
         assert isinstance(sent, HeaderRows)
         rows = np.searchsorted(sent.classes, self.classes)
-        bias = sent.bias[rows] if sent.bias.size else sent.bias
-        return super().since(HeaderRows(self.classes, sent.weight[rows], bias))
+        return super().since(HeaderRows(self.classes, sent.weight[rows], sent.bias[rows]))
 
 
 @dataclass(frozen=True)

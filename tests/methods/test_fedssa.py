@@ -76,16 +76,6 @@ def test_whole_download_overwrites_unseen_rows(tmp_path):
     assert client.model.head.weight[:, 0].tolist() == [1.0, 11.0, 21.0, 31.0]
 
 
-def test_without_bias_the_bias_stays_at_home(tmp_path):
-    config = small(tmp_path, header_bias=False)
-    client = make_client(config, 0, tmp_path)
-    bias = client.model.head.bias.detach().clone()
-    payload = client.upload()
-    assert payload.floats == 2 * 500
-    client.receive(payload)
-    assert torch.equal(client.model.head.bias, bias)
-
-
 def test_a_header_that_is_not_finite_stops_the_run_and_names_the_cause(tmp_path):
     strategy = make_strategy(small(tmp_path), [[0, 1]], [100], 2)
     with pytest.raises(RunFailed, match="fusion"), np.errstate(over="ignore"):

@@ -15,9 +15,8 @@ from methods.byhand import (
 )
 
 from fedhet.data.inputs import SIGNAL, Inputs
-from fedhet.errors import UserError
 from fedhet.strategies.pfedes import PFedESParams, extractor
-from fedhet.testing import make_client, make_strategy, small
+from fedhet.testing import make_client, small
 
 
 def pfedes(tmp_path, **changes):
@@ -59,13 +58,6 @@ def test_the_output_has_the_shape_of_the_input(hidden, kernel, depth):
     images = torch.randn(2, 3, 33, 33)
     enhanced = extractor(params, Inputs.image(33))(images)
     assert enhanced.shape == images.shape and (enhanced >= 0).all()
-
-
-def test_an_extractor_that_changes_the_shape_is_refused_at_the_start(tmp_path, monkeypatch):
-    halving = torch.nn.Conv2d(3, 3, 3, stride=2)
-    monkeypatch.setattr("fedhet.strategies.pfedes.extractor", lambda params, inputs: halving)
-    with pytest.raises(UserError, match="^extractor: must keep the shape of inputs"):
-        make_strategy(pfedes(tmp_path), [[0]], [10], 4)
 
 
 def test_inference_is_the_model_on_raw_images(tmp_path):

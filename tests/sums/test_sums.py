@@ -26,8 +26,6 @@ VARIANTS = [
         for name in (*BY_CLASS, *AVERAGED)
     ),
     ("fedssa", {"upload_rows": "whole", "download_rows": "whole"}),
-    ("fedssa", {"header_bias": False}),
-    ("fedproto", {"prototype_weighting": "uniform"}),
     ("fedl2g", {"guide": "features"}),
     ("fml", {"weighting": "uniform"}),
 ]

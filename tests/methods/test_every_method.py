@@ -229,7 +229,6 @@ fedgen hidden 0
 fedgh server-lr 0
 fedkd t-start 0
 fedmrl d1 501
-fedmrl projector conv
 fedmrl matryoshka perhaps
 fedproto download-classes x
 fedssa mu0 1.1

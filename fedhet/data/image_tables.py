@@ -1,8 +1,9 @@
 """Images that a table lists, by file names or as bytes: a CSV beside its photographs, Parquet."""
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -32,14 +33,15 @@ _SAMPLE = 200  # values by which a column is known to hold images
 def image_table(data_path: str, reading: Reading) -> Source:
     """Return the images of a table: files in its folder or below, or bytes in its cells."""
     paths = find_files("image-folder", data_path, ROW_SUFFIXES)
-    files = _images_below(paths[0].parent)
-    stats = file_stats([*paths, *(paths[0].parent / name for name in files)])
+    root = paths[0].parent
+    files = _images_below(root)
 
     def stream(image: Inputs, classes: tuple[str, ...]) -> Stream:
         file = open_rows(paths, reading.form)
-        file.found += [line for line in beside(data_path, paths) if not files]
-        return images_of(file, paths[0].parent, reading, image, classes)
+        file.found += [] if files else beside(data_path, paths)
+        return images_of(file, root, reading, image, classes)
 
+    stats = file_stats([*paths, *(root / name for name in files)])
     return Source(["image-table", *stats, repr(reading)], stream)
 
 
@@ -54,25 +56,36 @@ def _parts(cell: str) -> tuple[str, ...]:
 class _Names:
     """Image files by how a table may name them: path, name, or either without its ending."""
 
-    def __init__(self, files: Sequence[str]) -> None:
-        self._files: dict[tuple[str, ...], set[str]] = {}
-        for file in files:
-            parts = _parts(file)
-            for ending in (parts[-1], PurePosixPath(parts[-1]).stem):
-                for start in range(len(parts)):
-                    key = (*parts[start:-1], ending)
-                    self._files.setdefault(key, set()).add(file)
+    def __init__(self, root: Path) -> None:
+        self.root = root
 
-    def find(self, cell: str) -> str:
-        """Return the file that a cell names, empty for none; UserError if it may be several."""
+    @cached_property
+    def files(self) -> list[str]:
+        """All images below the root, which are looked for only if a column may name them."""
+        return _images_below(self.root)
+
+    @cached_property
+    def _named(self) -> dict[tuple[str, ...], set[str]]:
+        named: dict[tuple[str, ...], set[str]] = {}
+        for file in self.files:
+            *above, name = _parts(file)
+            for ending in (name, PurePosixPath(name).stem):
+                for start in range(len(above) + 1):
+                    named.setdefault((*above[start:], ending), set()).add(file)
+        return named
+
+    def find(self, cell: str) -> set[str]:
+        """Return the files that a cell may name, by the longest end of its path that does."""
         parts = _parts(cell)
-        for start in range(len(parts)):
-            files = self._files.get(parts[start:], set())
-            if len(files) > 1:
-                raise UserError(f"image: '{cell}' may be {listed(sorted(files), 3)}: give its path")
-            if files:
-                return min(files)
-        return ""
+        ends = (self._named.get(parts[start:]) for start in range(len(parts)))
+        return next(filter(None, ends), set())
+
+    def one(self, cell: str) -> str:
+        """Return the file that a cell names, empty for none; UserError if it may be several."""
+        files = sorted(self.find(cell))
+        if len(files) > 1:
+            raise UserError(f"image: '{cell}' may be {listed(files, 3)}: give its path")
+        return "".join(files)
 
 
 def _is_embedded(value: Any) -> bool:
@@ -80,48 +93,46 @@ def _is_embedded(value: Any) -> bool:
     return isinstance(inner, bytes) or isinstance(value, Mapping) and isinstance(inner, str)
 
 
-def _kinds(file: RowFile, root: Path) -> dict[str, bool]:
+def _kinds(file: RowFile, names: _Names) -> dict[str, bool]:
     """Return the columns that hold images, by the first rows, and whether as bytes."""
-    head = next(file.raw(file.columns), None)
-    if head is None:
-        return {}
-    texts = [name for name in file.columns if head[name].dtype.kind not in "iufb"]
-    names = _Names(_images_below(root)) if texts else None
-    kinds = {}
-    for name in texts:
-        values = head[name].dropna().head(_SAMPLE)
-        embedded = bool(len(values)) and all(map(_is_embedded, values))
-        if embedded or (names and len(values) and _names_images(names, values)):
-            kinds[name] = embedded
+    head, kinds = next(file.raw(file.columns), None), {}
+    for column in file.columns if head is not None else ():
+        values = [] if head[column].dtype.kind in "iufb" else head[column].dropna().head(_SAMPLE)
+        if not len(values):
+            continue
+        if all(map(_is_embedded, values)):
+            kinds[column] = True
+            continue
+        share = np.mean([bool(names.find(str(value))) for value in values])
+        endings = np.mean([is_image(str(value)) for value in values])
+        if share > 0.5 or (share and endings > 0.5):  # noqa: PLR2004
+            kinds[column] = False
     return kinds
 
 
-def _names_images(names: _Names, values: Any) -> bool:
-    """Return whether most values name images that are there, or one, and most end as images do."""
-    try:
-        share = float(np.mean([bool(names.find(str(value))) for value in values]))
-    except UserError:  # such a name occurs twice
-        return True
-    endings = np.mean([is_image(str(value)) for value in values])
-    return share > 0.5 or (share > 0 and bool(endings > 0.5))  # noqa: PLR2004
+def image_column(
+    file: RowFile, root: Path, reading: Reading, names: _Names | None = None
+) -> tuple[str, bool]:
+    """Return the column of the images, empty for none, and whether they are bytes in its cells.
 
-
-def image_column(file: RowFile, root: Path, reading: Reading) -> str:
-    """Return the column of the images, empty for none; Unclear if there are several."""
+    Raise Unclear if there are several.
+    """
     if reading.image:
         need(file, [reading.image], "image")
-        return reading.image
-    kinds = [name for name in _kinds(file, root) if name not in reading.taken]
-    if len(kinds) > 1:
-        raise Unclear("image", f"several columns name images: {listed(kinds)}", kinds)
-    return kinds[0] if kinds else ""
+    kinds = _kinds(file, names or _Names(root))
+    columns = [name for name in kinds if name not in reading.taken]
+    if len(columns) > 1 and not reading.image:
+        raise Unclear("image", f"several columns name images: {listed(columns)}", columns)
+    column = reading.image or "".join(columns)
+    return column, kinds.get(column, False)
 
 
 def images_of(
     file: RowFile, root: Path, reading: Reading, image: Inputs, classes: tuple[str, ...]
 ) -> Stream:
     """Return the images of the rows that have a label, in the order of the rows."""
-    column = image_column(file, root, reading)
+    index = _Names(root)
+    column, embedded = image_column(file, root, reading, index)
     if not column:
         raise UserError(f"image: {file.where} has no column of file names or bytes of images")
     reading = replace(reading, image=column)
@@ -129,63 +140,55 @@ def images_of(
         description = describe(file, reading)
         description.need_target()
         reading = description.reading
-    embedded, names = _kinds(file, root).get(column, False), _images_below(root)
-    index, keys = _Names(names), Keys(reading, classes)
+    keys = Keys(reading, classes)
     texts = keys.columns(file)
     chosen: list[str] = []
     missing: list[str] = []
-    rows, count = [], 0
+    rows, count = set(), 0
     for part, frame in file.chunks(texts if embedded else [*texts, column], ()):
-        if embedded:
-            there = np.ones(len(frame), dtype=bool)
-        else:
-            files = [index.find(cell) for cell in frame[column]]
-            there = np.array([bool(one) for one in files], dtype=bool)
-            missing += frame[column][~there].tolist()
+        files = np.arange(count, count + len(frame)).astype(str)
+        if not embedded:
+            files = np.array([index.one(cell) for cell in frame[column]], dtype=object)
+            missing += frame[column][files == ""].tolist()
+        there = files != ""
         kept = np.flatnonzero(there)[keys.add(part, frame[there])]
-        rows.append(kept + count)
-        chosen += [str(k + count) if embedded else files[k] for k in kept]
+        rows |= {*(kept + count).tolist()}
+        chosen += files[kept].tolist()
         count += len(frame)
-    left = [*texts, column, *reading.ignore, *file.index]
+    left = {*texts, column, *reading.ignore, *file.index}
     unused = [name for name in file.columns if name not in left]
-    used = {*chosen}
-    others = [] if embedded else [name for name in names if name not in used]
+    others = [] if embedded else sorted({*index.files}.difference(chosen))
     notes = [
         f"images by column '{column}' (image)",
         f"columns that are not read: {listed(unused)}" if unused else "", file.said,
     ]  # fmt: skip
     warnings = [
-        f"{len(missing):,} rows name no image that is there: {listed(missing, 5)}"
-        if missing
-        else "",
-        f"{len(others):,} images are in no row that is used: {listed(others, 5)}" if others else "",
+        f"{len(names):,} {what}: {listed(names, 5)}"
+        for names, what in (
+            (missing, "rows name no image that is there"),
+            (others, "images are in no row that is used"),
+        )
+        if names
     ]
     content = replace(keys.content(image, warnings, notes), paths=tuple(chosen))
     if embedded:
-        pictures = _of_cells(file, column, np.concatenate(rows), root, image)
+        pictures = _of_cells(file, column, rows, root, image)
     else:
         pictures = decode_all(root, chosen, image.image_shape, scans=image.scan)
     return (yield from image_stream(content, pictures))
 
 
 def _of_cells(
-    file: RowFile, column: str, rows: Any, root: Path, image: Inputs
+    file: RowFile, column: str, wanted: set[int], root: Path, image: Inputs
 ) -> Iterator[Decoded]:
-    """Yield the images in the cells of those rows."""
-    wanted, row = set(rows.tolist()), 0
-    for frame in file.raw([column]):
-        for value in frame[column]:
-            if row in wanted:
-                yield _cell(value, root, image)
-            row += 1
-
-
-def _cell(value: Any, root: Path, image: Inputs) -> Decoded:
-    """Return one image; decoders raise nearly every exception."""
-    try:
-        data = value.get("bytes") or (root / value["path"]) if isinstance(value, Mapping) else value
-        source = io.BytesIO(data) if isinstance(data, bytes) else data
-        with Image.open(source, formats=FORMATS) as picture:
-            return decoded(picture, image.image_shape, scans=image.scan)
-    except Exception as error:
-        return Decoded(None, reason=brief(error))
+    """Yield the images in the cells of those rows; decoders raise nearly every exception."""
+    cells = (value for frame in file.raw([column]) for value in frame[column])
+    for cell in (value for row, value in enumerate(cells) if row in wanted):
+        try:
+            struct = isinstance(cell, Mapping)
+            inner = cell.get("bytes") or root / cell["path"] if struct else cell
+            source = io.BytesIO(inner) if isinstance(inner, bytes) else inner
+            with Image.open(source, formats=FORMATS) as picture:
+                yield decoded(picture, image.image_shape, scans=image.scan)
+        except Exception as error:
+            yield Decoded(None, reason=brief(error))

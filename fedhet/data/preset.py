@@ -134,7 +134,7 @@ def _dataset(  # noqa: PLR0911  (one for each kind of path)
     if path.is_dir() and holds(path, ROW_SUFFIXES):
         images = any(map(is_image, files_below(path, "data-path", MAX_DEPTH)))
         for table in formats.find_files("table", str(path), ROW_SUFFIXES) if images else ():
-            if image_column(rows.open_rows([table]), table.parent, Reading()):
+            if image_column(rows.open_rows([table]), table.parent, Reading())[0]:
                 return table, "image-folder"
         return path, ""
     deep = path.suffix.lower() == ".mat" and formats.is_deep(path)
@@ -208,7 +208,7 @@ def _open(keys: Keys, checked: Checked) -> tuple[rows.RowFile, Reading]:
         keys["columns"] = [f"c{k}" for k in range(1, error.width + 1)]
         return _open(keys, checked)
     listing = keys["dataset"] in {"", "image-folder"}
-    if listing and (image := image_column(file, paths[0].parent, reading)):
+    if listing and (image := image_column(file, paths[0].parent, reading)[0]):
         keys["dataset"], reading = "image-folder", replace(reading, image=image)
     return file, reading
 

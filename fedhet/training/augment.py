@@ -49,8 +49,13 @@ def crop_flip(images: Tensor, generator: torch.Generator) -> Tensor:
     rows = tops + torch.arange(high, device=device)
     columns = lefts + torch.where(flipped, wide - 1 - steps, steps)
     padded = F.pad(images, (0, 0, across, across, down, down))
-    each = torch.arange(count, device=device)[:, None, None]
-    return padded[each, rows[:, :, None], columns[:, None, :]]
+    return _pixels(padded, rows, columns)
+
+
+def _pixels(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Return the pixels of images (B, h, w, c) at rows (B, h') and columns (B, w')."""
+    each = torch.arange(len(images), device=images.device)[:, None, None]
+    return images[each, rows[:, :, None], columns[:, None, :]]
 
 
 def flip_erase_crop(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -76,13 +81,12 @@ def flip_erase_crop(images: Tensor, generator: torch.Generator) -> Tensor:
     erased = (draws[4] < 0.5)[:, :, None] & inside
     down, across = high // 8, wide // 8
     flipped = torch.where(draws[5] < 0.5, wide - 1 - columns, columns)  # (B, w)
-    each = torch.arange(count, device=device)[:, None, None]
-    pixels = images.permute(0, 2, 3, 1)[each, rows[None, :, None], flipped[:, None, :]]
+    pixels = _pixels(images.permute(0, 2, 3, 1), rows[None], flipped)
     pixels = pixels.masked_fill(erased[..., None], 0.0)
     padded = F.pad(pixels, (0, 0, across, across, down, down))
     tops = (draws[6] * (2 * down + 1)).long() + rows
     lefts = (draws[7] * (2 * across + 1)).long() + columns
-    return padded[each, tops[:, :, None], lefts[:, None, :]].permute(0, 3, 1, 2)
+    return _pixels(padded, tops, lefts).permute(0, 3, 1, 2)
 
 
 def two_views(inputs: Tensor, generator: torch.Generator, kind: str = IMAGE) -> Tensor:

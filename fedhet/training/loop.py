@@ -323,15 +323,17 @@ def phase_flops(
     return each * images_in(phase, len(chosen), config.batch_size)
 
 
-def _stops(count: int) -> list[int]:
-    return list(range(EVALUATION_BATCH, count, EVALUATION_BATCH))
+def pieces(data: Examples) -> tuple[Tensor, ...]:
+    """Return the positions of all examples, in pieces as large as an evaluation takes."""
+    stops = list(range(EVALUATION_BATCH, len(data), EVALUATION_BATCH))
+    return torch.arange(len(data), device=data.labels.device).tensor_split(stops)
 
 
 @torch.inference_mode()
 def outputs_on(outputs: Callable[[Tensor], Tensor], data: Examples, config: RunConfig) -> Tensor:
     """Return the ``outputs`` (n, w) float32 of all inputs (B, ...) of ``data``."""
     device, found = data.labels.device, []
-    for index in torch.arange(len(data), device=device).tensor_split(_stops(len(data))):
+    for index in pieces(data):
         with autocast(config, device):
             found.append(outputs(data.batch(index)[0]).float())
     return torch.cat(found)
@@ -345,18 +347,9 @@ def mean_outputs(
 
     ``outputs`` maps inputs (B, ...) to vectors (B, w); rows of absent classes are zero.
     """
-    device = data.labels.device
-    ones = torch.ones_like(data.labels)
-    counts = torch.zeros(classes, dtype=ones.dtype, device=device).scatter_add(0, data.labels, ones)
-    sums: Tensor | None = None
-    for index in torch.arange(len(data), device=device).tensor_split(_stops(len(data))):
-        inputs, labels = data.batch(index)
-        with autocast(config, device):
-            vectors = outputs(inputs).float()
-        if sums is None:
-            sums = torch.zeros(classes, vectors.shape[1], device=device)
-        sums.index_add_(0, labels, vectors)
-    assert sums is not None, "a client has at least one training image"
+    vectors, labels = outputs_on(outputs, data, config), data.labels
+    counts = labels.new_zeros(classes).scatter_add(0, labels, torch.ones_like(labels))
+    sums = vectors.new_zeros(classes, vectors.shape[1]).index_add_(0, labels, vectors)
     return sums / counts.clamp(min=1).unsqueeze(1), counts
 
 

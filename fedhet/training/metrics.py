@@ -14,7 +14,7 @@ from torch import Tensor
 from fedhet import plugins
 from fedhet.config.schema import MAJORITY, RunConfig
 from fedhet.errors import UserError
-from fedhet.training.loop import EVALUATION_BATCH, Examples, autocast
+from fedhet.training.loop import Examples, autocast, pieces
 
 Predict = Callable[[Tensor], Mapping[str, Tensor]]
 BINS = 15  # of the calibration error
@@ -54,10 +54,9 @@ def evaluate(
     one gets ``accuracy_<name>``. ``majority`` is the commonest class of the train split.
     """
     device, count = data.labels.device, len(data)
-    stops = list(range(EVALUATION_BATCH, count, EVALUATION_BATCH))
     hits: dict[str, Tensor] = {}
     own, labels = [], []
-    for index in torch.arange(count, device=device).tensor_split(stops):
+    for index in pieces(data):
         inputs, wanted = data.batch(index)
         with autocast(config, device):
             outputs = predict(inputs)

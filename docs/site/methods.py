@@ -37,7 +37,7 @@ CAPTION = (
 WIDTH, LINE, ROWS = 480, 20, 7  # of the picture: pixels, pixels, arrays at most
 LETTERS = {
     "theta": "θ", "lambda": "λ", "alpha": "α", "beta": "β", "gamma": "γ", "mu": "μ", "rho": "ρ",
-    "tau": "τ", "pi": "π",
+    "tau": "τ", "pi": "π", "eta": "η", "phi": "φ",
 }  # fmt: skip
 SIGNS = {"<=": "≤", ">=": "≥", "!=": "≠", "->": "→", "~": "\u0303"}
 # A symbol of one or two letters, or a sum, and its indices.
@@ -220,6 +220,7 @@ def symbols(words: str, *, prose: bool = True) -> str:
     for sign, better in SIGNS.items():
         words = words.replace(sign, better)
     words = SYMBOL.sub(indexed, html.escape(words, quote=False))
+    words = re.sub(r"\^(\d)", r"<sup>\1</sup>", words)
     return re.sub(r"(?<!\\)([_\[\]])", r"\\\1", words) if prose else words
 
 

@@ -33,9 +33,8 @@ from fedhet.files import check_folder, plain_path, write_text
 
 if TYPE_CHECKING:
     from fedhet.records.run_folder import RunFolder
-    from fedhet.sweeps.grid import Cell
+    from fedhet.sweeps.grid import Cell, Search, Trial
     from fedhet.sweeps.sweep import Sweep
-    from fedhet.sweeps.tune import Search, Trial
 
 DEMO_METHODS = ("standalone", "lg_fedavg", "fedssa")
 QUICK = "profile quick: a tenth of the rounds, a fifth of the epochs; only for trying"
@@ -314,9 +313,8 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
     loading(as_json=as_json)
     from fedhet.engines.session import find_preset
     from fedhet.records.summary import headline
-    from fedhet.sweeps.grid import once
+    from fedhet.sweeps.grid import Search, best, once, validation
     from fedhet.sweeps.sweep import Sweep
-    from fedhet.sweeps.tune import Search, best, validation
 
     path = find_preset(config)
     target, folder = out.expanduser(), plain_path(runs)
@@ -372,7 +370,7 @@ def _write(
     The presets of the single methods have the method's name in theirs.
     """
     from fedhet.config.schema import METRICS
-    from fedhet.sweeps.tune import preset_text
+    from fedhet.sweeps.grid import preset_text
 
     out.parent.mkdir(parents=True, exist_ok=True)
     written = []

@@ -511,15 +511,18 @@ def _place(run: RunRecord) -> Placed:
 
 def _drop_constant(found: Sequence[Placed]) -> None:
     """Of a method whose defaults are unknown, keep the keys in which its runs differ."""
-    unknown: dict[str, list[Placed]] = {}
-    for one in found:
-        if not own_defaults(one.method) and one.keys:
-            unknown.setdefault(one.method, []).append(one)
-    for group in unknown.values():
-        for key in {key for one in group for key in one.keys}:
-            if len({json.dumps(one.keys.get(key)) for one in group}) == 1:
-                for one in group:
-                    del one.keys[key]
+    unknown = [one for one in found if one.keys and not own_defaults(one.method)]
+    for method in {one.method for one in unknown}:
+        group = [one for one in unknown if one.method == method]
+        differing = _differing([one.keys for one in group])
+        for one in group:
+            one.keys = {key: value for key, value in one.keys.items() if key in differing}
+
+
+def _differing(maps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys that have not the same value in all."""
+    keys = dict.fromkeys(key for one in maps for key in one)
+    return [key for key in keys if len({plain(one.get(key)) for one in maps}) > 1]
 
 
 def _choose_precision(own: Sequence[Placed]) -> None:
@@ -551,10 +554,7 @@ def _tell_titles_apart(settings: Sequence[Setting]) -> None:
     symbols = {key: symbol for symbol, key in _SYMBOLS.items()}
     for title, count in Counter(one.title for one in settings).items():
         same = [one for one in settings if one.title == title] if count > 1 else []
-        differing = [
-            key for key in (same[0].keys if same else ())
-            if key != "precision" and len({plain(one.keys[key]) for one in same}) > 1
-        ]  # fmt: skip
+        differing = [key for key in _differing([one.keys for one in same]) if key != "precision"]
         for setting in same:
             said = [f"{symbols.get(k, k)} = {cut(plain(setting.keys[k]))}" for k in differing]
             setting.title = ", ".join([title, *said])

@@ -12,8 +12,7 @@ from sweeps import cell_work as work
 from fedhet.cli import sweeps as command
 from fedhet.config.load import load_config
 from fedhet.errors import RunFailed, UserError
-from fedhet.sweeps.grid import read_cells
-from fedhet.sweeps.tune import Search, best, validation
+from fedhet.sweeps.grid import Search, best, read_cells, validation
 
 WORDS = ["method=fedproto,standalone", "lr=0.003,0.01,0.03", "lam=0.1,1,10"]
 
@@ -140,7 +139,7 @@ def test_the_best_validation_accuracy_of_the_last_round_wins(preset, tmp_path, c
 def test_where_nothing_can_be_written_no_trial_is_run(tmp_path, out, says, tune):
     (tmp_path / "here").mkdir()
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=f"^--out: '{tmp_path / out}' .*{says}"):
+    with pytest.raises(UserError, match=f"^--out: '{tmp_path}/.*{says}"):
         tune(["lr=0.1,0.2"], out=tmp_path / out)
     assert not (tmp_path / "runs").exists()
 

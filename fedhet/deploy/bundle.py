@@ -42,21 +42,17 @@ def project() -> str:
             "dependencies: `pip install` it, or use engine=inline"
         ) from error
     needs = [need for need in about.get_all("Requires-Dist", []) if "extra ==" not in need]
-    tables: dict[str, dict[str, str | list[str]]] = {
-        "project": {
-            "name": about["Name"],
-            "version": __version__,
-            "description": about["Summary"],
-            "license": about["License-Expression"],
-            "requires-python": about["Requires-Python"],
-            "dependencies": needs,
-        },
-        "tool.flwr.app": {"publisher": PUBLISHER},
-        "tool.flwr.app.components": dict(COMPONENTS),
+    project = {
+        "name": about["Name"], "version": __version__, "description": about["Summary"],
+        "license": about["License-Expression"], "requires-python": about["Requires-Python"],
+        "dependencies": needs,
+    }  # fmt: skip
+    lines = []
+    for table, entries in {
+        "project": project, "tool.flwr.app": {"publisher": PUBLISHER},
+        "tool.flwr.app.components": COMPONENTS,
         "tool.flwr.app.config": {"config": ""},  # fedhet.config.load.envelope
-    }
-    lines: list[str] = []
-    for table, entries in tables.items():
+    }.items():  # fmt: skip
         # JSON's strings and lists of strings are TOML's as well
         lines += [f"[{table}]", *(f"{key} = {json.dumps(value)}" for key, value in entries.items())]
     return "\n".join(lines) + "\n"

@@ -163,11 +163,19 @@ def knows(server: str, ca: Path, path: Path) -> bool:
             signature, as it does when the clocks differ.
 
     """
-    key = read_key(path)
     try:
-        activate(server, read_ca(ca), key, NEVER)
+        activate(server, read_ca(ca), read_key(path), NEVER)
     except httpx.HTTPStatusError as error:
-        return _understood(error.response, server)
+        answer, code = error.response, None
+        with contextlib.suppress(ValueError, KeyError):
+            code = parse_object(answer.text)["code"]
+        if answer.status_code == UNAUTHORIZED:
+            raise UserError(f"{server} refuses this key's signature: the clocks differ") from error
+        bad_interval, _ = known = refusal_codes()
+        if code not in known:
+            text = f"{server}: {answer.status_code} {answer.text[:100]}"
+            raise UserError(text) from error
+        return bool(code == bad_interval)
     except httpx.HTTPError as error:
         raise UserError(f"{server} cannot be reached{via(server)}: {error}") from error
     raise UserError(f"{server} is not a SuperLink of Flower 1.41 or 1.42")  # it accepted that
@@ -182,17 +190,3 @@ def leave(server: str, ca: Path, path: Path, node: int) -> bool:
     except httpx.HTTPError:
         return False
     return True
-
-
-def _understood(answer: httpx.Response, server: str) -> bool:
-    """Return what a refusal says about the key."""
-    if answer.status_code == UNAUTHORIZED:
-        raise UserError(f"{server} refuses this key's signature: the clocks differ")
-    try:
-        code = parse_object(answer.text)["code"]
-    except (ValueError, KeyError, TypeError):
-        code = None
-    bad_interval, _ = known = refusal_codes()
-    if code not in known:
-        raise UserError(f"{server}: {answer.status_code} {answer.text[:100]}")
-    return bool(code == bad_interval)

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import re
-import selectors
 import signal
 import subprocess
 import threading
@@ -22,6 +21,7 @@ from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import httpx
@@ -77,21 +77,20 @@ def said(process: subprocess.Popen[bytes]) -> Iterator[str]:
 
     Not until its output ends: what it started has the same, and may live longer.
     """
-    assert process.stdout is not None
-    rest = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while True:
-            ended = process.poll() is not None
-            if selector.select(0 if ended else LOOK):
-                part = os.read(process.stdout.fileno(), 1 << 16)
-                if not part:
-                    return
-                *lines, rest = (rest + part).split(b"\n")
-                yield from (line.decode(errors="replace") + "\n" for line in lines)
-            elif ended:
-                return
-            else:
+    lines: SimpleQueue[str] = SimpleQueue()
+
+    def read() -> None:
+        for line in process.stdout or ():
+            lines.put(line.decode(errors="replace"))
+
+    threading.Thread(target=read, daemon=True).start()
+    ended = False
+    while not ended or not lines.empty():
+        ended = process.poll() is not None
+        try:
+            yield lines.get(timeout=LOOK)
+        except Empty:
+            if not ended:
                 yield ""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from fedhet.config.schema import RunConfig
 from fedhet.data.cache import open_dataset
 from fedhet.data.formats import NPZ_SUFFIXES, ROW_SUFFIXES, find_files, holds
 from fedhet.data.inputs import IMAGE
@@ -22,6 +23,7 @@ from fedhet.models import MODELS, build_model
 from fedhet.models.names import FOLDER, folder_of, is_built_in, is_known, parse, validate_model_name
 from fedhet.models.zoo import EXAMPLES
 from fedhet.site.limits import History, check_means, read_limits, state_root
+from fedhet.site.local_data import choose_device
 from fedhet.sums.client import cannot_prove
 
 ENOUGH = 1 << 30  # bytes free for states and caches
@@ -59,7 +61,7 @@ def refuse(plan: NodePlan) -> None:
 def _tried(what: str, test: Callable[[NodePlan], str], plan: NodePlan) -> CheckResult:
     try:
         return CheckResult(what, True, test(plan))
-    except (UserError, OSError, ValueError) as error:
+    except (UserError, OSError, ValueError, RuntimeError) as error:
         return CheckResult(what, False, one_line(error))
 
 
@@ -163,16 +165,9 @@ def _disk(plan: NodePlan) -> str:
 
 
 def _device(plan: NodePlan) -> str:
-    name = str(plan.config.get("device", ""))
-    found = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    if name:
-        try:
-            index = torch.device(name).index or 0
-        except RuntimeError as error:
-            raise UserError(f"--device: '{name}' is not allowed: cpu, cuda, cuda:1 ...") from error
-        if name.startswith("cuda") and index >= len(found):
-            raise UserError(f"--device: '{name}' is not available: {len(found)} CUDA device(s)")
-    return name or (f"CUDA: {', '.join(found)}" if found else "no GPU: the run trains on the CPU")
+    device = choose_device(RunConfig(), plan.config)
+    named = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+    return f"{device}{named}"
 
 
 OPTIONS = {"limits": _limits, "model": _model, "device": _device}

@@ -67,15 +67,11 @@ def _submit(launch: Launch, superlink: str, control: Control) -> int:
             TemporaryDirectory() as home,
         ):
             launch.write_config()
-            app, envelope = bundle.write(Path(home) / "app"), launch.envelope()
             try:
-                return control.start(app, envelope)
+                return control.start(bundle.write(Path(home) / "app"), launch.envelope())
             except UserError as error:
                 raise UserError(f"superlink: '{superlink}' rejects the run: {error}") from error
-            except RunFailed as error:  # its answer is lost, perhaps not the run
-                with contextlib.suppress(UserError, RunFailed):
-                    if (run_id := control.find(envelope)) is not None:
-                        return run_id
+            except RunFailed as error:
                 raise RunFailed(
                     f"the SuperLink may or may not have accepted the run: {error}; check with "
                     "`fedhet status` before you submit it again"

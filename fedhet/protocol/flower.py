@@ -265,14 +265,6 @@ class Control:
             raise UserError(str(answer.note) or "it returned no run id")
         return int(answer.run_id)
 
-    def find(self, envelope: str) -> int | None:
-        """Return the id of a run with this configuration that has not ended, if there is one."""
-        for run in self._runs(limit=20).values():
-            sent = run.override_config["config"].string
-            if sent == envelope and run.status.status != "finished":
-                return int(run.run_id)
-        return None
-
     def status(self, run_id: int) -> tuple[str, str]:
         """Return Flower's status of a run, such as ``finished:failed``, and its details."""
         run = self._runs(run_id=run_id)[run_id]

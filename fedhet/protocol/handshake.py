@@ -1,8 +1,8 @@
 """The handshake: ask every unknown node who it is, and admit or refuse it.
 
-A client declares its id, classes, model and form of examples. The declaration limits what it may
-upload later. If any part is invalid, the node is refused. The roster holds the clients, their nodes
-and what was agreed. Flower draws node ids at random, so this package identifies a client by its id.
+A client declares its id, classes, model and form of examples, which limit what it may upload later.
+The roster holds the clients, their nodes and what was agreed. Flower draws node ids at random, so
+this package identifies a client by its id.
 
 Client ids are bound to the keys of the nodes that use them. A SuperNode signs every request to the
 SuperLink with its own key, and the SuperLink gives a message only to its addressee. So what Flower
@@ -325,8 +325,7 @@ class Roster:
     def load(self, kept: Mapping[str, Any]) -> None:
         """Take up what :meth:`dump` gave; nodes are found again by the handshake."""
         self.classes = tuple(kept["classes"])
-        inputs = kept.get("inputs")
-        self.inputs = load_inputs(inputs) if inputs is not None else None
+        self.inputs = load_inputs(kept["inputs"]) if kept.get("inputs") else None
         for client, info in kept["infos"].items():
             plain: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in info.items()}
             own = load_inputs(info["inputs"]) if "inputs" in info else self.inputs
@@ -359,11 +358,8 @@ class Handshake:
         state_dir: str = "",
     ) -> None:
         """Take a ``state_dir`` of simulated clients."""
-        self.grid = grid
-        self.experiment = experiment
-        self.roster = roster
-        self.config = config or RunConfig()
-        self.state_dir = state_dir
+        self.grid, self.experiment, self.roster = grid, experiment, roster
+        self.config, self.state_dir = config or RunConfig(), state_dir
         self._mail = Mail(grid)
         self._expected = 0
         self._online: dict[int, NodeInfo] = {}
@@ -384,21 +380,15 @@ class Handshake:
         arrays: ArrayRecord | None = None,
         about: SumRecord | None = None,
     ) -> Message:
-        """Return a request of that ``kind`` to a ``client`` in round ``round_``.
-
-        It carries ``arrays``, says what a sum needs (``about``), and names the generation that the
-        client must go on from.
-        """
+        """Return a request to a client, which names the generation that it must go on from."""
         config, roster = self.config, self.roster
         what = self.instruction(
-            round=round_,
-            generation=roster.generations[client],
-            digest=roster.digests.get(client, ""),
-            evaluate=config.evaluates(round_),
+            round=round_, generation=roster.generations[client],
+            digest=roster.digests.get(client, ""), evaluate=config.evaluates(round_),
             classes=roster.classes,
-        )
-        ttl = config.round_timeout
-        return request(kind, roster.nodes[client], what, ttl, arrays, about=about)
+        )  # fmt: skip
+        node, ttl = roster.nodes[client], config.round_timeout
+        return request(kind, node, what, ttl, arrays, about=about)
 
     def wait(
         self, clients: int, timeout: float, tell: Callable[[str], None] = lambda _: None
@@ -430,11 +420,10 @@ class Handshake:
             if nodes and expected and len(nodes) >= expected:
                 break
             settled = time.monotonic() - last_news > SETTLE_SECONDS
-            if self._final(expected, settled=settled):
-                break
             working = self._mail.simulated and bool(self._asked)  # however long it takes
             late = time.monotonic() > begun + timeout and not working
-            if late or (nodes and not expected and settled):
+            alone = nodes and not expected and settled
+            if late or alone or self._final(expected, settled=settled):
                 break
             come = f"{len(nodes)} of {expected} have" if expected else f"{len(nodes)} have"
             until = "" if self._mail.simulated else f"; start-timeout={timeout:g} s"

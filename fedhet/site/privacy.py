@@ -19,11 +19,9 @@ steps, which the sensitivity has on top of ``dp-clip``.
 Protected is the update against being replaced by none (sensitivity S); between two updates that
 are both there the distance may be 2 S, and mu is twice as large.
 
-The account lies beside the private states: going back to an old generation must not give back what
-was spent. An upload is entered before it leaves. The same update from the same payload is the same
-bytes again and costs nothing. Its noise is drawn from a secret of this client and the update, so
-that equal noise never meets two updates. Messages may be at work side by side: the account is read
-again before it is changed.
+The account lies beside the private states, so an old generation gives nothing back. An upload is
+entered before it leaves; the same update again is the same bytes and costs nothing, since its noise
+is drawn from a secret of this client and the update: equal noise never meets two updates.
 """
 
 import contextlib

@@ -7,13 +7,12 @@ spent, ``sum-...`` what sums need (:mod:`fedhet.sums.client`).
 Generation r is the state after round r; generation 0 is the initialisation and is never stored.
 A round starts from exactly the generation that the server names, so a repeated, late or lost
 message changes nothing. Saving r keeps r and its source, the generation that the round started
-from. Generations newer than the source are set aside, since the server has not accepted them. They
-are deleted once a round starts from a later generation, which shows that the server accepted that
-one. Until then, states of rounds that were not accepted replace each other.
+from. Newer ones, which the server has not accepted, are set aside until a round starts from a later
+generation; until then they replace each other.
 
-A state's digest covers whose it is, its generation and its tensors. It lies in the file, and goes
-to the server, which names it when it asks for the generation: damage, another client's state or an
-older one under this name is an error, never another result.
+A state's digest covers whose it is, its generation and its tensors. It lies in the file, and the
+server names it when it asks for the generation: damage, another client's state or an older one is
+an error, never another result.
 """
 
 import contextlib

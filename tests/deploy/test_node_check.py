@@ -122,7 +122,7 @@ def test_an_option_that_cannot_be_right_is_refused_before_joining(home):
     (home / "limits.yaml").write_text("max-epoch: 5\n")
     for key, value, names in (
         ("model", "cnn-9", "'cnn-9' is unknown"),
-        ("device", "cuda:99", "--device: 'cuda:99'"),
+        ("device", "cuda:99", "device: 'cuda:99'"),
         ("limits", home / "limits.yaml", "--limits: "),
     ):
         config = {"data-dir": str(home / "images"), "name": "a", key: str(value)}

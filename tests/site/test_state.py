@@ -43,7 +43,7 @@ def test_a_round_starts_from_the_generation_that_is_named(store):
 
 
 def kept(store):
-    return store.generations(), store._numbers(".aside")
+    return store.generations(), store.generations(".aside")
 
 
 def test_what_a_servers_word_undoes_is_set_aside_until_a_later_round_is_accepted(store):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
+from importlib.metadata import distribution
 from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
@@ -221,11 +222,11 @@ def select(
 
 def _digits() -> "Data":
     """Return 1,797 scans of 8 x 8 (UCI "Optical Recognition", test part), 0..16 as 0..255."""
-    from sklearn.datasets import load_digits
-
-    raw, labels = load_digits(return_X_y=True)
-    images = np.rint(raw.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
-    return Data(images, labels, range(10))
+    # The file that `sklearn.datasets.load_digits` reads; to import that takes a second.
+    file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
+    table = np.loadtxt(str(file), delimiter=",")
+    images = np.rint(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    return Data(images, table[:, -1].astype(np.int64), range(10))
 
 
 def _torchvision(name: str, root: Path) -> "Data":
@@ -452,14 +453,14 @@ def _described(
     data: Data, examples: npt.NDArray[Any], image: Inputs
 ) -> tuple[Inputs, npt.NDArray[Any]]:
     """Return what the examples are, and the examples as they are stored; ValueError: neither."""
-    from fedhet.data.signals import finite, small_numbers  # pandas: a second
-
     kind, what = data.kind or kind_of_array(examples), _shown(examples)
     if kind not in KINDS:
         unclear = f"kind {kind!r} is unknown" if kind else f"the kind of {what} examples is unclear"
         raise ValueError(f"{unclear}: return a fedhet.Data with `kind`, one of {', '.join(KINDS)}")
     if kind == IMAGE:
         return image, _as_pixels(examples)
+    from fedhet.data.signals import finite, small_numbers  # pandas: a second
+
     if examples.dtype.kind not in ("iu" if kind == TOKENS else "iufb"):
         raise ValueError(f"{kind} examples {what}: must be {'whole ' * (kind == TOKENS)}numbers")
     if kind == SIGNAL:

@@ -81,8 +81,8 @@ class Run:
             raise UserError(f"metric: no client has '{metric}'; there: {', '.join(there)}")
         figure = Figure(figsize=(6.4, 4.0), layout="constrained")
         axes = figure.subplots()
-        for _, own in clients.dropna(subset=[column]).groupby("client"):
-            axes.plot(own["round"], own[column], color="tab:blue", linewidth=0.6, alpha=0.4)
+        for _, one in clients.dropna(subset=[column]).groupby("client"):
+            axes.plot(one["round"], one[column], color="tab:blue", linewidth=0.6, alpha=0.4)
         axes.plot(rounds["round"], rounds[f"{column}_mean"], color="tab:blue", linewidth=2)
         about = METRICS.get(metric)
         unit = " (%)" if about is not None and about.percent else ""
@@ -223,17 +223,17 @@ def _data(data: Any, values: Mapping[str, Any], objects: dict[str, Any]) -> dict
     names = (
         [str(k) for k in range(clients)] if isinstance(clients, int) else list(map(str, clients))
     )
-    given = understand(data, names, text=bool(values.get("text")))
-    objects[given.name] = given
-    keys: dict[str, Any] = {"dataset": given.name}
+    read = understand(data, names, text=bool(values.get("text")))
+    objects[read.name] = read
+    keys: dict[str, Any] = {"dataset": read.name}
     if not isinstance(clients, int):
         keys["clients"] = len(names)
-    if given.site:
-        keys["site"] = [given.site]
-    if (given.named or values.get("site")) and "partition" not in values:
+    if read.site:
+        keys["site"] = [read.site]
+    if (read.named or values.get("site")) and "partition" not in values:
         keys["partition"] = "natural"
     if "models" not in values:
-        keys["models"] = [DEFAULT_GROUP[given.kind]]
+        keys["models"] = [DEFAULT_GROUP[read.kind]]
     return keys
 
 

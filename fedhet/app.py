@@ -6,8 +6,8 @@ the clients with each message, in place of the run config that ``fedhet run`` se
 """
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp as FlowerClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp import ServerApp as FlowerServerApp
 
-from fedhet.client_app import RUN, make_app, own_name
+from fedhet.client_app import RUN, OwnSite, make_app, own_name
 from fedhet.config.checks import COMMON
 from fedhet.config.load import load_noted
 from fedhet.config.registry import Method, folder_name, method_keys, named
@@ -37,40 +37,23 @@ KEPT = 4  # clients whose examples a process keeps
 __all__ = ["ClientApp", "ServerApp"]
 
 
-@dataclass(frozen=True)
-class Site:
-    """What an app brings to its clients: models by name, their objects, what loads the data."""
-
-    models: Sequence[str]
-    objects: Mapping[str, Any]
-    load: Callable[[Context], Any]
-    _loaded: dict[tuple[str, RunConfig], LocalData] = field(default_factory=dict)
-
-    def data(self, context: Context, config: RunConfig) -> LocalData:
-        """Return the examples of the node with this context, loaded once in a process."""
-        key = own_name(context), config
-        if key not in self._loaded:
-            while len(self._loaded) >= KEPT:
-                del self._loaded[next(iter(self._loaded))]
-            self._loaded[key] = self._read(context, config)
-        return self._loaded[key]
-
-    def _read(self, context: Context, config: RunConfig) -> LocalData:
-        client, node = own_name(context), context.node_config
-        given = understand({client: self.load(context)}, ())
-        if not given.site:  # arrays, whose labels may be numbers into `classes`
-            names = config.classes
-            places = [int(one) if one.isdecimal() else len(names) for one in given.classes]
-            if not set(given.classes) <= set(names) and all(p < len(names) for p in places):
-                given = replace(given, classes=tuple(names[place] for place in places))
-        for line in given.notes:
-            print(f"fedhet: client {client}: {line}", file=sys.stderr, flush=True)
-        with giving({given.name: given}):
-            dataset = open_given(config, given.name)
-        every = np.arange(len(dataset.labels))
-        split = split_client(every, dataset, config.split, config.data_seed, client)
-        index, count = (int(node.get(key, 0)) for key in ("partition-id", "num-partitions"))
-        return LocalData(client, index, count, dataset, split)
+def _read(load: Callable[[Context], Any], context: Context, config: RunConfig) -> LocalData:
+    """Return the examples of the node with this context, as ``load`` gives them."""
+    client, node = own_name(context), context.node_config
+    data = understand({client: load(context)}, ())
+    if not data.site:  # arrays, whose labels may be numbers into `classes`
+        names = config.classes
+        places = [int(one) if one.isdecimal() else len(names) for one in data.classes]
+        if not set(data.classes) <= set(names) and all(p < len(names) for p in places):
+            data = replace(data, classes=tuple(names[place] for place in places))
+    for line in data.notes:
+        print(f"fedhet: client {client}: {line}", file=sys.stderr, flush=True)
+    with giving({data.name: data}):
+        dataset = open_given(config, data.name)
+    every = np.arange(len(dataset.labels))
+    split = split_client(every, dataset, config.split, config.data_seed, client)
+    index, count = (int(node.get(key, 0)) for key in ("partition-id", "num-partitions"))
+    return LocalData(client, index, count, dataset, split)
 
 
 def ClientApp(  # noqa: N802  (as Flower's)
@@ -90,7 +73,17 @@ def ClientApp(  # noqa: N802  (as Flower's)
     values, objects = named({"models": models, "method": method, "metrics": metrics})
     listed = values["models"]
     names = [listed] if isinstance(listed, str) else listed
-    return make_app(Site(names, objects, data))
+    loaded: dict[tuple[str, RunConfig], LocalData] = {}
+
+    def read(context: Context, config: RunConfig) -> LocalData:
+        key = own_name(context), config
+        if key not in loaded:
+            while len(loaded) >= KEPT:
+                del loaded[next(iter(loaded))]
+            loaded[key] = _read(data, context, config)
+        return loaded[key]
+
+    return make_app(OwnSite(names, objects, read))
 
 
 def ServerApp(  # noqa: N802  (as Flower's)
@@ -110,9 +103,9 @@ def ServerApp(  # noqa: N802  (as Flower's)
     (``~/.fedhet/runs``). ``resume``, here or in the ``run_config``, is the folder of a run to go on
     with, which is checked as by ``fedhet resume``; ``trust``: another user may have made it.
     """
-    made = FlowerServerApp()
+    app = FlowerServerApp()
 
-    @made.main()
+    @app.main()
     def main(grid: Grid, context: Context) -> None:
         log_to_stderr()
         values, objects = named({kebab(key): value for key, value in keys.items()})
@@ -121,7 +114,7 @@ def ServerApp(  # noqa: N802  (as Flower's)
             launch = replace(launch, on_round=on_round)
             serve(Telling(grid, launch.envelope()), launch)  # type: ignore[arg-type]
 
-    return made
+    return app
 
 
 def _launch(

@@ -11,9 +11,10 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from flwr.app import Context, Message
@@ -85,19 +86,17 @@ RUN = "run"  # record with the configuration, where the app's own run config doe
 shown: set[tuple[object, ...]] = set()  # places of which this process has printed a traceback
 
 
-class OwnSite(Protocol):
-    """What an app of somebody's own brings to a client: see :mod:`fedhet.app`."""
+@dataclass(frozen=True)
+class OwnSite:
+    """What an app of somebody's own brings to a client: see :mod:`fedhet.app`.
 
-    @property
-    def models(self) -> Sequence[str]:
-        """Names of the models, of which client k gets number k mod their number."""
+    Client k has model k mod their number. ``objects`` are what names stand for that cannot be
+    imported. ``data`` returns the examples of the node with this context.
+    """
 
-    @property
-    def objects(self) -> Mapping[str, Any]:
-        """What names stand for, where they cannot be imported."""
-
-    def data(self, context: Context, config: RunConfig) -> LocalData:
-        """Return the examples of the node with this context."""
+    models: Sequence[str]
+    objects: Mapping[str, Any]
+    data: Callable[[Context, RunConfig], LocalData]
 
 
 def own_name(context: Context) -> str:
@@ -217,10 +216,10 @@ class Request:
         for name in (self.what.experiment, client):
             check_id(name)
         root = Path(self.what.state_dir) if self.simulated else state_root(self.node)
-        found = FileStore(root / self.what.experiment / client, sync=not self.simulated)
-        if self.config.secure_sum != "masked" and found.read_note(SUM_KEY) is not None:
+        store = FileStore(root / self.what.experiment / client, sync=not self.simulated)
+        if self.config.secure_sum != "masked" and store.read_note(SUM_KEY) is not None:
             raise Refused("this run began with secure-sum=masked, which is now off")
-        return found
+        return store
 
     @property
     def summing(self) -> type[MethodStrategy[Any]]:

@@ -51,17 +51,17 @@ def plain_path(path: str | os.PathLike[str]) -> Path:
     if "\0" in os.fspath(path):
         raise UserError(f"'{path}' is not allowed: a path cannot hold a null character")
     try:
-        found = Path(path).expanduser().absolute()
+        plain = Path(path).expanduser().absolute()
     except RuntimeError as error:
         raise UserError(f"'{path}': {HOMELESS}") from error
     try:
-        str(found).encode()
+        str(plain).encode()
     except UnicodeEncodeError as error:
         raise UserError(
-            f"'{path}' is not allowed: '{found}' is not UTF-8, or this locale is not "
+            f"'{path}' is not allowed: '{plain}' is not UTF-8, or this locale is not "
             "(LC_ALL=C.UTF-8 or PYTHONUTF8=1 makes it so): rename the file or folder"
         ) from error
-    return found.resolve() if ".." in found.parts else found
+    return plain.resolve() if ".." in plain.parts else plain
 
 
 def near(path: str | os.PathLike[str]) -> str:
@@ -224,11 +224,11 @@ def sources() -> Iterator[tuple[str, Path]]:
     In the order of the names, whatever the layout: a digest over them is the same in both.
     """
     beside = ("strategies", "clients")
-    found = {f"fedhet/{p.relative_to(HERE).as_posix()}": p for p in HERE.rglob("*.py")}
-    found = {name: p for name, p in found.items() if name.split("/")[1] not in beside}
+    files = {f"fedhet/{p.relative_to(HERE).as_posix()}": p for p in HERE.rglob("*.py")}
+    files = {name: p for name, p in files.items() if name.split("/")[1] not in beside}
     for name in beside:
-        found |= {p.relative_to(TOP).as_posix(): p for p in (TOP / name).rglob("*.py")}
-    yield from sorted(found.items())
+        files |= {p.relative_to(TOP).as_posix(): p for p in (TOP / name).rglob("*.py")}
+    yield from sorted(files.items())
 
 
 # --- names of clients and experiments, which are names of folders -----------------------------
@@ -387,8 +387,8 @@ def read_tensors(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, 
         raise Damaged.at(f"'{path}'", "", "no regular file")
     try:
         with safe_open(path, framework=framework) as file:
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return found, dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, dict(file.metadata() or {})
     except OSError:
         raise
     except Exception as error:  # what the library raises for a header that it cannot serve

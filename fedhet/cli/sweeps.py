@@ -373,7 +373,7 @@ def _write(
     from fedhet.sweeps.grid import preset_text
 
     out.parent.mkdir(parents=True, exist_ok=True)
-    written = []
+    texts = {}
     for method, position in chosen.items():
         name = f"{out.stem}-{method}{out.suffix}" if len(search.methods) > 1 else out.name
         metric = METRICS[trials[position][0].cells[0].config.metric]
@@ -383,12 +383,12 @@ def _write(
             for trial, score in trials
             if trial.method == method
         ]
-        keys = search.preset(trials[position][0])
-        write_text(out.with_name(name), preset_text(keys, f"run {name}", command, lines))
-        written.append(out.with_name(name))
+        texts[name] = preset_text(search.preset(trials[position][0]), f"run {name}", command, lines)
     if len(chosen) > 1:
         keys = search.sweep([trials[position][0] for position in chosen.values()])
         lines = ["every method with its chosen values, on seeds that no trial used"]
-        write_text(out, preset_text(keys, f"sweep {out.name} --out DIR", command, lines))
-        written.append(out)
+        texts[out.name] = preset_text(keys, f"sweep {out.name} --out DIR", command, lines)
+    for name, text in texts.items():
+        write_text(out.with_name(name), text)
+    written = [out.with_name(name) for name in texts]
     return written

@@ -386,16 +386,16 @@ def check_simulation(config: RunConfig) -> tuple[Dataset, Partition]:
     return dataset, partition
 
 
-def check_ray_address(said: str, key: str = "RAY_ADDRESS") -> None:
+def check_ray_address(address: str, key: str = "RAY_ADDRESS") -> None:
     """Raise UserError if ``key`` names a place where nothing takes a connection."""
-    if said in {"", "auto", "local"}:
+    if address in {"", "auto", "local"}:
         return
     try:
-        parts = urlsplit(said if "://" in said else f"//{said}")
+        parts = urlsplit(address if "://" in address else f"//{address}")
         with socket.create_connection((str(parts.hostname), int(parts.port or 0)), ANSWER):
             pass
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{key}: nothing answers at '{said}' ({error}): start that cluster, or correct the "
+            f"{key}: nothing answers at '{address}' ({error}): start that cluster, or correct the "
             "address (HOST:PORT)"
         ) from error

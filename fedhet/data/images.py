@@ -306,11 +306,12 @@ def groups_of(paths: Sequence[str], pattern: str) -> npt.NDArray[np.int32]:
 
 def _alike(paths: Sequence[str]) -> tuple[npt.NDArray[np.int32], str]:
     """Return codes of images whose names differ in their suffix alone, and the pattern; or none."""
-    endings = {os.path.splitext(path)[1] for path in paths}
-    pattern = "{group}{suffix}" + (endings.pop() if len(endings) == 1 else ".*")
-    names = [PurePosixPath(path).stem for path in paths]
+    endings, names = {Path(path).suffix for path in paths}, [Path(path).stem for path in paths]
+    pattern = "{group}{suffix}" + (min(endings) if len(endings) == 1 else ".*")
     if len(set(names)) < len(names):  # every folder counts from one
         pattern = "{folder}/" + pattern
+    if len(endings) > 1 and any("." in name for name in names):
+        return np.zeros(0, np.int32), ""
     groups = groups_of(paths, pattern)
     sizes = np.bincount(groups)
     few = len(sizes) < _FEWEST or sizes.mean() > _LARGEST
@@ -363,10 +364,10 @@ def _other_level(root: Path, others: Sequence[str], here: int) -> str:
             f"{len(direct)} images lie in the folder itself, so they have no class: give the "
             f"folder above it, data-path={root.parent}, if it has one folder for each class"
         )
-    deep = [PurePosixPath(path) for path in others if path.count("/") > 1]
-    above = Counter(path.parents[1] for path in deep)
+    deep = [PurePosixPath(path).parent for path in others if path.count("/") > 1]
+    above = Counter(folder.parent for folder in deep)
     best = max(above, key=lambda f: (above[f], f.name.lower().startswith("train"), str(f)))
-    example = min(path.parent for path in deep if path.parents[1] == best)
+    example = min(folder for folder in deep if folder.parent == best)
     deeper = len(example.parts) - 1
     level = "one level" if deeper == 1 else f"{deeper} levels"
     rest = f", and {here} images where they should be" if here else ""

@@ -109,6 +109,7 @@ REFUSED = [
     ("dirichlet", 11, {}, "clients 11: 100 examples cannot"),
     ("dirichlet", 10, {"alpha": 0.01}, "no draw of 1000 .*larger alpha, or fewer clients"),
     ("iid", 11, {}, "clients 11: 100 examples cannot give every client 10"),
+    (BY_CLASS, 50, {"classes_per_client": 10}, "class '0' has 10 images.* 50 clients"),
 ]
 
 
@@ -117,12 +118,6 @@ def test_refused_with_the_reason_in_one_line(kind, clients, keys, reason):
     with pytest.raises(UserError, match=reason) as caught:
         partition(np.arange(100) % 10, kind, clients, **keys)
     assert "\n" not in str(caught.value)
-
-
-def test_a_class_with_too_few_images_is_named():
-    labels = np.array([0] * 100 + [1] * 3)
-    with pytest.raises(UserError, match="class 'rare' has 3 images.* 8 clients"):
-        partition(labels, BY_CLASS, 8, names=["common", "rare"])
 
 
 # --- partition=file ------------------------------------------------------------------------------

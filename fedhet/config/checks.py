@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from fedhet.config.registry import METHODS, find_method, method_keys
 from fedhet.config.schema import PATHS, TUNABLE, RunConfig, Schema, kebab
-from fedhet.data.inputs import DATASETS, IMAGE, SIGNAL, family, is_hub, kind_of
+from fedhet.data.inputs import DATASETS, HUB, IMAGE, SIGNAL, family, kind_of
 from fedhet.errors import UserError, nearest
 from fedhet.models.names import small_name, validate_model_name
 from fedhet.plugins import is_own
@@ -76,7 +76,7 @@ def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, Idle]:
          ["alpha"]),
         (ASKED, kind != "classes-per-client", f"{of_other}classes-per-client",
          ["classes-per-client"]),
-        *((NEVER, family(data) not in of and not (is_hub(data) and _HUB & {*of}),
+        *((NEVER, family(data) not in of and not (data.startswith(HUB) and _HUB & {*of}),
            f"dataset={data}; it is for dataset={' or '.join(of)}", keys)
           for keys, of in _READ_BY.items()),
         (NEVER, not file, f"{of_other}file", ["partition-file"]),

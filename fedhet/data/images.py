@@ -133,8 +133,9 @@ def image_stream(
     there = np.unique(labels)
     if not keep_empty and len(there) < len(classes):
         gone = listed([name for label, name in enumerate(classes) if label not in there], 5)
-        count = len(classes) - len(there)
-        warnings.insert(0, f"dropped {count} classes without a readable image: {gone}")
+        warnings.insert(
+            0, f"dropped {len(classes) - len(there)} classes without a readable image: {gone}"
+        )
         classes, labels = tuple(classes[k] for k in there), np.searchsorted(there, labels)
     by_row = {name: getattr(about, name) for name in ("sites", "groups", "times", "tests")}
     return replace(

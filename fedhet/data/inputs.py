@@ -189,11 +189,6 @@ def family(dataset: str) -> str:
     return dataset.partition(":")[0] if is_given(dataset) else dataset
 
 
-def is_hub(dataset: str) -> bool:
-    """Return whether a data set is one of Hugging Face's hub, by its name."""
-    return dataset.startswith(HUB)
-
-
 def noun(dataset: str) -> str:
     """Return what the examples of a data set are called: images where they are."""
     return "images" if kind_of(dataset) == IMAGE else "examples"

@@ -102,10 +102,7 @@ def _in_turn(labels: Indices, split: Sequence[int]) -> Indices:
 def _split_groups(
     rng: np.random.Generator, labels: Indices, groups: npt.NDArray[Any], split: Sequence[int]
 ) -> Indices:
-    """Return the part (n,) of every row; of each class about the share of its groups.
-
-    A class with two groups has one in train and one in test, as two rows have.
-    """
+    """Return the part (n,) of every row; groups of a class are split as rows of one are."""
     codes, counts = _group_counts(labels, groups)
     of_class = (counts > 0).sum(axis=0)
     mean = counts.sum(axis=0) / np.maximum(1, of_class)
@@ -123,11 +120,7 @@ def _group_counts(labels: Indices, groups: npt.NDArray[Any]) -> tuple[Indices, I
 
 
 def _deal(rng: np.random.Generator, counts: Indices, needs: npt.NDArray[np.float64]) -> Indices:
-    """Return who gets each group, in an order by chance: whoever lacks most of its rows.
-
-    ``counts`` (G, C) are the groups' rows of each class; ``needs`` (P, C) how many each is to have,
-    who gets none of a class that it needs none of, as far as that goes.
-    """
+    """Return who gets each group of ``counts`` (G, C) rows: who lacks most of ``needs`` (P, C)."""
     # Iterative stratification (Sechidis et al. 2011), of groups.
     left = needs - counts.sum() * (needs <= 0)
     chosen = np.zeros(len(counts), dtype=np.int64)
@@ -138,10 +131,7 @@ def _deal(rng: np.random.Generator, counts: Indices, needs: npt.NDArray[np.float
 
 
 def _split_few(which: Indices, labels: Indices, groups: Any, split: Sequence[int]) -> None:
-    """Cut the windows of a class by time where it has fewer recordings than there are parts.
-
-    Its last windows are test then: whole recordings would leave it without.
-    """
+    """Cut the windows of a class by time where it has fewer recordings than there are parts."""
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
         if len(np.unique(groups[rows])) < np.count_nonzero(split):
@@ -149,10 +139,7 @@ def _split_few(which: Indices, labels: Indices, groups: Any, split: Sequence[int
 
 
 def _split_by_time(times: npt.NDArray[Any], groups: Any, split: Sequence[int]) -> Indices:
-    """Return the part (n,) of every row: the latest are test. A group is as late as its last row.
-
-    Rows of one time stay together; test and val have as many times as come nearest to their share.
-    """
+    """Return the part (n,) of every row: the latest are test, a group by its last row."""
     _, codes = np.unique(groups, return_inverse=True)
     last = np.full(codes.max(initial=-1) + 1, -np.inf)
     np.maximum.at(last, codes, times)
@@ -325,10 +312,7 @@ def iid(rng: np.random.Generator, data: Content, config: RunConfig) -> Indices:
 
 
 def _enough_each(rng: np.random.Generator, config: RunConfig, sizes: Indices) -> Indices:
-    """Return the first counts (C, N), or (N,) of one size, that give every client 10.
-
-    Raise UserError after 1,000 draws.
-    """
+    """Return the first counts (C, N), or (N,) of one size, that give every client 10."""
     alpha = np.full(config.clients, config.alpha)
     for _ in range(MAX_TRIES):
         shares = rng.dirichlet(alpha, size=sizes.shape or None)
@@ -444,10 +428,7 @@ def _owners(data: Content, config: RunConfig) -> tuple[Indices, int]:
 
 
 def _whole_groups(data: Content, owner: Indices, clients: int, seed: int) -> Indices:
-    """Return the client (n,) of every example such that no group is at two; -1 for none.
-
-    A group that lies whole stays; the others go where most is missing of what was dealt.
-    """
+    """Return the client (n,) of every example such that no group is at two; -1 for none."""
     codes, counts = _group_counts(data.labels, data.groups)
     needs = np.zeros((clients + 1, counts.shape[1]))  # the last is nobody
     np.add.at(needs, (owner, np.unique(data.labels, return_inverse=True)[1]), 1)
@@ -583,9 +564,9 @@ def _about_clients(partition: Partition, data: Content, config: RunConfig) -> It
     """Yield lines about classes and clients that will not do what the user may expect."""
     what, total, names = noun(config.dataset), len(data.labels), np.array(data.classes)
     ids, held = np.array(partition.ids), partition.counts(data.labels, len(names))
-    tested = Partition(
-        tuple(ClientSplit(c.test[:0], c.test[:0], c.test) for c in partition.clients), (), ()
-    ).counts(data.labels, len(names))
+    tested = np.array(
+        [np.bincount(data.labels[c.test], minlength=len(names)) for c in partition.clients]
+    )
     owners = (held > 0).sum(axis=0)
     unowned = names[(owners == 0) & (_sizes(data) > 0)]
     one = ids[(held > 0).sum(axis=1) == 1]
@@ -618,15 +599,11 @@ def _about_clients(partition: Partition, data: Content, config: RunConfig) -> It
 
 # --- partitioners of flwr-datasets ----------------------------------------------------------------
 
-_COLUMNS = "Vertical"  # such partitioners deal columns, not examples
-
 
 def _flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
-    """Return the client (n,) int64 of every example, -1 for none, and the number of clients.
+    """Return the client (n,) of every example, -1 for none, and their number.
 
-    The partition is ``flwr:CLASS keyword=value ...``. Keywords are checked against the class; those
-    that it takes and nobody gives are ``num_partitions`` (``clients``), ``partition_by``
-    (``label``) and ``seed``. Raise UserError for what the class refuses, and for empty clients.
+    What the class takes and nobody gives are ``num_partitions``, ``partition_by`` and ``seed``.
     """
     kind, owner = config.partition, np.full(len(data.labels), -1, dtype=np.int64)
     make, given = _partitioner(kind)
@@ -682,7 +659,7 @@ def _partitioner(kind: str) -> tuple[Callable[..., Any], dict[str, Any]]:
         raise UserError(
             f"partition: '{kind}' needs flwr-datasets: pip install 'fedhet[hf]' ({brief(error)})"
         ) from error
-    known = [one for one in module.__all__ if one != "Partitioner" and _COLUMNS not in one]
+    known = [one for one in module.__all__ if one != "Partitioner" and "Vertical" not in one]
     if name not in known:
         raise UserError(
             f"partition: flwr-datasets has no '{name}' that deals examples{nearest(name, known)}; "

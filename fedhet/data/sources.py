@@ -45,7 +45,6 @@ from fedhet.data.inputs import (
     Stream,
     canonical,
     file_stats,
-    is_hub,
     listed,
     load_inputs,
     safe_ids,
@@ -72,8 +71,8 @@ def find_source(  # noqa: PLR0911  (one for each form of a name)
         return Source([name], partial(loaded, name, partial(_torchvision, name, root)))
     if name == "image-folder":
         return _of_images(data_path, reading)
-    if name in DATASETS or is_hub(name):
-        return (_of_hub if is_hub(name) else _of_files)(name, data_path, reading)
+    if name in DATASETS or name.startswith(HUB):
+        return (_of_hub if name.startswith(HUB) else _of_files)(name, data_path, reading)
     if plugins.is_given(name):  # by a Python program; what is in the cache is not asked for
 
         def given(image: Inputs, classes: tuple[str, ...]) -> Stream:

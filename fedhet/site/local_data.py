@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedhet.config.schema import RunConfig
 from fedhet.data.cache import Dataset, open_dataset, texts_at
-from fedhet.data.inputs import DATASETS, IMAGE, Form, Inputs, Reading, is_hub, kind_of
+from fedhet.data.inputs import DATASETS, HUB, IMAGE, Form, Inputs, Reading, kind_of
 from fedhet.data.partition import (
     ClientSplit,
     Partition,
@@ -155,7 +155,7 @@ def load_local(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -
             'node-config: give data-dir="..." name="..." for private images, or '
             "partition-id=K num-partitions=N for a partition"
         )
-    if not simulated and is_hub(config.dataset):
+    if not simulated and config.dataset.startswith(HUB):
         raise UserError(
             f"dataset '{config.dataset}': a node does not download data: give data-dir=... with "
             "its own examples"

@@ -18,10 +18,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from benchmarks.common import COMMON, emit, median, run_fedhet
 from benchmarks.nodes import federation, run
-from fedhet.sums.attempt import Collector
 from fedhet.sums.client import Member
-from fedhet.sums.masks import SumTerms
-from fedhet.sums.messages import Survivors
+from fedhet.sums.masks import SumTerms, Survivors
+from fedhet.sums.server import Collector
 
 MODES = ("off", "masked")
 WARM_UP = 1

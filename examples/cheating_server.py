@@ -17,10 +17,9 @@ from fedhet.errors import Refused, Rejected
 from fedhet.protocol.messages import Reply
 from fedhet.site.limits import Asked, Limits, check_run
 from fedhet.site.state import FileStore
-from fedhet.sums.attempt import Collector
 from fedhet.sums.client import NodeCertificate, SumNotes
-from fedhet.sums.masks import SumKey, SumTerms
-from fedhet.sums.messages import Cohort, Survivors
+from fedhet.sums.masks import Cohort, SumKey, SumTerms, Survivors
+from fedhet.sums.server import Collector
 
 NAMES, INSISTING = ("ash", "birch", "cedar", "dogwood", "elm"), ("ash", "birch")
 TERMS = SumTerms(min_members=3, threshold=4)  # one of five may drop out

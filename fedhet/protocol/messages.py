@@ -25,7 +25,7 @@ from fedhet.files import is_id
 from fedhet.protocol.flower import NO_REPLY
 from fedhet.protocol.payload import Array
 
-SUM = "sum"  # the record of what a sum needs: see fedhet.sums.messages
+SUM = "sum"  # the record of what a sum needs: see fedhet.sums.masks
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
 CONFUSION = "evaluate.confusion"  # after the last round
 # Of a sum: keys, owners of classes, who is left, and the masks.
@@ -137,7 +137,7 @@ def message_bytes(message: Message) -> int:
 
 
 class SumRecord:
-    """Base of what a request says of a sum: dataclasses of :mod:`fedhet.sums.messages`."""
+    """Base of what a request says of a sum: dataclasses of :mod:`fedhet.sums.masks`."""
 
 
 @wired(frozen=True, config=WIRE)

@@ -76,21 +76,26 @@ from fedhet.sums.masks import (
     SECRET_BYTES,
     SHARE_BYTES,
     Bytes,
+    Cohort,
+    Introduction,
+    Opened,
     Secrets,
     SumKey,
     SumTerms,
+    Survivors,
     Words,
     certified_key,
     check_proof,
     cohort_digest,
+    digest_of_sent,
     encode,
     fraction_bits,
     grid,
     prove,
+    read_sum,
     split,
     stream,
 )
-from fedhet.sums.messages import Cohort, Introduction, Opened, Survivors, digest_of_sent, read_sum
 
 KEY, KEYS, LAST = SUM_KEY, "sum-keys", "sum-last"  # notes
 ALIVE = "alive"  # purpose of a signature of survivors

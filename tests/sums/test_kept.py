@@ -23,10 +23,9 @@ from fedhet.errors import Refused, UserError
 from fedhet.protocol.flower import be_one_process
 from fedhet.protocol.messages import Instruction, Reply, request
 from fedhet.site.state import FileStore
-from fedhet.sums.attempt import Collector
 from fedhet.sums.client import NodeCertificate, SumNotes
-from fedhet.sums.masks import SumKey, SumTerms, check_proof, prove
-from fedhet.sums.messages import Cohort, Survivors
+from fedhet.sums.masks import Cohort, SumKey, SumTerms, Survivors, check_proof, prove
+from fedhet.sums.server import Collector
 from fedhet.testing import small
 
 NAMES = ("a", "b", "c", "d")

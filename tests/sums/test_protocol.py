@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedhet.errors import Refused, Rejected
-from fedhet.sums.attempt import Collector
 from fedhet.sums.client import Member
 from fedhet.sums.masks import (
     Secrets,
     SumTerms,
+    Survivors,
     cohort_digest,
     encode,
     evaluate,
@@ -25,7 +25,7 @@ from fedhet.sums.masks import (
     stream,
     to_words,
 )
-from fedhet.sums.messages import Survivors
+from fedhet.sums.server import Collector
 
 LENGTH = 5
 PAYLOAD = b"\x07" * 32

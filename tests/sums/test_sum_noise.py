@@ -24,8 +24,7 @@ from fedhet.site.privacy import (
 )
 from fedhet.site.state import FileStore
 from fedhet.sums.client import SumNotes, SumProtection
-from fedhet.sums.masks import SumTerms, grid
-from fedhet.sums.messages import Cohort
+from fedhet.sums.masks import Cohort, SumTerms, grid
 from fedhet.sums.noise import RandomBits, discrete_gaussian
 from fedhet.testing import make_client, simulate, small
 

@@ -14,7 +14,7 @@ from fedhet.engines.grid import FIRST_NODE
 from fedhet.errors import Damaged, UserError
 from fedhet.protocol.messages import AGREE, OWNERS, TRAIN, UNMASK, Reply, answer, arrays_of
 from fedhet.records.run_folder import RunFolder
-from fedhet.sums.attempt import Attempt
+from fedhet.sums.server import Attempt
 from fedhet.testing import simulate, small
 
 N = 5

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fedhet.clients.averaging import AveragingClient, blanks_of, set_parameters
 from fedhet.errors import Refused
+from fedhet.models.networks import exchanged
 from fedhet.protocol.handshake import EXACT
 from fedhet.protocol.payload import Payload, blank
 from fedhet.rng import torch_seeded
@@ -22,7 +23,7 @@ class FedGenClient(AveragingClient[FedGenParams]):
 
     def expect_download(self, came: Payload) -> Payload | None:
         """Return images per class, the header's shapes and G's."""
-        made = tuple(blank(tensor.shape) for tensor in self._new_generator().floating())
+        made = blanks_of(self._new_generator())
         return HeaderAndGenerator(
             blank((self.classes,), np.int64), (*blanks_of(self.shared()), *made)
         )
@@ -30,11 +31,10 @@ class FedGenClient(AveragingClient[FedGenParams]):
     def check_download(self, payload: Payload) -> None:
         """Check that labels can be drawn and that no running variance is below 0."""
         assert isinstance(payload, HeaderAndGenerator)
-        images, names = payload.images, self._new_generator().state_dict()
+        images, names = payload.images, exchanged(self._new_generator())
         if (images < 0).any() or not 0 < images.astype(np.float64).sum() < EXACT:
             raise Refused("the images per class are not counts")
-        floating = [name for name, tensor in names.items() if tensor.is_floating_point()]
-        for name, array in zip(floating, payload.tensors[2:], strict=True):
+        for name, array in zip(names, payload.tensors[2:], strict=True):
             if name.endswith("running_var") and (array < 0).any():
                 raise Refused("the generator has a variance below 0")
 
@@ -43,9 +43,7 @@ class FedGenClient(AveragingClient[FedGenParams]):
         assert isinstance(payload, HeaderAndGenerator)
         set_parameters(self.shared(), payload.tensors[:2])
         made = self._new_generator()
-        with torch.no_grad():
-            for tensor, array in zip(made.floating(), payload.tensors[2:], strict=True):
-                tensor.copy_(torch.as_tensor(array))
+        set_parameters(made, payload.tensors[2:])
         self.generator = made.eval().requires_grad_(False).to(self.device)
         self.shares = torch.as_tensor(payload.images).float().to(self.device)
 

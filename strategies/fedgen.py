@@ -30,6 +30,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedhet.config.schema import REPRESENTATION, Params
+from fedhet.models.networks import exchanged
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, Float32, Int64, Payload, rest
 from fedhet.rng import torch_seeded
@@ -100,10 +101,6 @@ class Generator(nn.Module):
         noise = torch.rand(count, self.noise, generator=generator, device=shares.device)
         return self(noise, labels), labels
 
-    def floating(self) -> list[Tensor]:
-        """Return parameters and running statistics, which are sent, in a fixed order."""
-        return [tensor for tensor in self.state_dict().values() if tensor.is_floating_point()]
-
 
 class FedGenStrategy(AveragingStrategy[FedGenParams]):
     """Averages headers and trains a generator whose representations their mean classifies."""
@@ -123,7 +120,7 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """Return images per class, header and G."""
-        made = tuple(tensor.numpy() for tensor in self.generator.floating())
+        made = tuple(tensor.detach().numpy() for tensor in exchanged(self.generator).values())
         return HeaderAndGenerator(self._images(), (*self.tensors, *made))
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:

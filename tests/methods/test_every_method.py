@@ -221,31 +221,12 @@ def test_whole_headers_are_weighted():
     assert build_config({"weighting": "uniform", "upload-rows": "whole"}).weighting == "uniform"
 
 
-WRONG = """
-fd gamma -1
-fedapen holdout 0.6
-fedclassavg rho -1
-fedgen hidden 0
-fedgh server-lr 0
-fedkd t-start 0
-fedmrl d1 501
-fedmrl matryoshka perhaps
-fedproto download-classes x
-fedssa mu0 1.1
-fedtgp margin -1
-fml beta-meme 2
-pfedafm lr-alpha 0
-fedorgp gamma -1
-pfedmoe gate-hidden 0
-pfedes mu 0.51
-pfedes extractor-kernel 4
-"""
+WRONG = (("fd", "gamma", "-1"), ("fedmrl", "d1", "501"), ("pfedes", "extractor-kernel", "4"))
 
 
-def test_a_value_out_of_range_and_another_methods_key_are_one_line():
-    for line in WRONG.split("\n")[1:-1]:
-        method, key, value = line.split()
-        with pytest.raises(UserError, match=f"^{key}: '?{value}'? is not allowed"):
-            build_config({"method": method, key: value})
-        with pytest.raises(UserError, match=f"^{key}: only method"):
-            build_config({"method": "standalone", key: value})
+@pytest.mark.parametrize(("method", "key", "value"), WRONG)
+def test_a_value_out_of_range_and_another_methods_key_are_one_line(method, key, value):
+    with pytest.raises(UserError, match=f"^{key}: '?{value}'? is not allowed"):
+        build_config({"method": method, key: value})
+    with pytest.raises(UserError, match=f"^{key}: only method"):
+        build_config({"method": "standalone", key: value})

@@ -11,7 +11,7 @@ from methods.byhand import ROUND, by_hand, same, train_images
 from fedhet.protocol.payload import ClassVectors
 from fedhet.rng import torch_seed
 from fedhet.strategies.fedorgp import cosines
-from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
+from fedhet.testing import make_client, make_strategy, small, uploads_of
 
 
 def fedorgp(tmp_path, **changes):
@@ -134,40 +134,3 @@ def test_one_round_of_a_client_by_hand(tmp_path):
     for row, label in enumerate(seen):
         assert np.allclose(means[row], features[labels == label].mean(dim=0), atol=1e-4)
     assert "test_accuracy_prototype" not in metrics and not client.tensors
-
-
-def test_without_its_term_it_is_standalone_and_with_it_only_in_round_1(tmp_path):
-    """Cosines of two architectures' prototypes of one class rise, above Standalone's."""
-    keys = {"image_size": 16, "models": ["cnn-4", "cnn-5"], "clients": 2, "rounds": 3,
-            "partition": "iid", "dataset": "synthetic:120x3", "representation": 64}  # fmt: skip
-
-    def run(name, **more):
-        config = small(tmp_path / name, **keys, **more)
-        folder, _ = simulate(config)
-        lines = [line["test_accuracy_mean"] for line in folder.read_rounds()]
-        losses = [line["train_loss"] for line in folder.read_rounds()]
-        clients = [make_client(config, k, tmp_path / name / "again") for k in (0, 1)]
-        for client in clients:
-            client.setup.store.folder = next(
-                folder.path.glob(f"state/*/{client.setup.data.client}")
-            )
-            client.restore(3)
-            client._set_eval()
-        states = [deepcopy(client.model.state_dict()) for client in clients]
-        means = []
-        for client, state in zip(clients, states, strict=True):
-            client.model.load_state_dict(state)
-            images, labels = train_images(client)
-            with torch.no_grad():
-                h = client.model.features(images)
-            means.append(torch.stack([h[labels == c].mean(dim=0) for c in range(3)]))
-        return lines, losses, states, F.cosine_similarity(*means).mean().item()
-
-    alone = run("alone", method="standalone")
-    zero = run("zero", method="fedorgp", lam=0.0)
-    pulled = run("pulled", method="fedorgp", lam=10.0, server_epochs=50, server_lr=0.1)
-    assert zero[:2] == alone[:2]
-    for one, other in zip(zero[2], alone[2], strict=True):
-        assert all(torch.equal(one[key], other[key]) for key in one)
-    assert pulled[1][0] == alone[1][0] and pulled[1][1] != alone[1][1]
-    assert pulled[3] > alone[3] + 0.05

@@ -13,7 +13,7 @@ from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.data.preparation import preparation
 from fedhet.errors import UserError
 from fedhet.models.names import MODELS, SMALLEST, TORCHVISION_NAMES
-from fedhet.testing import check_method, make_client, simulate, small
+from fedhet.testing import make_client, simulate, small
 
 KINDS = (IMAGE, SIGNAL, TABLE, TOKENS)
 SORTS = {  # of each kind: those left out are of other widths or depths
@@ -58,12 +58,6 @@ def test_every_method_trains_every_kind(tmp_path, method, kind):
     folder, _ = simulate(small(tmp_path, **keys(method, kind, **changes)))
     (record,) = folder.read_rounds()
     assert record["replied"] == len(models) and not record["failures"]
-
-
-def test_a_cut_run_ends_with_the_same_bytes(tmp_path):
-    """The preparation was fitted once and comes back with the state."""
-    values = keys("fedssa", TABLE, models=[MODELS[TABLE][0]])
-    check_method(values.pop("method"), tmp_path, **values)
 
 
 def test_the_small_model_is_the_smallest_of_the_kind(tmp_path):

@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 import torch.nn.functional as F
-from methods.byhand import ROUND, by_hand, check_round, overwritten, same, some_arrays, train_images
+from methods.byhand import by_hand, check_round, overwritten, same, train_images
 from torch import nn
 
 from fedhet.clients.pfedmoe import Gate
@@ -15,17 +15,6 @@ from fedhet.testing import make_client, small
 
 def pfedmoe(tmp_path, **changes):
     return small(tmp_path, **({"method": "pfedmoe", "models": ["cnn-4", "cnn-5"]} | changes))
-
-
-class Constant(nn.Module):
-    """A gate that always gives the same two weights."""
-
-    def __init__(self, *weights):
-        super().__init__()
-        self.weights = nn.Parameter(torch.tensor(weights))
-
-    def forward(self, inputs, general):
-        return self.weights.expand(len(inputs), 2)
 
 
 def test_the_worked_example(tmp_path):
@@ -94,43 +83,3 @@ def test_a_weight_is_the_samples_own_and_half_at_first(tmp_path):
     rows = torch.rand(3, 5, requires_grad=True)
     texts(torch.zeros(3, 9, dtype=torch.int64), rows).sum().backward()
     assert rows.grad is None and texts.hidden[0].in_features == 5
-
-
-@pytest.mark.parametrize("weights", [(0.0, 1.0), (1.0, 0.0)])
-def test_a_gate_that_knows_one_expert(tmp_path, weights):
-    """The local one alone is Standalone to the byte; the shared one alone leaves F_k's body."""
-    client = make_client(pfedmoe(tmp_path), 0, tmp_path / "a")
-    alone = make_client(pfedmoe(tmp_path, method="standalone"), 0, tmp_path / "b")
-    start = deepcopy(alone.model)
-    assert same(start, client.model, 0)
-    client.modules = {**client.modules, "gate": Constant(*weights)}
-    plain = client.phases
-    groups = plain()[0].groups[:2]
-    client.phases = lambda: [client_phase(plain()[0], groups)]
-    client._go_back_to = lambda *_: None
-    client.fit(some_arrays(client.shared()), ROUND)
-    if weights[1]:
-        alone.fit([], ROUND)
-        assert same(alone.model, client.model, 0) and not same(start, client.model)
-    else:
-        kept, moved = start.state_dict(), client.model.state_dict()
-        assert all(torch.equal(kept[k], moved[k]) == (not k.startswith("head")) for k in kept)
-
-
-def client_phase(phase, groups):
-    return type(phase)(phase.loss, groups, phase.epochs)
-
-
-def test_what_was_received_changes_the_local_model_and_the_prediction(tmp_path):
-    models = []
-    for seed in (5, 6):
-        client = make_client(pfedmoe(tmp_path), 0, tmp_path / str(seed))
-        sent, _, _ = client.fit(some_arrays(client.shared(), seed), ROUND)
-        assert len(sent) == len(list(client.shared().parameters()))
-        models.append(deepcopy(client.model))
-    assert not same(*models)
-    inputs = train_images(client)[0][:4]
-    before = client.infer(inputs)
-    overwritten(client.shared())
-    assert not torch.allclose(before, client.infer(inputs))
-    assert set(client.inference_needs().modules) == {"model", "extractor", "gate"}

@@ -3,7 +3,6 @@
 import csv
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from flwr.app import Error, Message, MetricRecord
@@ -78,12 +77,6 @@ def test_patience_ends_a_run_as_completed_and_says_so(tmp_path, caplog):
     assert [record["round"] for record in folder.read_rounds()] == [1, 2, 3]
     assert "2 evaluated rounds without a better validation AUROC" in caplog.text
     assert folder.read_summary()["status"] == "completed"
-
-
-def test_the_best_round_is_that_of_the_metric(tmp_path):
-    folder, _ = simulate(tiny(tmp_path, rounds=3, metric="log_loss"))
-    losses = [record["val_log_loss_mean"] for record in folder.read_rounds()]
-    assert folder.read_summary()["best_validation_round"] == 1 + losses.index(min(losses))
 
 
 def test_denormal_numbers_are_zero_while_a_client_works(tmp_path, monkeypatch):
@@ -175,13 +168,6 @@ def test_a_client_that_returns_with_other_data_is_refused(tmp_path):
             "reason": "client '2' declares other data or another model now",
         },
     ]
-
-
-def test_the_reported_mean_is_the_mean_of_the_clients(plain):
-    folder, _ = plain
-    rows = [r for r in csv.DictReader(folder.clients.open()) if r["round"] == "2"]
-    mean = np.mean([float(row["test_accuracy"]) for row in rows])
-    assert folder.read_summary()["test_accuracy_mean"] == pytest.approx(mean)
 
 
 def test_a_run_in_which_nobody_ever_replied_fails_with_the_first_reason(tmp_path, monkeypatch):

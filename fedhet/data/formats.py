@@ -1,16 +1,13 @@
 """Files of other programs: read by the library that knows the format, or named with what to do."""
 # ruff: noqa: PLC0415  (SciPy's and scikit-learn's readers: half a second, for few files)
 
-import io
 import re
 import warnings
 import zipfile
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from fedhet.data.inputs import existing, listed
@@ -31,22 +28,16 @@ _SIGNALS = "save windows as an NPZ with x (n, channels, time) and y (n,)"
 _OTHERS: tuple[tuple[str, bytes, str, str], ...] = (
     (".xls", rb"\xd0\xcf\x11\xe0", "an Excel workbook before 2007", "save it as .xlsx or CSV"),
     (".ods", rb"PK.*opendocument\.spreadsheet", "an OpenDocument sheet", "save it as .xlsx or CSV"),
-    (".rds .rda .rdata", rb"RDX|RDA", "a file of R",
-     'in R: write.csv(data, "data.csv", row.names=FALSE)'),
+    (".rds .rda .rdata", rb"RDX|RDA", "a file of R", "write.csv(data, FILE, row.names=FALSE)"),
     (".pkl .pickle .joblib .pt .pth", rb"\x80[\x02-\x05]",
      "a Python pickle, which may run code and is not opened", _SAVE),
-    (".h5 .hdf5 .hdf", rb"\x89HDF\r\n", "HDF5",
-     f"{_SAVE}, or {_SIGNALS} (of MATLAB: save with -v7)"),
-    (".dcm .dicom", rb".{128}DICM", "DICOM", f"{_IMAGES}, such as with pydicom or dcm2img"),
+    (".h5 .hdf5 .hdf", rb"\x89HDF\r\n", "HDF5", f"{_SAVE}, or {_SIGNALS}"),
+    (".mat", rb"MATLAB", "a file of MATLAB", f"scipy.io.loadmat reads it: {_SAVE}, or {_SIGNALS}"),
+    (".dcm .dicom", rb".{128}DICM", "DICOM", f"{_IMAGES}, such as with pydicom"),
     (".nii .nii.gz", rb".{344}n[+i]1\0", "NIfTI", f"{_IMAGES}, such as slices with nibabel"),
-    (".nrrd .mha .mhd", rb"NRRD", "a volume of ITK", _IMAGES),
-    (".wav", rb"RIFF.{4}WAVE", "a WAV recording",
-     f"{_SIGNALS}: scipy.io.wavfile.read gives the samples of each recording"),
-    (".mp3 .flac .ogg .m4a", rb"fLaC|OggS|ID3", "a sound recording", _SIGNALS),
+    (".wav", rb"RIFF.{4}WAVE", "a WAV recording", f"{_SIGNALS}: scipy.io.wavfile reads it"),
     (".edf .bdf .hea", b"", "a recording of biosignals", f"{_SIGNALS}, such as with mne"),
-    (".ts", b"", "a time series file of sktime", _SIGNALS),
     (".sqlite .db .sqlite3", rb"SQLite format 3", "an SQLite database", _SAVE),
-    (".pdf .docx .doc", rb"%PDF", "a document", "save its table as CSV"),
     (".zst .7z .rar .tar .tar.gz .tgz", rb"\x28\xb5\x2f\xfd|7z\xbc\xaf|Rar!", "an archive",
      "unpack it and give the file"),
     (".npy", rb"\x93NUMPY", "one NumPy array without labels", _SIGNALS),
@@ -118,8 +109,6 @@ def read_frame(path: Path, sheet: str = "") -> tuple[pd.DataFrame | bytes, list[
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     frame = _excel(path, sheet, lines) if what == "Excel" else read(path)
-                    if isinstance(frame, dict):
-                        frame = _table_of(frame, lines)
                     return frame, [f"a file of {what}", *lines]
             except UserError:
                 raise
@@ -187,55 +176,12 @@ def _json(path: Path) -> pd.DataFrame:
     return frame
 
 
-def matlab(path: Path) -> dict[str, Any]:
-    """Return the plain arrays of a MATLAB file by name; a cell array of texts is one of texts."""
-    from scipy.io import loadmat
-
-    try:
-        arrays = loadmat(io.BytesIO(path.read_bytes()), squeeze_me=False, chars_as_strings=True)
-    except NotImplementedError as error:
-        raise UserError(f"data-path {path}: MATLAB 7.3 is HDF5: save with -v7") from error
-    plain = {}
-    for name, array in arrays.items():
-        if name[0] != "_":
-            one = np.asarray(array)
-            if one.dtype.kind == "O" and all(np.asarray(c).dtype.kind == "U" for c in one.flat):
-                one = np.array(["".join(np.asarray(cell).flat) for cell in one.flat])
-            if one.dtype.kind in "biufU":
-                plain[name] = one
-    return plain
-
-
-def is_deep(path: Path) -> bool:
-    """Return whether a MATLAB file has an array of more than two axes, such as windows."""
-    return any(array.ndim > 2 for array in matlab(path).values())  # noqa: PLR2004
-
-
-def _table_of(arrays: Mapping[str, Any], lines: list[str]) -> pd.DataFrame:
-    """Return arrays of n entries as columns: (n, f) are f of them."""
-    vectors = [array.size for array in arrays.values() if array.size == max(array.shape)]
-    count = Counter(size for size in vectors if size > 1).most_common(1)
-    rows = count[0][0] if count else max((len(array) for array in arrays.values()), default=0)
-    columns: dict[str, Any] = {}
-    for name, array in arrays.items():
-        if array.size == rows:
-            columns[name] = array.ravel()
-        elif array.ndim == 2 and len(array) == rows:  # noqa: PLR2004
-            columns |= {f"{name}{k}": array[:, k - 1] for k in range(1, array.shape[1] + 1)}
-        else:
-            lines.append(f"not read: {name} of shape {array.shape}")
-    if not columns:
-        raise UserError("MATLAB: there are no arrays of n rows")
-    return pd.DataFrame(columns)
-
-
 # Formats that a library reads: name, suffixes, else first bytes, and what reads them.
 _READERS: tuple[tuple[str, str, bytes, Callable[[Path], Any]], ...] = (
     ("Excel", ".xlsx .xlsm", b"", pd.read_excel),
     ("Stata", ".dta", b"", _stata),
     ("SPSS", ".sav .zsav .por", b"", pd.read_spss),
     ("SAS", ".sas7bdat .xpt", b"", lambda path: pd.read_sas(path, encoding="utf-8")),
-    ("MATLAB", ".mat", b"", matlab),
     ("Feather", ".feather .arrow", b"", pd.read_feather),
     ("ARFF", ".arff", b"", _arff),
     ("LIBSVM", "", rb"\s*[-+\w.]+(\s+\d+:[-+\d.eE]+)+\s*(#.*)?\r?\n?", _libsvm),

@@ -87,7 +87,7 @@ def initialise(  # noqa: PLR0913, PLR0917  (what the command line is made of)
     keys: Keys = {"dataset": dataset, "data-path": str(place)}
     keys |= {key: value for key, value in given.items() if key not in keys}
     lines: list[str] = []
-    if dataset == "signals" and holds(place, (*formats.NPZ_SUFFIXES, ".npy", ".mat")):
+    if dataset == "signals" and holds(place, (*formats.NPZ_SUFFIXES, ".npy")):
         lines = _of_windows(keys, given, place)
     elif dataset in {"", *DATASETS} or (place.is_file() and place.suffix != ".zip"):
         try:
@@ -137,8 +137,7 @@ def _dataset(  # noqa: PLR0911  (one for each kind of path)
             if image_column(rows.open_rows([table]), table.parent, Reading())[0]:
                 return table, "image-folder"
         return path, ""
-    deep = path.suffix.lower() == ".mat" and formats.is_deep(path)
-    if deep or holds(path, (*formats.NPZ_SUFFIXES, ".npy")):
+    if holds(path, (*formats.NPZ_SUFFIXES, ".npy")):
         return path, "signals"
     if path.suffix.lower() == ".zip":
         with contextlib.suppress(UserError):

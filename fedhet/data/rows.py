@@ -47,6 +47,8 @@ _ENCODINGS = (
     "latin_1", "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "koi8_r", "shift_jis", "gb18030",
     "big5", "euc_kr", "euc_jp",
 )  # fmt: skip
+# Comments, empty lines and Excel's line of the separator, above the header.
+_TOP = re.compile(r'\ufeff?([ \t]*(#[^\r\n]*|"?sep=."?)?[ \t]*(\r\n|\r|\n))*')
 _UNPACK: dict[bytes, Callable[..., Any]] = {
     b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open,
 }  # fmt: skip
@@ -242,20 +244,14 @@ class CsvFile(RowFile):
             raise self._bad_byte() from error
         if len(data) == SAMPLE:
             text = text[: text.rfind("\n") + 1] or text
-        lines = text.splitlines(keepends=True)
-        comments = 0
-        for line in lines:
-            plain = line.strip().lstrip("\ufeff").strip('"')
-            if match := re.fullmatch(r"sep=(.)", plain):
-                self.form = replace(self.form, separator=self.form.separator or match[1])
-            elif plain.startswith("#") and not self.form.columns:
-                comments += 1
-            elif plain:
-                break
-            self._skip += 1
-        if comments:
+        top = _TOP.match(text)
+        above = top[0] if top else ""
+        self._skip = len(above.splitlines())
+        if match := re.search(r"sep=(.)", above):
+            self.form = replace(self.form, separator=self.form.separator or match[1])
+        if comments := sum("#" in line for line in above.splitlines()):
             self.found.append(f"{comments} lines of comments before the header are left out")
-        return "".join(lines[self._skip :])
+        return text[len(above) :]
 
     def _bytes(self) -> IO[bytes]:
         """Open the file, unpacked."""

@@ -1,4 +1,4 @@
-"""Dataset ``signals``: windows of channels and time steps out of NPZ, MATLAB or CSV files."""
+"""Dataset ``signals``: windows of channels and time steps out of NPZ or CSV files."""
 
 import zipfile
 import zlib
@@ -27,7 +27,7 @@ TARGETS = ("y", "Y", "label", "labels", "target", "targets")
 
 
 class Npz(RowFile):
-    """The arrays of an NPZ or MATLAB file: ``windows`` (n, c, t) of ``x``, the others as columns.
+    """The arrays of an NPZ file: ``windows`` (n, c, t) of ``x``, the others as columns.
 
     Without ``axes`` time comes first where that axis is much longer, which a line in ``found``
     says; ``axes`` is then the order that was taken.
@@ -37,9 +37,8 @@ class Npz(RowFile):
         super().__init__(f"data-path {path}", Form())
         self.path = path
         formats.refuse_other(path)
-        load: Any = formats.matlab if path.suffix.lower() == ".mat" else np.load
         try:
-            self._file = load(path)
+            self._file: Any = np.load(path)
         except _DAMAGE as error:
             raise UserError(f"{self.where}: not a valid NPZ file: {one_line(error)}") from error
         self.columns = list(self._file)

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
-from scipy.io import savemat
 
 from fedhet.cli.app import execute
 from fedhet.config.load import load_config
@@ -32,7 +31,7 @@ def zipped(path):
 WRITERS = {
     "p.xlsx": lambda path: FRAME.to_excel(path, index=False),
     "p.dta": lambda path: FRAME.to_stata(path, write_index=False),
-    "p.mat": lambda path: savemat(path, {name: FRAME[name].to_numpy() for name in FRAME}),
+    "p.feather": FRAME.to_feather,
     "p.arff": lambda path: path.write_text(ARFF + FRAME.to_csv(index=False, header=False)),
     "p.jsonl": lambda path: FRAME.to_json(path, orient="records", lines=True),
     "p.json": lambda path: FRAME.to_json(path, orient="records"),
@@ -50,14 +49,10 @@ def test_a_table_of_another_program_is_the_csv_of_the_same_rows(tmp_path, opened
     assert data.labels.tolist() == FRAME.ill.tolist() and data.site_names == ("a", "b")
 
 
-def test_a_file_of_libsvm_and_windows_of_matlab(tmp_path, opened):
+def test_a_file_of_libsvm(opened):
     lines = (f"{k % 2} 1:{k % 7} 3:{k / 2}\n" for k in range(60))
     data = opened("".join(lines), Reading(), "p.svm")
     assert data.inputs.columns == ("x1", "x2", "x3") and data.examples[5].tolist() == [5, 0, 2.5]
-    x = np.arange(240.0).reshape(20, 3, 4)
-    savemat(tmp_path / "w.mat", {"x": x, "y": np.arange(20) % 2})
-    signals = opened(None, Reading(), "w.mat", "signals")
-    assert np.array_equal(signals.examples, x) and signals.labels.tolist() == [0, 1] * 10
 
 
 def test_one_sheet_of_several_is_named(tmp_path, opened):
@@ -76,6 +71,9 @@ NAMED = {  # first bytes of a file, and the format that is named
     "p.h5": (b"\x89HDF\r\n\x1a\n", "HDF5"), "p.pkl": (b"\x80\x04\x95", "a Python pickle"),
     "p.xls": (b"\xd0\xcf\x11\xe0", "an Excel workbook before 2007"),
     "p.csv": (b"\x00\x01\xff" * 99, "a binary file of an unknown format"),
+    "p.mat": (b"MATLAB 5.0 MAT-file", "a file of MATLAB: scipy.io.loadmat"),
+    "p.sav": (b"$FL2", "a file of SPSS: .*pyreadstat.*or save its rows as CSV"),
+    "p.sas7bdat": (b"\0" * 32, "not readable as SAS .*save its rows as CSV"),
 }  # fmt: skip
 
 

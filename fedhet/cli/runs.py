@@ -171,7 +171,8 @@ def partition(
     session.announce(loaded, _console(quiet=as_json))
     loaded = session.resolve_clients(loaded)
     dataset, dealt = load_partition(loaded, loaded.clients)
-    warnings = [*dataset.warnings, *dealt.warnings]
+    repeats = dataset.about_repeats(dealt.clients)
+    warnings = [*dataset.warnings, *dealt.warnings, *repeats]
     for line in (*(f"note: {one}" for one in dataset.notes), *(f"warning: {w}" for w in warnings)):
         tell(line)
     counts = dealt.counts(dataset.labels, len(dataset.classes))

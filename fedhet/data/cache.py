@@ -51,6 +51,16 @@ class Dataset(Content):
     examples: npt.NDArray[Any]
     digest: str = ""
 
+    def about_repeats(self, clients: Sequence[Any]) -> list[str]:
+        """Return a line about test examples that also stand in train, of these splits, if any."""
+        train = {hash(self.examples[k].tobytes()) for one in clients for k in one.train}
+        tests = [hash(self.examples[k].tobytes()) for one in clients for k in one.test]
+        count = sum(one in train for one in tests)
+        again = (
+            f"{count:,} of {len(tests):,} test examples also stand in train, equal in all values"
+        )
+        return [again] if count else []
+
 
 def default_cache_dir() -> Path:
     """Return ``$FEDHET_CACHE``, ``$XDG_CACHE_HOME/fedhet`` or ``~/.cache/fedhet``."""

@@ -119,6 +119,7 @@ def start(
         dataset, partition = check_simulation(config)
         notes, data = [*dataset.notes, *notes], dataset.digest
         warnings = [*dataset.warnings, *partition.warnings]
+        warnings += dataset.about_repeats(partition.clients)
         counts = partition.counts(dataset.labels, len(dataset.classes)).sum(axis=0).tolist()
         line = imbalance(config, dict(zip(dataset.classes, counts, strict=True)))
         warnings += [line] if line else []

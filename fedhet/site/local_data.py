@@ -99,11 +99,15 @@ def load_dataset(config: RunConfig) -> Dataset:
 
 def _open(config: RunConfig, name: str, path: str, *, declared: bool = False) -> Dataset:
     """Return a data set of clients' examples; ``declared`` as on a node."""
-    return open_dataset(
+    dataset = open_dataset(
         name, data_path=path, image_size=config.image_size, grey=config.grey,
         window=config.window, standardise=config.standardise, classes=config.classes,
         seed=config.data_seed, reading=reading_of(config, declared=declared),
     )  # fmt: skip
+    if "site" in config.model_fields_set and not config.site:  # asked for without one
+        notes = tuple(note for note in dataset.notes if not note.startswith("no site: "))
+        dataset = replace(dataset, notes=notes)
+    return dataset
 
 
 def load_partition(config: RunConfig, clients: int) -> tuple[Dataset, Partition]:

@@ -8,13 +8,13 @@ from PIL import Image
 
 from fedhet.cli import lists
 from fedhet.cli.app import execute
-from fedhet.config.load import load_config
+from fedhet.config.load import build_config, load_config
 from fedhet.data.cache import open_dataset
 from fedhet.data.describe import describe
 from fedhet.data.inputs import Reading
 from fedhet.data.rows import open_rows
 from fedhet.errors import UserError
-from fedhet.site.local_data import load_partition
+from fedhet.site.local_data import load_dataset, load_partition
 
 ROWS = "".join(
     f"{k * 977},{20 + k * 7 % 50},{'fm'[k % 2]},2020-01-{1 + k % 28:02},c{k % 3},{k * 7 // 5 % 2}\n"
@@ -204,6 +204,8 @@ def test_no_run_is_silent_about_a_column_that_may_be_the_site(tmp_path, capsys, 
     for given in (Reading(), Reading(target="status")):
         bare = open_dataset("table", data_path="p.csv", reading=given)
         assert [line in bare.notes, line in written.notes] == [bool(likely)] * 2
+    none = build_config({"dataset": "table", "data-path": "p.csv", "target": "status", "site": ""})
+    assert line not in load_dataset(none).notes
     if likely:
         named = Reading(target="status", site=(likely,))
         assert line not in open_dataset("table", data_path="p.csv", reading=named).notes

@@ -316,3 +316,13 @@ def test_arrays_of_windows_are_grouped(tmp_path):
     assert any("test examples have their subject in train" in line for line in made.warnings)
     dataset, made = load_partition(small(tmp_path, **keys, group="subject"), 2)
     assert {len(one) for one in _places(made, dataset.groups)} == {1}
+
+
+def test_test_examples_that_stand_in_train_are_counted(tmp_path):
+    rows = "".join(f"{k % 7},{k % 2}\n" for k in range(140))
+    dataset, made = load_partition(_table(tmp_path, "x,ill\n" + rows), 2)
+    tests = sum(len(one.test) for one in made.clients)
+    (line,) = dataset.about_repeats(made.clients)
+    assert line.startswith(f"{tests} of {tests} test examples also stand in train")
+    dataset, made = load_partition(_table(tmp_path, TABLE), 2)
+    assert dataset.about_repeats(made.clients) == []

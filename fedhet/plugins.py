@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from fedhet.errors import UserError, brief, nearest
+from fedhet.errors import UserError, brief
 from fedhet.files import private_folder, replacing
 
 MAC = "mac"  # field of an identity: its MAC under the key of the user who made it
@@ -258,18 +258,6 @@ def is_own(kind: str, name: str) -> bool:
     if all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
         return True
     raise UserError(f"{kind} {name!r} is not of the form package.module:NAME")
-
-
-def hint(kind: str, name: str, allowed: Iterable[str]) -> str:
-    """Return a hint at what ``name`` may have meant; import nothing.
-
-    A module of theirs is named with what it holds; otherwise the nearest allowed name, if any.
-    """
-    what = {"method": "METHOD", "model": "make", "dataset": "load", "metric": "metric"}[kind]
-    find = importlib.machinery.PathFinder.find_spec
-    if name.isidentifier() and find(name, [*sys.path, *_here]) is not None:
-        return f"; '{name}' is a module: write {name}:NAME, such as {name}:{what}"
-    return nearest(name.lower(), allowed)
 
 
 def load(kind: str, name: str) -> Any:

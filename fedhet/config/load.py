@@ -32,9 +32,6 @@ RESUMABLE = (
     "start-timeout", "keep-state", "state-dir", "tracker",
 )  # fmt: skip
 
-KEPT = 4  # configurations that a process hands on
-_handed: dict[str, RunConfig] = {}  # by the text that went with them
-
 
 def read_overrides(pairs: Sequence[str]) -> dict[str, str]:
     """``key=value`` words of a command line; a key given twice: the last wins."""
@@ -154,15 +151,8 @@ def _validate(schema: type[Schema], values: Mapping[str, Any]) -> Schema:
 
 
 def envelope(config: RunConfig, run: Mapping[str, Any]) -> str:
-    """Return the ``config`` scalar of Flower's run config: configuration and identity as JSON.
-
-    In this process :func:`from_run_config` hands on ``config`` itself.
-    """
-    text = json.dumps({"config": config.flat(), "run": dict(run)}, separators=(",", ":"))
-    while len(_handed) >= KEPT:
-        del _handed[next(iter(_handed))]
-    _handed[text] = config
-    return text
+    """Return the ``config`` scalar of Flower's run config: configuration and identity as JSON."""
+    return json.dumps({"config": config.flat(), "run": dict(run)}, separators=(",", ":"))
 
 
 def from_run_config(run_config: Mapping[str, Any]) -> tuple[RunConfig, dict[str, Any]]:
@@ -175,7 +165,7 @@ def from_run_config(run_config: Mapping[str, Any]) -> tuple[RunConfig, dict[str,
     text = str(run_config.get("config", ""))
     if text:
         loaded = parse_object(text, "run config", "config")
-        return _handed.get(text) or build_config(loaded["config"]), dict(loaded["run"])
+        return build_config(loaded["config"]), dict(loaded["run"])
     values = {k: v for k, v in run_config.items() if k in COMMON or v != ""}
     shipped = RunConfig()
     if values.get("models") == ",".join(shipped.models):  # not chosen by the user

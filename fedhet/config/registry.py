@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedhet import plugins
 from fedhet.config.schema import Params, kebab
-from fedhet.errors import UserError
+from fedhet.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from fedhet.clients.base import MethodClient
@@ -120,7 +120,7 @@ def find_method(name: str) -> Method:
     if not plugins.is_own("method", name):
         known = [*METHODS, *plugins.installed("method")]
         raise UserError(
-            f"method: unknown value '{name}'{plugins.hint('method', name, known)}; "
+            f"method: unknown value '{name}'{nearest(name, known)}; "
             f"allowed: {', '.join(known)} or your own module:METHOD"
         )
     method = plugins.load("method", name)

@@ -87,7 +87,7 @@ def find_source(  # noqa: PLR0911  (one for each form of a name)
         return _own(name, data_path)
     known = [*NAMES, *plugins.installed("dataset")]
     raise UserError(
-        f"dataset {name!r} is unknown{plugins.hint('dataset', name, known)}; allowed: "
+        f"dataset {name!r} is unknown{nearest(name, known)}; allowed: "
         f"{', '.join(known)}, hf:NAME or your own module:load"
     )
 

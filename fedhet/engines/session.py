@@ -82,8 +82,6 @@ def find_preset(name: str) -> Path:
     }
     name = method_name(name)  # FedSSA is fedssa here as well
     if name not in shipped:
-        if ":" in name:
-            raise UserError(f"config '{name}': to choose a method, write quickstart method={name}")
         raise UserError(
             f"config '{name}' is neither a file nor a preset{nearest(name, list(shipped))}; "
             f"presets: {', '.join(shipped)}"

@@ -192,7 +192,7 @@ def validate_model_name(name: str, kind: str = "") -> None:
     more = ", any classifier of torchvision, timm:NAME" if IMAGE in wanted else ""
     more += ", hf:FOLDER" if {*wanted} & {*FOLDER_KINDS} else ""
     raise UserError(
-        f"model {name!r} is unknown{plugins.hint('model', name, [*known, *unlisted])}; allowed: "
+        f"model {name!r} is unknown{nearest(name, [*known, *unlisted])}; allowed: "
         f"{', '.join(known)}{more} or your own module:factory"
     )
 

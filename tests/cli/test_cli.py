@@ -58,12 +58,14 @@ COMMANDS = (
 )
 
 
-def test_a_mistake_is_one_line_and_leaves_nothing(capsys, here):
-    for words, parts in (*((["run", "quickstart", *words], parts) for words, parts in RUNS),
-                         *COMMANDS):  # fmt: skip
-        line = refused(capsys, *words)
-        assert all(part in line for part in parts), line
-        assert list(here.iterdir()) == []
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [*((["run", "quickstart", *words], parts) for words, parts in RUNS), *COMMANDS],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(capsys, here, words, parts):
+    line = refused(capsys, *words)
+    assert all(part in line for part in parts), line
+    assert list(here.iterdir()) == []
 
 
 WORDS = typer.main.get_command(app).commands

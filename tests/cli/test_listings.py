@@ -23,7 +23,7 @@ def listed(capsys, *words):
 
 
 def test_models_of_a_kind_a_group_and_of_ones_own_for_given_examples(capsys, monkeypatch):
-    rows = listed(capsys, "dataset=synthetic-table")
+    rows = listed(capsys, f"dataset={seeded('table', 60)}")
     assert [row["name"] for row in rows] == list(MODELS["table"])
     assert {row["kind"] for row in rows} == {"table"}
     assert [row["kind"] for row in listed(capsys, "lstm")] == ["signal", "tokens"]
@@ -63,16 +63,11 @@ def test_partition_as_a_table_and_a_picture_if_asked_for(capsys, here):
     assert sum(map(sum, shown["clients"].values())) == 1797
 
 
-def test_help_does_not_wait_for_torch(capsys):
+def test_the_command_line_does_not_wait_for_torch(capsys):
     program = "import sys, fedhet.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-    assert execute(["--help"]) == execute([]) == 0
-    assert "resume" in capsys.readouterr().out
-    assert execute(["run", "-h"]) == 0
-    text = capsys.readouterr().out
-    assert "shipped preset" in text and "keys that replace" in text
-    assert execute(["--version"]) == 0
-    assert capsys.readouterr().out == f"fedhet {fedhet.__version__}\n"
+    assert execute([]) == execute(["--version"]) == 0
+    assert f"fedhet {fedhet.__version__}\n" in capsys.readouterr().out
 
 
 def test_methods_models_and_keys_for_people_and_programs(capsys):

@@ -273,19 +273,19 @@ def load_checkpoint(path: Path) -> Checkpoint | None:
     if not path.exists():
         return None
     try:
-        found, said = read_tensors(path, "numpy")
+        arrays, metadata = read_tensors(path, "numpy")
     except OSError as error:
         raise Damaged(f"'{path}' cannot be read: {error}") from error
-    text = said.get("json", "")
-    if said.get("sha256") != _digest(text, found):
+    text = metadata.get("json", "")
+    if metadata.get("sha256") != _digest(text, arrays):
         raise Damaged(f"'{path}' is damaged, or an older fedhet wrote it")
     source = f"'{path}'"
     meta = parse_object(text, source, "metadata")
     shaped(Meta, meta, source, "metadata")
     names = meta.pop("names")
-    if sorted(names) != sorted(found):
+    if sorted(names) != sorted(arrays):
         raise Damaged.at(source, "metadata: names", "not those of the arrays")
-    return Checkpoint({name: found[name] for name in names}, meta)
+    return Checkpoint({name: arrays[name] for name in names}, meta)
 
 
 def _digest(text: str, arrays: Mapping[str, Array]) -> str:

@@ -504,17 +504,17 @@ def processor() -> str:
     """
     import torch  # noqa: PLC0415  (who only reads a run folder waits for no torch)
 
-    own: dict[str, str] = {}
+    cpu: dict[str, str] = {}
     with contextlib.suppress(OSError):  # Linux's; not there elsewhere
         text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
         first = text.partition("\n\n")[0]
         pairs = (line.split(":", 1) for line in first.split("\n") if ":" in line)
-        own = {key.strip(): value.strip() for key, value in pairs}
+        cpu = {key.strip(): value.strip() for key, value in pairs}
     numbers = {"family": "cpu family", "model": "model"}
-    if own.get("CPU part"):  # ARM
+    if cpu.get("CPU part"):  # ARM
         numbers = {"implementer": "CPU implementer", "part": "CPU part"}
-    known = [f"{word} {own[key]}" for word, key in numbers.items() if own.get(key)]
-    name = own.get("model name") or own.get("cpu") or platform.processor()
+    known = [f"{word} {cpu[key]}" for word, key in numbers.items() if cpu.get(key)]
+    name = cpu.get("model name") or cpu.get("cpu") or platform.processor()
     make = f"{name} ({', '.join(known)})".strip() if known else name
     parts = (platform.machine(), make, torch.backends.cpu.get_cpu_capability())
     return ", ".join(part for part in dict.fromkeys(parts) if part)

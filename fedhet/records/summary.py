@@ -59,7 +59,7 @@ def summarise(
         "metric": config.metric,
         **{
             f"{name}_{kind}": last[f"{name}_{kind}"]
-            for name in sorted({*BESIDE_ACCURACY, *(f"test_{own}" for own, _ in config.metrics)})
+            for name in sorted({*BESIDE_ACCURACY, *(f"test_{key}" for key, _ in config.metrics)})
             for kind in ("mean", "clients")
             if last.get(f"{name}_{kind}") is not None
         },
@@ -191,19 +191,19 @@ def best_round(config: RunConfig, rounds: Sequence[Mapping[str, Any]]) -> Mappin
 
 def secure_sum_summary(config: RunConfig, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """How the server learned what this summary says, and what it does not know."""
-    found: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "mode": config.secure_sum,
         "sum_min": config.sum_min,
         "sum_range": config.sum_range,
     }
     counted = [line[UNSUMMED] for line in rounds if UNSUMMED in line]
     if counted:
-        found |= {"sum_owners": config.sum_owners, UNSUMMED: int(counted[-1])}
+        summary |= {"sum_owners": config.sum_owners, UNSUMMED: int(counted[-1])}
     if config.sum_metrics:
         why = "the server learned only the sum over the clients of a round"
-        found["absent"] = dict.fromkeys(ABSENT, why)
-        found["means_are_over"] = "the clients of the last evaluated round, unweighted"
-    return found
+        summary["absent"] = dict.fromkeys(ABSENT, why)
+        summary["means_are_over"] = "the clients of the last evaluated round, unweighted"
+    return summary
 
 
 def seconds_left(seconds: Sequence[float], rounds: int) -> float | None:

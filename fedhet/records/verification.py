@@ -66,33 +66,33 @@ def verify(folder: RunFolder, config: RunConfig, check_arrays: CheckArrays) -> V
 
     ``check_arrays`` raises Rejected for global arrays that the run's method could not go on from.
     """
-    found = Verification(folder.path)
+    checked = Verification(folder.path)
     try:
         check_entries(folder.path)
         summary = folder.read_summary()
-        found.completed = summary.get("status") == "completed"
+        checked.completed = summary.get("status") == "completed"
         kept = load_checkpoint(folder.checkpoint)
         if kept is None:
             folder.check_unbegun()
-            if found.completed:
+            if checked.completed:
                 raise Damaged(f"'{folder.checkpoint}' is missing")
-            return found
+            return checked
         meta, roster = kept.meta, Roster()
-        found.rounds = int(meta["round"])
+        checked.rounds = int(meta["round"])
         roster.load(meta["roster"])
-        records = _lines(folder, meta, completed=found.completed)
-        found.findings += map(Finding, _misfits(folder, meta, roster, summary, records))
+        records = _lines(folder, meta, completed=checked.completed)
+        checked.findings += map(Finding, _misfits(folder, meta, roster, summary, records))
         try:
             check_arrays(config, roster, kept.arrays)
         except (Rejected, RuntimeError, ValueError, MemoryError) as error:  # as large as it says
             why = str(error) if isinstance(error, Rejected) else brief(error)
             text = f"'{folder.checkpoint}': the method cannot begin with these arrays: {why}"
-            found.findings.append(Finding(text))
-        if meta["simulated"] and (config.keep_state or not found.completed):
-            _states(folder.states(config), meta["roster"], found)
+            checked.findings.append(Finding(text))
+        if meta["simulated"] and (config.keep_state or not checked.completed):
+            _states(folder.states(config), meta["roster"], checked)
     except Damaged as error:
-        found.findings.append(Finding(str(error)))
-    return found
+        checked.findings.append(Finding(str(error)))
+    return checked
 
 
 def _lines(folder: RunFolder, meta: Mapping[str, Any], *, completed: bool) -> list[dict[str, Any]]:

@@ -81,8 +81,8 @@ class Comparison:
             frame[frame["compared"]] for frame in (runs, rounds, clients)
         )
         self.variants: list[str] = list(dict.fromkeys(self.runs["variant"]))
-        own = self.runs.loc[self.runs["method"] == baseline, "variant"]
-        self.baseline = min(own, key=lambda v: (v != method_name(baseline), len(v)), default="")
+        names = self.runs.loc[self.runs["method"] == baseline, "variant"]
+        self.baseline = min(names, key=lambda v: (v != method_name(baseline), len(v)), default="")
         asked = set(self.runs["metric"])
         known = [
             name for name in METRICS if self.runs[name].notna().all() and f"test_{name}" in clients
@@ -118,31 +118,31 @@ class Comparison:
         That is the variant with the method's defaults or its only one; its ablations are left to
         the details. Where neither is the case, every variant is a row of its own.
         """
-        made: dict[str, str] = {}
-        for method, found in self.runs.groupby("method", sort=False)["variant"].unique().items():
-            name, own = method_name(str(method)), list(found)
-            chosen = name if name in own else own[0] if len(own) == 1 else ""
-            made |= {name: chosen} if chosen else {variant: variant for variant in own}
-        return made
+        rows: dict[str, str] = {}
+        for method, variants in self.runs.groupby("method", sort=False)["variant"].unique().items():
+            name, names = method_name(str(method)), list(variants)
+            chosen = name if name in names else names[0] if len(names) == 1 else ""
+            rows |= {name: chosen} if chosen else {variant: variant for variant in names}
+        return rows
 
     @cached_property
     def levels(self) -> pd.DataFrame:
         """Per variant: mean with interval, and figures over clients that were ever sampled."""
         by_variant = self.runs.groupby("variant")
-        made = intervals(by_variant[self.metric].agg(STATISTICS))
+        table = intervals(by_variant[self.metric].agg(STATISTICS))
         best = "accuracy_best_validation" if self.metric == "accuracy" else "best_validation"
-        made["best_validation"] = by_variant[best].mean()
-        own = self.clients[self.clients["generation"] > 0]
-        own = own if len(own) else self.clients
-        over = own.groupby(["variant", "block"])[f"test_{self.metric}"]
-        made["sampled"] = over.mean().groupby("variant").mean()
-        made["std"] = over.std(ddof=0).groupby("variant").mean()
-        made["p10"] = over.quantile(0.1).groupby("variant").mean()
+        table["best_validation"] = by_variant[best].mean()
+        sampled = self.clients[self.clients["generation"] > 0]
+        sampled = sampled if len(sampled) else self.clients
+        over = sampled.groupby(["variant", "block"])[f"test_{self.metric}"]
+        table["sampled"] = over.mean().groupby("variant").mean()
+        table["std"] = over.std(ddof=0).groupby("variant").mean()
+        table["p10"] = over.quantile(0.1).groupby("variant").mean()
         worst = over.max() if self.sign < 0 else over.min()
-        made["worst"] = worst.groupby("variant").mean()
-        made["never_sampled"] = by_variant["never_sampled"].mean()
-        made[[*METRICS, MAJORITY]] = by_variant[[*METRICS, MAJORITY]].mean()
-        return made.reindex(self.variants)
+        table["worst"] = worst.groupby("variant").mean()
+        table["never_sampled"] = by_variant["never_sampled"].mean()
+        table[[*METRICS, MAJORITY]] = by_variant[[*METRICS, MAJORITY]].mean()
+        return table.reindex(self.variants)
 
     @cached_property
     def participants(self) -> pd.DataFrame:
@@ -178,15 +178,16 @@ class Comparison:
         """
         gaps = self.gaps(self.baseline) if self.baseline else self.wide.iloc[:, :0]
         blocks = gaps.groupby("block").mean()
-        made = intervals(blocks.agg(STATISTICS).T if len(gaps.columns) else _NOTHING)
+        pairs = intervals(blocks.agg(STATISTICS).T if len(gaps.columns) else _NOTHING)
         improved, known = self.sign * gaps, gaps.count()
-        made["better"] = 100 * (improved > 0).sum() / known
-        made["worse"] = 100 * (improved < 0).sum() / known
-        made["p"] = [signed_rank(blocks[variant].dropna()) for variant in made.index]
-        made["values"] = [blocks[variant].dropna().tolist() for variant in made.index]
-        made["clients"] = [gaps[variant].dropna().to_numpy() for variant in made.index]
-        made["sign"] = self.sign * ((made["low"] > 0).astype(int) - (made["high"] < 0).astype(int))
-        return made
+        pairs["better"] = 100 * (improved > 0).sum() / known
+        pairs["worse"] = 100 * (improved < 0).sum() / known
+        pairs["p"] = [signed_rank(blocks[variant].dropna()) for variant in pairs.index]
+        pairs["values"] = [blocks[variant].dropna().tolist() for variant in pairs.index]
+        pairs["clients"] = [gaps[variant].dropna().to_numpy() for variant in pairs.index]
+        sign = (pairs["low"] > 0).astype(int) - (pairs["high"] < 0).astype(int)
+        pairs["sign"] = self.sign * sign
+        return pairs
 
     @cached_property
     def best(self) -> tuple[str, frozenset[str]]:
@@ -202,8 +203,8 @@ class Comparison:
         if self.levels["blocks"][self.shown[top]] < 2:
             return "", frozenset()
         blocks = self.gaps(self.shown[top]).groupby("block").mean()
-        found = intervals(blocks.agg(STATISTICS).T if len(blocks.columns) else _NOTHING)
-        undecided = found.index[(found["low"] <= 0) & (found["high"] >= 0)]
+        differences = intervals(blocks.agg(STATISTICS).T if len(blocks.columns) else _NOTHING)
+        undecided = differences.index[(differences["low"] <= 0) & (differences["high"] >= 0)]
         return top, frozenset(row for row, variant in self.shown.items() if variant in undecided)
 
     @cached_property
@@ -225,18 +226,18 @@ class Comparison:
         Every variant gets the training FLOPs that the cheapest of its block spent in all rounds.
         """
         by_variant = self.runs.groupby("variant")
-        made = by_variant[["floats_up", "floats_down", "gflops"]].mean()
-        made["floats"] = made["floats_up"] + made["floats_down"]
+        costs = by_variant[["floats_up", "floats_down", "gflops"]].mean()
+        costs["floats"] = costs["floats_up"] + costs["floats_down"]
         base = self.runs[self.runs["variant"] == self.baseline].set_index("block")["gflops"]
         times = self.runs["gflops"] / self.runs["block"].map(base.replace(0, np.nan))
-        made["relative"] = times.groupby(self.runs["variant"]).mean()
+        costs["relative"] = times.groupby(self.runs["variant"]).mean()
         total = self.rounds.groupby(["number", "block"])["train_flops"].sum(min_count=1)
         budget = total.groupby("block").min()
         course = self.course
         cheap = course[course["flops"] <= course["block"].map(budget) * (1 + 1e-9)]
         last = cheap.groupby("number")[["variant", "figure", "round"]].last().groupby("variant")
-        made[["equal_figure", "equal_round"]] = last[["figure", "round"]].mean()
-        return made.reindex(self.variants)
+        costs[["equal_figure", "equal_round"]] = last[["figure", "round"]].mean()
+        return costs.reindex(self.variants)
 
     def reached(self, target: float) -> pd.DataFrame:
         """Per variant: runs that reached a target; mean rounds, floats and FLOPs until then."""
@@ -273,17 +274,17 @@ def compare(
     if baseline and baseline not in methods:
         raise UserError(f"baseline: no run has method '{baseline}'; methods: {', '.join(methods)}")
     rounds_of, clients_of = (dict(iter(f.groupby("setting_id"))) for f in (rounds, clients))
-    made = []
-    for slug, own in runs.groupby("setting_id", sort=False):
-        ours = [placed[number] for number in own["number"]]
+    comparisons = []
+    for slug, setting_runs in runs.groupby("setting_id", sort=False):
+        ours = [placed[number] for number in setting_runs["number"]]
         counts = next((one.run.counts for one in ours if one.run.counts is not None), None)
-        frames = own, rounds_of[slug], clients_of.get(slug, clients[:0])  # none of sums
-        made.append(Comparison(ours[0].setting, *frames, baseline or BASELINE, counts))
-    together = pd.concat({i: one.paired["p"] for i, one in enumerate(made)})
+        frames = setting_runs, rounds_of[slug], clients_of.get(slug, clients[:0])  # none of sums
+        comparisons.append(Comparison(ours[0].setting, *frames, baseline or BASELINE, counts))
+    together = pd.concat({i: one.paired["p"] for i, one in enumerate(comparisons)})
     adjusted = holm(together.astype(float))
-    for i, one in enumerate(made):
+    for i, one in enumerate(comparisons):
         one.paired["adjusted"] = adjusted[i] if len(one.paired) else []
-    return made
+    return comparisons
 
 
 def longest(comparisons: Sequence[Comparison]) -> list[Comparison]:
@@ -351,9 +352,9 @@ def _single(comparisons: Sequence[Comparison]) -> list[str]:
             for row in means.index
             if row in pairs
         ]
-        told = f": {', '.join(apart)}{f' {one.baseline}' * (len(pairs) > 1)}" if apart else ""
+        gaps = f": {', '.join(apart)}{f' {one.baseline}' * (len(pairs) > 1)}" if apart else ""
         title = f"{one.setting.title}: " * (len(comparisons) > 1)
-        sentences.append(f"{title}{figures}{told} (one repetition, no interval).")
+        sentences.append(f"{title}{figures}{gaps} (one repetition, no interval).")
     return sentences
 
 
@@ -431,35 +432,35 @@ def _limits(comparisons: Sequence[Comparison], compared: int, base: str) -> str:
     few = [one.setting.title for one in comparisons if 2 <= len(one.blocks) < ENOUGH]
     mixed = [one.setting.title for one in comparisons if len(set(one.precision.values())) > 1]
     luck = round((1 - LEVEL) * compared)
-    made = {
+    limits = {
         "gains are unknown, since the baseline was not run": not base,
         f"one block and so no interval: {_some(single)}": single,
         f"fewer than {ENOUGH} blocks, too few for a rank test: {_some(few)}": few,
         f"methods also differ in precision: {_some(mixed)}": mixed,
         f"about {luck} of the {compared} intervals would exclude zero by chance alone": luck,
     }
-    said = "; ".join(text for text, holds in made.items() if holds)
-    return f"Limits: {said}." if said else ""
+    sentence = "; ".join(text for text, holds in limits.items() if holds)
+    return f"Limits: {sentence}." if sentence else ""
 
 
-def _listed(sign: int, found: pd.DataFrame) -> str:
+def _listed(sign: int, results: pd.DataFrame) -> str:
     """``FD in 3 of 5 settings (+4.3; below in 1), FML in 1 of 4 (+9.0)``, most settings first."""
-    told = found[found["sign"] == sign].assign(size=found["points"].abs())
-    order = told.groupby("method")["size"].agg(["count", "max"])
+    decided = results[results["sign"] == sign].assign(size=results["points"].abs())
+    order = decided.groupby("method")["size"].agg(["count", "max"])
     order = order.sort_values(["count", "max"], ascending=False, kind="stable")
-    said = []
+    entries = []
     for method, count in order["count"].items():
-        own = found[found["method"] == method]
-        most = told[told["method"] == method].sort_values("size")["points"].iloc[-1]
+        of_method = results[results["method"] == method]
+        most = decided[decided["method"] == method].sort_values("size")["points"].iloc[-1]
         points = f"{most:+.1f}".replace("-", "−")
-        if found["setting"].nunique() == 1:
-            said.append(f"{method} {points}")
+        if results["setting"].nunique() == 1:
+            entries.append(f"{method} {points}")
             continue
-        other = int((own["sign"] == -sign).sum())
+        other = int((of_method["sign"] == -sign).sum())
         against = f"; {'below' if sign > 0 else 'above'} in {other}" if other else ""
-        said.append(f"{method} in {count} of {len(own)}{'' if said else ' settings'} "
+        entries.append(f"{method} in {count} of {len(of_method)}{'' if entries else ' settings'} "
                     f"({points}{against})")  # fmt: skip
-    return ", ".join(said)
+    return ", ".join(entries)
 
 
 def _some(titles: Sequence[str]) -> str:

@@ -153,7 +153,7 @@ def _panels(
     draw: Callable[[Axes, Comparison], None], high: float, right: float,
 ) -> Picture:  # fmt: skip
     """Return a panel per setting, each headed by its title."""
-    made = []
+    panels = []
     for one in comparisons:
 
         def fill(ax: Axes, one: Comparison = one) -> None:
@@ -163,8 +163,8 @@ def _panels(
 
         edges = (_LEFT if right < _LEFT else 40, right, 20, 36)
         at, heading = f"{name}-{one.setting.slug}", f"{title}, {one.setting.title}"
-        made.append((one.setting.slug, _panel(at, fill, (_WIDTH, high), heading, edges)))
-    return Picture(name, title, caption, made)
+        panels.append((one.setting.slug, _panel(at, fill, (_WIDTH, high), heading, edges)))
+    return Picture(name, title, caption, panels)
 
 
 def differences(comparisons: Sequence[Comparison]) -> Picture:
@@ -280,11 +280,12 @@ def rounds(one: Comparison) -> Picture:
     def draw(ax: Axes) -> None:
         ends = []
         for i, variant in enumerate(known):
-            own = shared[variant].sort_index()
-            own = own.iloc[sorted({*range(0, len(own), 1 + len(own) // _POINTS), len(own) - 1})]
+            curve = shared[variant].sort_index()
+            step = 1 + len(curve) // _POINTS
+            curve = curve.iloc[sorted({*range(0, len(curve), step), len(curve) - 1})]
             colour, style = HUES[i % len(HUES)], ("-", "--", ":")[i // len(HUES) % 3]
-            ax.plot(own.index, own, style, color=colour, marker="" if len(own) > 1 else "o")
-            ends.append((variant, own.index[-1], own.iloc[-1], colour))
+            ax.plot(curve.index, curve, style, color=colour, marker="" if len(curve) > 1 else "o")
+            ends.append((variant, curve.index[-1], curve.iloc[-1], colour))
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         _finish(ax, "round", f"test {said(one.metric)}")
         _name_ends(ax, ends)
@@ -296,9 +297,9 @@ def rounds(one: Comparison) -> Picture:
 
 def _clients(one: Comparison) -> Picture:
     name, title = f"clients-{one.setting.slug}", "Distribution over clients"
-    own = one.clients[one.clients["generation"] > 0].dropna(subset=f"test_{one.metric}")
-    found = dict(iter(own.groupby("variant")[f"test_{one.metric}"]))
-    values = {variant: found[variant] for variant in one.variants if variant in found}
+    sampled = one.clients[one.clients["generation"] > 0].dropna(subset=f"test_{one.metric}")
+    scores = dict(iter(sampled.groupby("variant")[f"test_{one.metric}"]))
+    values = {variant: scores[variant] for variant in one.variants if variant in scores}
     if not values:
         reason = "the server learned means over clients only (secure-sum)"
         return Picture(name, title, absent=reason)
@@ -312,7 +313,7 @@ def _clients(one: Comparison) -> Picture:
             meanprops={"marker": "P", "markerfacecolor": INK, "markeredgewidth": 0},
             tick_labels=[label(variant, 26) for variant in values],
         )  # fmt: skip
-        worst = [found.max() if one.sign < 0 else found.min() for found in values.values()]
+        worst = [scores.max() if one.sign < 0 else scores.min() for scores in values.values()]
         ax.plot(worst, range(1, len(values) + 1), ".", color=ORANGE, ms=5)
         ax.invert_yaxis()
         ax.tick_params(axis="y", length=0, labelsize=9)
@@ -394,9 +395,9 @@ Cloud = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]  # poin
 def t_sne(placed: Sequence[Placed], *, wanted: bool, trust: bool) -> Picture:
     """Draw the first setting that can be; ``trust`` imports code of others that a run names."""
     reason = "packed records have no states of clients" if wanted else "left out by --no-models"
-    for title, own in groupby(placed, key=lambda one: one.setting.title) if wanted else ():
+    for title, runs in groupby(placed, key=lambda one: one.setting.title) if wanted else ():
         clouds: dict[str, Cloud] = {}
-        for one in own:
+        for one in runs:
             if one.variant in clouds or len(clouds) == MOST_VARIANTS or one.run.folder is None:
                 continue
             try:
@@ -489,8 +490,8 @@ def _draw_clouds(setting: str, clouds: dict[str, Cloud]) -> Picture:
         ):
             for ax, what, group in zip(row, ("by class", "by client"), groups, strict=True):
                 for number, one in enumerate(np.unique(group)):
-                    own = plane[group == one]
-                    ax.plot(own[:, 0], own[:, 1], ".", ms=4, mew=0, color=HUES[number % len(HUES)])
+                    x, y = plane[group == one].T
+                    ax.plot(x, y, ".", ms=4, mew=0, color=HUES[number % len(HUES)])
                 ax.set(xticks=[], yticks=[])
                 score = _silhouette(points, group)
                 ax.set_title(f"{label(variant, 24)}, {what}: silhouette {score}",

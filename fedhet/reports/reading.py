@@ -102,17 +102,17 @@ def read_runs(places: Iterable[Path]) -> tuple[list[RunRecord], list[LeftOut]]:
     left_out: list[LeftOut] = []
     for place in places:
         try:
-            found, told = list(_find(place, DEPTH)), _indexes(place)
+            paths, indexed = list(_find(place, DEPTH)), _indexes(place)
         except OSError as error:
             raise UserError(f"'{place}' cannot be read: {error.strerror or error}") from error
-        if not found:
+        if not paths:
             raise UserError(
                 f"'{place}' has no run folder (config.yaml and rounds.jsonl), sweep or packed "
                 "record"
                 if place.exists()
                 else f"'{place}' does not exist{near(place)}"
             )
-        for path in found:
+        for path in paths:
             try:
                 one = read_run(path)
             except Damaged as error:
@@ -121,7 +121,7 @@ def read_runs(places: Iterable[Path]) -> tuple[list[RunRecord], list[LeftOut]]:
             if isinstance(one, LeftOut):
                 left_out.append(one)
             else:
-                title, note = told.get(one.name, ("", ""))
+                title, note = indexed.get(one.name, ("", ""))
                 runs.append(replace(one, title=one.title or title, note=note))
     return sorted(runs, key=lambda run: run.name), sorted(left_out)
 
@@ -214,11 +214,11 @@ def _unpacked(path: Path) -> RunRecord:
         raise ValueError(f"not a packed record: no format '{FORMAT}'")
     counts = None
     if held := content["partition"]:
-        rows = [dict(pair.split(":") for pair in own.split()) for own in held["clients"].values()]
+        rows = [dict(pair.split(":") for pair in row.split()) for row in held["clients"].values()]
         labels = list(map(str, range(len(held["classes"]))))
         counts = pd.DataFrame(rows, list(held["clients"]), labels).fillna(0).astype(int)
         counts = counts.set_axis(list(map(str, held["classes"])), axis="columns")
-    clients = {_OLDER.get(name, name): own for name, own in content["clients"].items()}
+    clients = {_OLDER.get(name, name): entry for name, entry in content["clients"].items()}
     return _checked(
         RunRecord(
             path.stem, content["config"], content["summary"], content["environment"],
@@ -239,11 +239,11 @@ def pack(runs: Iterable[RunRecord], folder: Path) -> None:
         taken.add(name)
         held = None
         if run.counts is not None:
-            own = {
+            shares = {
                 client: " ".join(f"{k}:{n}" for k, n in enumerate(row) if n)
                 for client, row in zip(run.counts.index, run.counts.to_numpy(), strict=True)
             }
-            held = {"classes": list(run.counts.columns), "clients": own}
+            held = {"classes": list(run.counts.columns), "clients": shares}
         content = {
             "format": FORMAT, "name": name, **({"title": run.title} if run.title else {}),
             "config": dict(run.config), "summary": dict(run.summary),
@@ -302,16 +302,17 @@ def _checked(run: RunRecord) -> RunRecord:  # noqa: PLR0912  (one a thing that m
             rounds[mean] = rounds.get(mean, rounds[column]).fillna(rounds[column])
     ends = {"rounds.jsonl": rounds["test_accuracy_mean"].iloc[-1]}
     if not run.means_alone:
-        evaluated, own = rounds.get("evaluated_clients"), clients["test_accuracy"]
-        if evaluated is not None and 0 < evaluated.iloc[-1] != own.count():
-            raise ValueError(f"clients.csv has {own.count()} of {evaluated.iloc[-1]:g} clients")
-        ends["clients.csv"] = own.mean()
+        evaluated, tests = rounds.get("evaluated_clients"), clients["test_accuracy"]
+        if evaluated is not None and 0 < evaluated.iloc[-1] != tests.count():
+            raise ValueError(f"clients.csv has {tests.count()} of {evaluated.iloc[-1]:g} clients")
+        ends["clients.csv"] = tests.mean()
     if run.summary.get("rounds", len(rounds)) != len(rounds):
         raise ValueError(f"rounds.jsonl has {len(rounds)} of {run.summary['rounds']} rounds")
-    said = run.summary.get("test_accuracy_mean")
+    expected = run.summary.get("test_accuracy_mean")
     for name, end in ends.items():
-        if said is not None and not math.isclose(end, said, rel_tol=0, abs_tol=_CLOSE):
-            raise ValueError(f"{name} ends with {end:.2f} %, and summary.json with {said:.2f} %")
+        if expected is not None and not math.isclose(end, expected, rel_tol=0, abs_tol=_CLOSE):
+            whole = f"and summary.json with {expected:.2f} %"
+            raise ValueError(f"{name} ends with {end:.2f} %, {whole}")
     return replace(run, config=config, rounds=rounds, clients=clients)
 
 
@@ -457,10 +458,10 @@ class Placed:
 
 def arrange(runs: Sequence[RunRecord], left_out: list[LeftOut]) -> list[Placed]:
     """Place every run; a second one of its setting, variant and block is added to ``left_out``."""
-    found = [_place(run) for run in runs]
-    _drop_constant(found)
+    every = [_place(run) for run in runs]
+    _drop_constant(every)
     first: dict[tuple[str, str, Block, str], Placed] = {}
-    for one in found:
+    for one in every:
         cell = one.setting.slug, one.variant, one.block, one.precision
         other = first.setdefault(cell, one)
         if other is not one:
@@ -472,10 +473,10 @@ def arrange(runs: Sequence[RunRecord], left_out: list[LeftOut]) -> list[Placed]:
     placed = list(first.values())
     slugs = dict.fromkeys(one.setting.slug for one in placed)
     together = [[one for one in placed if one.setting.slug == slug] for slug in slugs]
-    for own in together:
-        _choose_precision(own)
-        _name(own)
-    _tell_titles_apart([own[0].setting for own in together])
+    for group in together:
+        _choose_precision(group)
+        _name(group)
+    _tell_titles_apart([group[0].setting for group in together])
     return sorted(placed, key=lambda one: one.order)
 
 
@@ -487,8 +488,8 @@ def _place(run: RunRecord) -> Placed:
     method belongs to neither; the setting says that it was searched.
     """
     config = run.config
-    told = config.get("tuned")
-    searched = {k for k in told if isinstance(k, str)} if isinstance(told, list) else set()
+    tuned = config.get("tuned")
+    searched = {k for k in tuned if isinstance(k, str)} if isinstance(tuned, list) else set()
     shared = {
         key: config.get(key, at_default(key))
         for key in _COMMON
@@ -499,14 +500,14 @@ def _place(run: RunRecord) -> Placed:
     shared["tuned"] = sorted(TUNABLE & searched)
     method = known_as(str(config.get("method", "fedssa")))
     defaults = own_defaults(method)
-    own = {
+    own_keys = {
         key: value
         for key, value in config.items()
         if key not in _COMMON
         and key not in IN_NO_SETTING | searched
         and (value != defaults[key] if key in defaults else value or ":" in method)
     }
-    return Placed(run, Setting(shared), method, own)
+    return Placed(run, Setting(shared), method, own_keys)
 
 
 def _drop_constant(found: Sequence[Placed]) -> None:

@@ -257,16 +257,16 @@ def report(  # noqa: PLR0913
     """
     _check_apart(out, places)
     runs = Runs(*read_runs(places), baseline)
-    made = Report(runs, title, models=models, trust=trust)
+    result = Report(runs, title, models=models, trust=trust)
     try:
-        _place(_content(made), out)
+        _place(_content(result), out)
         if records is not None:
             records.mkdir(parents=True, exist_ok=True)
             pack((one.run for one in runs.placed), records)
     except OSError as error:
         where = error.filename or out
         raise UserError(f"'{where}' cannot be written: {error.strerror or error}") from error
-    return made
+    return result
 
 
 def _section(one: Comparison) -> Section:

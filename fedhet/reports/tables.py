@@ -188,24 +188,24 @@ def _levels(one: Comparison) -> ReportTable:
 
 
 def _paired(one: Comparison) -> ReportTable:
-    found, base = one.paired, one.baseline
-    few = (found["blocks"] < ENOUGH).any()
+    pairs, base = one.paired, one.baseline
+    few = (pairs["blocks"] < ENOUGH).any()
     note = f"Less {base}, on the same clients of the same blocks; one block has no interval." + (
         f" Fewer than {ENOUGH} blocks are not tested." if few else
         f" With {ENOUGH} blocks the smallest p that a signed-rank test can give is 0.0625."
     )  # fmt: skip
-    table = _table(one, "paired", f"Paired differences to {base}", note, found.index)
-    table.add("blocks", f"blocks shared with {base}", found["blocks"], 0)
+    table = _table(one, "paired", f"Paired differences to {base}", note, pairs.index)
+    table.add("blocks", f"blocks shared with {base}", pairs["blocks"], 0)
     about = "points, mean over blocks; Student's t over blocks"
-    table.add_interval(f"difference [{PERCENT}]", about, found, one.digits, sign=True)
+    table.add_interval(f"difference [{PERCENT}]", about, pairs, one.digits, sign=True)
     about = "share of clients that improve, all blocks together"
-    table.add("clients better, %", about, found["better"], 1)
+    table.add("clients better, %", about, pairs["better"], 1)
     about = "share of clients that lose; the rest are equal"
-    table.add("clients worse, %", about, found["worse"], 1)
-    if found["p"].notna().any():
-        table.add("p", "Wilcoxon signed-rank over blocks, two-sided", found["p"], p_value)
+    table.add("clients worse, %", about, pairs["worse"], 1)
+    if pairs["p"].notna().any():
+        table.add("p", "Wilcoxon signed-rank over blocks, two-sided", pairs["p"], p_value)
         about = "adjusted over all comparisons of all settings of this report"
-        table.add("p, Holm", about, found["adjusted"], p_value)
+        table.add("p, Holm", about, pairs["adjusted"], p_value)
     return table
 
 
@@ -259,13 +259,13 @@ def _costs(one: Comparison) -> ReportTable:
 def _targets(one: Comparison) -> ReportTable:
     known = _TARGETS.get(one.setting.data, {}) if one.metric == "accuracy" else {}
     papers = known.get(one.setting.keys["clients"], known.get(0, ()))
-    own = one.own_target
-    targets = sorted({*papers, *([own] if own else [])}, reverse=True)
+    base_target = one.own_target
+    targets = sorted({*papers, *([base_target] if base_target else [])}, reverse=True)
     note = "Means over the blocks that reached the target."
-    if own:
+    if base_target:
         note += (
-            f" The target of {own:g} % is what {one.baseline} ends with in its worst block, in "
-            "whole percent."
+            f" The target of {base_target:g} % is what {one.baseline} ends with in its worst "
+            "block, in whole percent."
         )
     title = "Costs to a target accuracy"
     table = _table(one, "target", title, note, one.variants if targets else [])
@@ -369,13 +369,13 @@ def to_markdown(
 
     ``link`` makes the address of a setting's details from their anchor.
     """
-    made = _marked(table, escaped, _RANKED)
+    marked = _marked(table, escaped, _RANKED)
     heads = [
         f"[{escaped(name)}]({link(table.links[name])})" if name in table.links else escaped(name)
-        for name in made.columns
+        for name in marked.columns
     ]
-    ruler = ["---" if name in table.texts else "---:" for name in made.columns]
-    lines = [f"| {' | '.join(row)} |" for row in (heads, *made.itertuples(index=False))]
+    ruler = ["---" if name in table.texts else "---:" for name in marked.columns]
+    lines = [f"| {' | '.join(row)} |" for row in (heads, *marked.itertuples(index=False))]
     lines.insert(1, f"|{'|'.join(ruler)}|")
     if bare:
         return "\n".join(lines)

@@ -278,16 +278,16 @@ class Search:
         preset = read_yaml(path)
         base = {key: v for key, v in preset.items() if key not in SWEEP_KEYS}
         axes: dict[str, Sequence[Any] | Range] = {}
-        given: dict[str, Sequence[Any] | Range] = {}
+        by_key: dict[str, Sequence[Any] | Range] = {}
         if "grid" in preset and (compared := _compared(path, preset)):
             axes["method"] = compared
         for word in words:
             key, equals, text = word.partition("=")
             if not equals or not key:
                 raise UserError(f"'{word}': write key=value, key=v1,v2,... or key=low..high")
-            if key in given:
+            if key in by_key:
                 raise UserError(f"{key}: it is given twice: write {key}=V1,V2")
-            values = given[key] = _values(key, text)
+            values = by_key[key] = _values(key, text)
             if key == "method" or isinstance(values, Range) or len(values) > 1:
                 axes[key] = values
             else:

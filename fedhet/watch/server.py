@@ -93,18 +93,18 @@ def _application(view: RunView | SweepView, token: str, host: str) -> Starlette:
 
 def listen(port: int) -> socket.socket:
     """Return a socket at 127.0.0.1, at any free port if ``port`` is 0; UserError if it is taken."""
-    found = socket.socket()
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening = socket.socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((HOST, port))
-        found.listen(64)
+        listening.bind((HOST, port))
+        listening.listen(64)
     except OSError as error:
-        found.close()
+        listening.close()
         raise UserError(
             f"--port: {port} cannot be used: {error.strerror}; give another one, or 0 for any free "
             "port"
         ) from error
-    return found
+    return listening
 
 
 def page_server(view: RunView | SweepView, found: socket.socket) -> tuple[uvicorn.Server, str]:

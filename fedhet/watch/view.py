@@ -60,8 +60,8 @@ class _Files:
     def get(self, path: Path, read: Callable[[Path], Any], default: Any) -> Any:
         """Return a file's content; ``default`` while it is not there, or is damaged."""
         try:
-            found = path.stat()
-            seen = (found.st_ino, found.st_size, found.st_mtime_ns)
+            stat = path.stat()
+            seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
             if self._read.get(path, (None,))[0] != seen:
                 self._read[path] = seen, default
                 self._read[path] = seen, read(path)
@@ -111,8 +111,8 @@ class RunView:
         if not self.folder.path.is_dir():
             return GONE, "the folder does not exist"
         if not self.files.busy(self.folder.being_written):
-            said = "it was interrupted; `fedhet resume` continues it"
-            return IDLE, said if begun else "it has not begun, or was interrupted"
+            sentence = "it was interrupted; `fedhet resume` continues it"
+            return IDLE, sentence if begun else "it has not begun, or was interrupted"
         waits = self.folder.waits_for()
         if waits or not begun:
             return WAITING, waits or "it is starting: no round is finished yet"
@@ -302,16 +302,16 @@ class SweepView:
 
     def _listed(self) -> list[tuple[str, str, Mapping[str, Any]]]:
         """Return name, sweep and entry of every cell: those of an index first, then other runs."""
-        found: dict[str, tuple[str, str, Mapping[str, Any]]] = {}
+        listed: dict[str, tuple[str, str, Mapping[str, Any]]] = {}
         for path in sorted(self.path.glob(INDEXES)):
             cells = self.files.get(path, read_json, {}).get("cells")
             for one in cells if isinstance(cells, list) else []:
                 name = one.get("name") if isinstance(one, dict) else None
                 if isinstance(name, str) and Path(name).name == name and "\0" not in name:
-                    found.setdefault(name, (name, path.parent.name, one))
+                    listed.setdefault(name, (name, path.parent.name, one))
         for path in sorted(self.path.glob("*/config.yaml")):
-            found.setdefault(path.parent.name, (path.parent.name, "", {}))
-        return list(found.values())[:CELLS]
+            listed.setdefault(path.parent.name, (path.parent.name, "", {}))
+        return list(listed.values())[:CELLS]
 
     def _cell(self, name: str, sweep: str, entry: Mapping[str, Any]) -> Look:
         run = self.runs.setdefault(name, RunView(self.path / name))
@@ -320,14 +320,14 @@ class SweepView:
             preset = self.path / "sweeps" / sweep / f"{name}.yaml"
             config = self.files.get(preset, _read_config, {})
         state, why = run.status(summary, rounds)
-        told, problems = entry.get("state"), list(run.files.problems.values())
+        recorded, problems = entry.get("state"), list(run.files.problems.values())
         idle = BROKEN if rounds else PENDING
         state = {"completed": FINISHED, WAITING: RUNNING, IDLE: idle, GONE: idle}.get(state, state)
-        if told == DIVERGED and summary:
+        if recorded == DIVERGED and summary:
             state = DIVERGED
         elif problems and not summary:
             state, why = FAILED, problems[0]
-        elif told == FAILED and state == idle:
+        elif recorded == FAILED and state == idle:
             state, why = FAILED, str(entry.get("reason") or "")
         why = "" if state in {FINISHED, RUNNING, PENDING, BROKEN} else why
         headline = _metrics(config, rounds)[0]
@@ -357,8 +357,8 @@ def _grid(sweep: str, cells: Sequence[Look]) -> Look:
         run = cell["name"] if cell["begun"] else ""
         shown = {"text": text or cell["state"], "state": cell["state"], "run": run}
         rows[cell["row"]][cell["column"]] = shown
-    made = [(row, list(own.values())) for row, own in rows.items()]
-    return {"title": one_line(sweep, 100), "columns": columns, "rows": made}
+    ordered = [(row, list(by_column.values())) for row, by_column in rows.items()]
+    return {"title": one_line(sweep, 100), "columns": columns, "rows": ordered}
 
 
 def _label(values: Mapping[str, Any], without: Sequence[str] = ()) -> str:
@@ -388,7 +388,7 @@ def follow(view: RunView | SweepView) -> Iterator[str]:
     """Yield lines as they come, until the run or all runs are over."""
     look = view.look()
     yield f"{look['name']}: {look['title']}"
-    told, rounds, idle = "", 0, 0
+    last_state, rounds, idle = "", 0, 0
     states: dict[str, str] = {}
     while True:
         if len(look["rounds"]) < rounds:
@@ -407,9 +407,9 @@ def follow(view: RunView | SweepView) -> Iterator[str]:
         over = look["over"] and (look["status"] != IDLE or idle >= PATIENCE)
         damage = [f"cannot be read: {problem}" for problem in look["damage"]]
         state = "\n".join([": ".join(filter(None, (look["status"], look["says"]))), *damage])
-        if over or (state != told and not look["over"]):
+        if over or (state != last_state and not look["over"]):
             yield from state.split("\n")
-        told = state
+        last_state = state
         if over:
             break
         time.sleep(POLL)

@@ -338,6 +338,8 @@ IN_NO_SETTING = {
     "metric", "tensorboard", "tracker", "device", "actors", "threads", "engine", "round-timeout",
     "start-timeout", "evaluate-every",
 }  # fmt: skip
+# Methods' keys of older versions, with the value that is all there is today.
+_GONE = {"projector": "linear", "prototype-weighting": "count", "header-bias": True}
 _COMMON = {
     kebab(name): field.default for name, field in RunConfig.model_fields.items() if name != "params"
 }
@@ -499,7 +501,7 @@ def _place(run: RunRecord) -> Placed:
     shared |= dict.fromkeys(TUNABLE & searched, SEARCHED)
     shared["tuned"] = sorted(TUNABLE & searched)
     method = known_as(str(config.get("method", "fedssa")))
-    defaults = own_defaults(method)
+    defaults = _GONE | own_defaults(method)
     own_keys = {
         key: value
         for key, value in config.items()

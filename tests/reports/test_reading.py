@@ -118,3 +118,11 @@ def test_a_sweeps_title_names_its_settings(sweep):
     content["title"] = "Mine, 9 clients"  # an override has made another setting of it
     (index / "sweep.json").write_text(json.dumps(content))
     assert load_sweep(sweep).settings == ["CIFAR-100, N = 4, C = 50 %"]
+
+
+def test_a_key_of_an_older_version_makes_no_variant_at_the_value_that_was_kept(tmp_path):
+    for seed, kept in enumerate(("linear", "mlp")):
+        path = make_run(tmp_path, "fedmrl", seed, [[1.0] * 4])
+        edit(path / "config.yaml", "method: fedmrl", f"method: fedmrl\nprojector: {kept}")
+    variants = ["FedMRL", "FedMRL (projector=mlp)"]
+    assert load_sweep(tmp_path).frame()["variant"].tolist() == variants

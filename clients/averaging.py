@@ -1,7 +1,7 @@
 """The client half of weighted averaging: overwrite the shared module, train, send it back."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -52,10 +52,11 @@ class AveragingClient(MethodClient[P]):
     """Exchanges all parameters of one module, with BatchNorm's running statistics."""
 
     download_type: type[Payload] = ModelArrays
+    shared_name = ""  # of the module that crosses the wire; empty: the model's header
 
-    def shared(self) -> nn.Module:
-        """Return the module that crosses the wire: by default the header."""
-        return self.model.head
+    def shared(self) -> Any:
+        """Return the module that crosses the wire: ``shared_name``'s, by default the header."""
+        return self.modules[self.shared_name] if self.shared_name else self.model.head
 
     def as_sent_first(self, make: Callable[[], Shared]) -> Shared:
         """Return what ``make`` makes, with the weights that the server sends in round 1.

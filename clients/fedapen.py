@@ -60,6 +60,8 @@ def hold_out(labels: Array, share: float, rng: np.random.Generator) -> Array:
 class FedAPENClient(AveragingClient[FedAPENParams]):
     """Shares one of its two models; keeps the other and lambda."""
 
+    shared_name = "small"
+
     def build(self) -> dict[str, nn.Module]:
         """Return w_k, theta and lambda."""
         return {
@@ -72,10 +74,6 @@ class FedAPENClient(AveragingClient[FedAPENParams]):
     def ensemble(self) -> Ensemble:
         """Lambda and the mixture."""
         return cast("Ensemble", self.modules["ensemble"])
-
-    def shared(self) -> nn.Module:
-        """Return theta, which crosses the wire."""
-        return self.modules["small"]
 
     def phases(self) -> list[Phase]:
         """Return two phases: lambda on held-out images, both models on the rest.

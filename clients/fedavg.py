@@ -9,10 +9,8 @@ from fedhet.strategies.fedavg import FedAvgParams
 class FedAvgClient(AveragingClient[FedAvgParams]):
     """Shares its whole model."""
 
+    shared_name = "model"
+
     def build(self) -> dict[str, nn.Module]:
         """Return the common model, as the server's is before round 1."""
         return {"model": self.as_sent_first(lambda: self.new_small(self.params.common_model))}
-
-    def shared(self) -> nn.Module:
-        """Return the whole model."""
-        return self.model

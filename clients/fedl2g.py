@@ -61,17 +61,6 @@ def twice_differentiable() -> Iterator[None]:
         torch.backends.mkldnn.enabled = fused
 
 
-def distance(output: Tensor, guides: Tensor, labels: Tensor, led: Tensor | None) -> Tensor:
-    """Return MSE of outputs (B, w) to the guides (C, w) of their labels (B,), a scalar.
-
-    Classes outside ``led`` (C,), bool, have none, and pull nowhere; None: all have.
-    """
-    towards = guides[labels]
-    if led is not None:
-        towards = torch.where(led[labels][:, None], towards, output.detach())
-    return F.mse_loss(output, towards)
-
-
 def guiding_gradient(  # noqa: PLR0913, PLR0917  (all that the step depends on)
     answer: Answer,
     weights: Mapping[str, Tensor],
@@ -79,19 +68,17 @@ def guiding_gradient(  # noqa: PLR0913, PLR0917  (all that the step depends on)
     sets: tuple[Batch, Batch],
     lr: float,
     cross_entropy: Callable[[Tensor, Tensor], Tensor],
-    led: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the quiz's loss after a guided step, and its gradient (C, w) to the guides (C, w).
 
     ``answer(weights, x)`` gives the guided output (B, w) and logits (B, C); ``sets`` are the study
-    and the quiz batch; ``led`` is :func:`distance`'s. Exact: see the docstring of
-    ``strategies/fedl2g.py``.
+    and the quiz batch. Exact: see the docstring of ``strategies/fedl2g.py``.
     """
     (study, labels), (quiz, answers) = sets
     names = list(weights)
     at = {name: weights[name].detach().requires_grad_() for name in names}
     output, logits = answer(at, study)
-    loss = cross_entropy(logits, labels) + distance(output.float(), guides, labels, led)
+    loss = cross_entropy(logits, labels) + F.mse_loss(output.float(), guides[labels])
     slopes = torch.autograd.grad(loss, list(at.values()), retain_graph=True, allow_unused=True)
     moved = {
         name: (w.detach() if slope is None else w.detach() - lr * slope).requires_grad_()
@@ -108,8 +95,6 @@ def guiding_gradient(  # noqa: PLR0913, PLR0917  (all that the step depends on)
     (along,) = torch.autograd.grad(torch.stack([(b * v).sum() for b, v in pairs]).sum(), u)
     found = torch.zeros_like(guides)
     found.index_add_(0, labels, along.to(found.dtype) * (2 * lr / output.numel()))
-    if led is not None:
-        found *= led[:, None]
     return quizzed.detach(), found
 
 
@@ -136,16 +121,8 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         return self.model.head(features) if self.params.guide == "logits" else features
 
     def receive(self, payload: Payload) -> None:
-        """Take G of this round; no gradient is known yet.
-
-        In a sum, a class with too few owners has a vector that was drawn and never moves: it is
-        learned without.
-        """
+        """Take G of this round; no gradient is known yet."""
         super().receive(payload)
-        self.led = None
-        if self.shared_classes is not None:
-            led = [c in self.shared_classes for c in range(self.classes)]
-            self.led = torch.tensor(led, device=self.device)
         with torch.no_grad():
             self.guides.copy_(self.vectors)
         self.gradient = torch.zeros_like(self.guides)
@@ -187,8 +164,7 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         features = self.model.features(inputs)
         logits = self.model.head(features)
         guided = logits if self.params.guide == "logits" else features
-        guides = self.guides.detach()
-        pull = distance(guided.float(), guides, labels, self.led)
+        pull = F.mse_loss(guided.float(), self.guides.detach()[labels])
         return self.cross_entropy(logits, labels) + pull
 
     def quiz_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -210,7 +186,7 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         with twice_differentiable():
             value, gradient = guiding_gradient(
                 answer, weights, self.guides.detach(), ((inputs, labels), quiz),
-                self.config.lr * schedule(self.config, self.round), self.cross_entropy, self.led,
+                self.config.lr * schedule(self.config, self.round), self.cross_entropy,
             )  # fmt: skip
         both.eval()
         self.latest = gradient, labels

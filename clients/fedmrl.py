@@ -7,20 +7,20 @@ every round; the trained one is kept as part of the client's inference model.
 """
 
 from collections.abc import Mapping
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from fedhet.clients.averaging import AveragingClient
 from fedhet.clients.base import Needs
-from fedhet.models import SplitModel
 from fedhet.strategies.fedmrl import FedMRLParams, global_model
 from fedhet.training.loop import Phase
 
 
 class FedMRLClient(AveragingClient[FedMRLParams]):
     """Shares the small model; keeps its own model and the projector."""
+
+    shared_name = "small"
 
     def build(self) -> dict[str, nn.Module]:
         """Return F_k, G and P_k."""
@@ -32,28 +32,19 @@ class FedMRLClient(AveragingClient[FedMRLParams]):
             "projector": nn.Linear(self.params.d1 + self.d, self.d),
         }
 
-    @property
-    def small(self) -> SplitModel:
-        """G."""
-        return cast("SplitModel", self.modules["small"])
-
-    def shared(self) -> nn.Module:
-        """Return G, which crosses the wire."""
-        return self.small
-
     def phases(self) -> list[Phase]:
         """Return eq. 10: all three at once, each with its own learning rate."""
         lr = self.config.lr
         groups = [
             (self.model, lr),
-            (self.small, self.params.lr_global or lr),
+            (self.shared(), self.params.lr_global or lr),
             (self.modules["projector"], self.params.lr_projector or lr),
         ]
         return [Phase(self.loss, groups, self.local_work)]
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return eq. 9: m^G l^G + m^F l^F."""
-        fused = self.fuse(self.small.features(inputs), self.model.features(inputs))
+        fused = self.fuse(self.shared().features(inputs), self.model.features(inputs))
         loss = self.params.m_local * self.cross_entropy(self.model.head(fused), labels)
         if self.params.matryoshka:
             loss = loss + self.params.m_global * self.cross_entropy(self.coarse(fused), labels)
@@ -66,7 +57,7 @@ class FedMRLClient(AveragingClient[FedMRLParams]):
 
     def coarse(self, fused: Tensor) -> Tensor:
         """Return eq. 5 and 6: the global header's logits (B, C) of the first d1 entries."""
-        logits: Tensor = self.small.head(fused[:, : self.params.d1])
+        logits: Tensor = self.shared().head(fused[:, : self.params.d1])
         return logits
 
     def infer(self, inputs: Tensor) -> Tensor:
@@ -74,9 +65,9 @@ class FedMRLClient(AveragingClient[FedMRLParams]):
         kind = self.params.inference
         logits: Tensor
         if kind.startswith("single"):
-            logits = (self.small if kind == "single-small" else self.model)(inputs)
+            logits = (self.shared() if kind == "single-small" else self.model)(inputs)
             return logits
-        fused = self.fuse(self.small.features(inputs), self.model.features(inputs))
+        fused = self.fuse(self.shared().features(inputs), self.model.features(inputs))
         logits = self.coarse(fused) if kind == "mix-small" else self.model.head(fused)
         return logits
 
@@ -94,9 +85,9 @@ class FedMRLClient(AveragingClient[FedMRLParams]):
         """Return the chosen model's logits; with ``report-all-inference`` those of all, by name."""
         if not self.params.report_all_inference:
             return super().predict(inputs)
-        general, personal = self.small.features(inputs), self.model.features(inputs)
+        general, personal = self.shared().features(inputs), self.model.features(inputs)
         fused = self.fuse(general, personal)
         found = {"mix-large": self.model.head(fused), "single-large": self.model.head(personal)}
         if self.params.matryoshka:
-            found |= {"mix-small": self.coarse(fused), "single-small": self.small.head(general)}
+            found |= {"mix-small": self.coarse(fused), "single-small": self.shared().head(general)}
         return {"": found[self.params.inference], **found}

@@ -15,16 +15,14 @@ from fedhet.training.loop import Phase, kl
 class FMLClient(AveragingClient[FMLParams]):
     """Shares the meme model."""
 
+    shared_name = "meme"
+
     def build(self) -> dict[str, nn.Module]:
         """Return the local model and the meme model."""
         return {
             "model": self.local_model(),
             "meme": self.new_small(),
         }
-
-    def shared(self) -> nn.Module:
-        """Return the meme model, which crosses the wire."""
-        return self.modules["meme"]
 
     def phases(self) -> list[Phase]:
         """Return one phase: both models on the same batches."""

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fedhet.clients.averaging import AveragingClient
 from fedhet.clients.base import Needs
 from fedhet.config.schema import REPRESENTATION
-from fedhet.models import SplitModel
 from fedhet.strategies.pfedafm import PFedAFMParams
 from fedhet.training.loop import Phase
 
@@ -39,6 +38,8 @@ class Mixture(nn.Module):
 class PFedAFMClient(AveragingClient[PFedAFMParams]):
     """Shares the small extractor; keeps its own model and alpha."""
 
+    shared_name = "extractor"
+
     def build(self) -> dict[str, nn.Module]:
         """Return F_k, g and alpha."""
         return {
@@ -51,10 +52,6 @@ class PFedAFMClient(AveragingClient[PFedAFMParams]):
     def mixture(self) -> Mixture:
         """Alpha and the mixture."""
         return cast("Mixture", self.modules["mixture"])
-
-    def shared(self) -> SplitModel:
-        """Return the extractor g, which crosses the wire."""
-        return cast("SplitModel", self.modules["extractor"])
 
     def phases(self) -> list[Phase]:
         """Return step 1, then step 2; each freezes what it does not train."""

@@ -19,13 +19,11 @@ from fedhet.training.loop import Phase
 class PFedESClient(AveragingClient[PFedESParams]):
     """Shares the extractor that stands before its model in training."""
 
+    shared_name = "extractor"
+
     def build(self) -> dict[str, nn.Module]:
         """Return F_k and G."""
         return {"model": self.local_model(), "extractor": extractor(self.params, self.inputs)}
-
-    def shared(self) -> nn.Module:
-        """Return G, which crosses the wire."""
-        return self.modules["extractor"]
 
     def phases(self) -> list[Phase]:
         """Return step 1, then step 2; each freezes what it does not train."""

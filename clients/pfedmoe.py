@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from fedhet.clients.averaging import AveragingClient
 from fedhet.clients.base import Needs
 from fedhet.data.inputs import TABLE, TOKENS, Inputs
-from fedhet.models import SplitModel
 from fedhet.strategies.pfedmoe import PFedMoEParams
 from fedhet.training.loop import Phase, outputs_on
 
@@ -42,6 +41,8 @@ class Gate(nn.Module):
 class PFedMoEClient(AveragingClient[PFedMoEParams]):
     """Shares the small extractor; keeps its own model and the gate."""
 
+    shared_name = "extractor"
+
     def build(self) -> dict[str, nn.Module]:
         """Return F_k, g and H_k."""
         return {
@@ -49,10 +50,6 @@ class PFedMoEClient(AveragingClient[PFedMoEParams]):
             "extractor": self.new_extractor(),
             "gate": Gate(self.inputs, self.d, self.params.gate_hidden),
         }
-
-    def shared(self) -> SplitModel:
-        """Return the extractor g, which crosses the wire."""
-        return cast("SplitModel", self.modules["extractor"])
 
     def phases(self) -> list[Phase]:
         """Return one phase for all three, each with its own learning rate."""

@@ -61,6 +61,7 @@ class MethodStrategy(Strategy, Generic[P]):
     aggregations: ClassVar[Sequence[str]] = ("mean",)  # values of `aggregation` that it supports
     metric_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}  # range of each own metric
     shares_small_model = False  # whether clients share the model that `small-model` names
+    small_key = ""  # of the params: a small model of its own
     broadcasts = False  # whether all clients are sent the same payload
     noise_on_steps = False  # whether noise is for upload - download, and `combine` gets its sum
     # Why `secure-sum` is refused: "" in a class with `contribution` and `combine`.
@@ -119,8 +120,8 @@ class MethodStrategy(Strategy, Generic[P]):
 
     @classmethod
     def own_small(cls, params: P) -> str:
-        """Return the small model that a key of ``params`` names; empty: use ``small-model``."""
-        return ""
+        """Return what ``small_key`` of ``params`` names; empty: use ``small-model``."""
+        return str(getattr(params, cls.small_key, ""))
 
     @classmethod
     def ignores(cls, config: RunConfig, params: P) -> Mapping[str, str]:

@@ -63,6 +63,7 @@ class ClassVectorStrategy(MethodStrategy[P]):
     """Accepts exactly the declared classes, each once, with the declared numbers of images."""
 
     upload_type = ClassVectors
+    bounded = True  # whether `max-update-ratio` holds; else `check` bounds the vectors
 
     @classmethod
     def ignores(cls, config: RunConfig, params: P) -> Mapping[str, str]:
@@ -83,7 +84,8 @@ class ClassVectorStrategy(MethodStrategy[P]):
     def reference(self, info: ClientInfo) -> Reference:
         """Return |S_k| vectors."""
         own, images = declared(info)
-        return Reference(ClassVectors(own, images, blank((len(own), self.width))))
+        vectors = ClassVectors(own, images, blank((len(own), self.width)))
+        return Reference(vectors, bounded=self.bounded)
 
     def check(self, info: ClientInfo, payload: Payload) -> None:
         """Check the declared classes and counts."""

@@ -15,7 +15,6 @@ that came without a vector (``FDClient.loss``); inference is by the local model.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 from pydantic import Field
@@ -25,7 +24,7 @@ from fedhet.errors import Rejected, UserError
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.strategies.averaging import sum_by_class
-from fedhet.strategies.base import Reference, Upload
+from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import ClassVectorStrategy, declared
 
 _ID = 64  # bytes of the longest client id
@@ -46,6 +45,7 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         "its clients are sent means over the others, and a client would have to keep its part of "
         "every sum; use method=fedproto"
     )
+    bounded = False  # probabilities need no bound
     growing = ("owners", "labels", "vectors")
 
     @property
@@ -86,10 +86,6 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         sums = payload.vectors.sum(axis=1, dtype=np.float64)
         if (payload.vectors < 0).any() or (np.abs(sums - 1) > _TOLERANCE).any():
             raise Rejected("a vector is not a probability distribution")
-
-    def reference(self, info: ClientInfo) -> Reference:
-        """Return |S_k| vectors; probabilities need no bound."""
-        return replace(super().reference(info), bounded=False)
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Replace what the same clients sent before; keep the others' vectors."""

@@ -27,8 +27,4 @@ class FedAvgStrategy(AveragingStrategy[FedAvgParams]):
     """Averages whole models."""
 
     shares_small_model = True
-
-    @classmethod
-    def own_small(cls, params: FedAvgParams) -> str:
-        """Return ``common-model``."""
-        return params.common_model
+    small_key = "common_model"

@@ -190,12 +190,8 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
     growing = ("update-ranks", "update")  # both are empty before the first update
     aggregations = ROBUST
     shares_small_model = True
+    small_key = "student"
     plans_rounds = True  # the energy grows from t-start to t-end over all rounds
-
-    @classmethod
-    def own_small(cls, params: FedKDParams) -> str:
-        """Return ``student``."""
-        return params.student
 
     @classmethod
     def check_config(cls, config: RunConfig, params: FedKDParams) -> None:

@@ -18,14 +18,9 @@ clients do the second part alone.
 v = grad CE(theta'; quiz) it is, for class c, 2 lr / (n w) times the sum over the study images of c
 of J_i v, J_i being the Jacobian of the output of image i at theta. That is exact, not an
 approximation (the paper's first-order form; ``guiding_gradient`` in ``clients/fedl2g.py``).
-
-With ``secure-sum`` the classes are counted whose gradients are sent, and ``sum-owners`` guards
-those that few clients *have*: of a class that one of its owners alone studied in a round, the sum
-is that one's gradient.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -38,20 +33,16 @@ from fedhet.protocol.checks import check_declared
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.rng import torch_seeded
-from fedhet.strategies.averaging import ClassSums, class_totals
-from fedhet.strategies.base import Reference, Upload
+from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import (
     ClassVectorStrategy,
     declared,
     payloads_of,
-    shared_by,
     sums_of,
 )
-from fedhet.sums.contribution import Own, Summand, Vector
 
 LARGEST = 100.0  # norm of a class's gradient, as in the authors' code
 ROUNDING = 1.0001
-UNIT = 2.0  # of a gradient in a sum, where no entry may be above `sum-range` (64); exact
 
 
 class FedL2GParams(Params):
@@ -82,7 +73,11 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
     """Moves the guiding vectors by the clients' gradients."""
 
     broadcasts = True
-    not_summed = ""
+    not_summed = (
+        "of a class that one of its owners alone studied, the sum is that one's gradient; use "
+        "method=fedproto"
+    )
+    bounded = False  # gradients have no common size: see `check`
 
     @property
     def width(self) -> int:
@@ -109,29 +104,18 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
         if longest > LARGEST * ROUNDING and not self.config.dp_clip:  # noise has no such bound
             raise Rejected(f"a gradient of norm {longest:.4g} is above {LARGEST:g}")
 
-    def reference(self, info: ClientInfo) -> Reference:
-        """Return |S_k| vectors; :meth:`check` bounds gradients, which have no common size."""
-        return replace(super().reference(info), bounded=False)
-
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Make one SGD step by the mean gradient per class over its owners."""
-        payloads = [_marked(p) for p in payloads_of(uploads)]
-        return self.combine(in_units(sums_of(payloads, None, self.classes)).flat, round_)
-
-    @classmethod
-    def contribution(cls, upload: Payload, own: Own) -> Summand:
-        """Return gradients (C, w) in units of ``UNIT``, zero if missing, and C ones and zeros."""
-        return in_units(sums_of([_marked(shared_by(upload, own))], None, own.classes))
-
-    def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
-        """Move G by the sum's means; a class with too few owners stays."""
-        totals = class_totals(self, total)
-        means = replace(totals, rows=totals.rows * UNIT).means(np.zeros_like(self.guides))
-        rate = self.params.server_lr or RATES[self.params.guide]
-        step = rate * means.astype(np.float64)
+        marked = []
+        for one in payloads_of(uploads):
+            there = one.counts > 0
+            marked.append(ClassVectors(one.classes[there], one.counts[there], one.vectors[there]))
+        sums = sums_of(marked, None, self.classes)
+        means = sums.means(np.zeros_like(self.guides)).astype(np.float64)
+        step = (self.params.server_lr or RATES[self.params.guide]) * means
         self.guides = (self.guides.astype(np.float64) - step).astype(np.float32)
         longest = float(np.linalg.norm(step, axis=1).max())
-        return {"guided_classes": float(totals.present.sum()), "guide_step": longest}
+        return {"guided_classes": float(sums.present.sum()), "guide_step": longest}
 
     def arrays(self) -> dict[str, Array]:
         """Return G (C, w)."""
@@ -140,14 +124,3 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""
         self.guides = arrays["guides"]
-
-
-def in_units(sums: ClassSums) -> Summand:
-    """Return sums of gradients in units of ``UNIT``."""
-    return replace(sums, rows=sums.rows / UNIT).summand()
-
-
-def _marked(payload: ClassVectors) -> ClassVectors:
-    """Return the non-empty gradients of an upload."""
-    there = payload.counts > 0
-    return ClassVectors(payload.classes[there], payload.counts[there], payload.vectors[there])

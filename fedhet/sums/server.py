@@ -476,6 +476,7 @@ class SumAggregator:
         self.evaluates = not config.sum_metrics  # an accuracy of one client alone is not told
         self.metrics = SumMetrics(config.sum_range, plan.ranges)
         self.introductions = Introductions(handshake, ledger.fail)
+        self._short = min(PATIENCE, SHORT * config.round_timeout)  # seconds of a small exchange
         self.counts_owners = config.sum_owners > 1 and plan.by_class
         self.shared: tuple[int, ...] | None = None  # classes whose rows may be summed
         self._counted: list[str] | None = None  # of whom: a resumed run counts again
@@ -501,7 +502,7 @@ class SumAggregator:
     def members(self, round_: int, clients: list[str], deadline: float) -> list[str]:
         """Return who is asked to train: the cohort of the round's attempt, or nobody."""
         self._attempt, self.about = None, None
-        clients = self._introduced(clients)
+        clients = self.introductions.of(clients, self._short)
         try:
             if self.counts_owners:
                 clients = self._count_owners(round_, clients, deadline)
@@ -521,14 +522,6 @@ class SumAggregator:
         number = next_attempt(self.plan.attempts)
         cohort = Cohort(tuple(sorted(members)), number, size, self.shared)
         return Attempt(self.handshake, self.ledger, self.config, round_, cohort, length)
-
-    def _introduced(self, clients: list[str]) -> list[str]:
-        """Return those of ``clients`` that know each other's keys."""
-        return self.introductions.of(clients, self._short)
-
-    @property
-    def _short(self) -> float:
-        return min(PATIENCE, SHORT * self.config.round_timeout)
 
     # --- a small sum before it ---------------------------------------------------------------
 
@@ -559,7 +552,7 @@ class SumAggregator:
         """Return the sum of all clients' confusion matrices, of classes with owners enough."""
         classes, timeout = len(self.roster.classes), self.config.round_timeout
         try:
-            members = self._introduced(self.ledger.online(self.roster.ids))
+            members = self.introductions.of(self.ledger.online(self.roster.ids), self._short)
             if self.config.sum_owners > 1:
                 members = self._count_owners(round_, members, deadline)
             attempt = self._new(round_, members, classes**2)

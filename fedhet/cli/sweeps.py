@@ -54,10 +54,9 @@ def run_cell(words: list[str]) -> int:
 
 def demo(
     out: Annotated[str, typer.Option(help="folder of run folders")] = "runs",
-    as_json: Json = False,
 ) -> None:
     """Compare FedSSA, LG-FedAvg and Standalone on the embedded digits, in a minute or two."""
-    loading(as_json=as_json)
+    loading()
     from fedhet.records.run_folder import RunFolder
     from fedhet.sweeps.sweep import FINISHED
 
@@ -65,19 +64,14 @@ def demo(
     _, opened = _open_sweep("compare/digits", ["seed=0"], base)
     opened.jobs = [job for job in opened.jobs if job.cell.config.method in DEMO_METHODS]
     tell(f"starting {len(opened.jobs)} runs side by side, one process each; logs: {opened.folder}")
-    _run_all(opened, len(opened.jobs), quiet=as_json)
+    _run_all(opened, len(opened.jobs), quiet=False)
     for job in opened.jobs:
         if job.state != FINISHED:
             raise RunFailed(f"{job.cell.config.method} {job.state}: {job.reason} ({base})")
-    folders = [RunFolder(job.folder) for job in opened.jobs]
-    if as_json:
-        rows = [folder.read_summary() | {"folder": str(folder.path)} for folder in folders]
-        show_json(rows)
-        return
     show_table(
         "10 clients with 4 of 10 classes each, models CNN-1 to CNN-5",
         ("method", "accuracy", "10th percentile", "floats up", "floats down", "GFLOPs", "seconds"),
-        [_demo_row(folder) for folder in folders],
+        [_demo_row(RunFolder(job.folder)) for job in opened.jobs],
     )
     print(
         "accuracy: own test images, mean over clients (simulated sites); "
@@ -210,7 +204,7 @@ def _open_sweep(
     preset: str, overrides: Sequence[str], out: Path, profile: str = "full", part: str = "1/1"
 ) -> tuple[Path, "Sweep"]:
     """Return the preset's file and its cells as they stand; UserError for a mistake in any."""
-    from fedhet.config.checks import check_cells, small_cohort
+    from fedhet.config.checks import check_cells
     from fedhet.config.load import read_overrides
     from fedhet.engines.session import find_preset
     from fedhet.sweeps.grid import read_cells, title_of
@@ -221,8 +215,7 @@ def _open_sweep(
         check_folder(out, "--out")
     cells = [placed(one, out) for one in read_cells(path, overrides, profile)]
     configs = [one.config for one in cells]
-    small = dict.fromkeys(line for config in configs for line in small_cohort(config))
-    for line in (*check_cells(configs, read_overrides(overrides)), *small):
+    for line in check_cells(configs, read_overrides(overrides)):
         tell(f"note: {line}")
     name = index_name(preset, path)
     name += f"-{profile}" if profile != "full" else ""

@@ -127,17 +127,6 @@ def check_cells(configs: Iterable[RunConfig], given: Mapping[str, Any]) -> list[
     return [f"{key}={given[key]} has no effect: {cells[0][key].why}" for key in everywhere]
 
 
-def small_cohort(config: RunConfig) -> list[str]:
-    """Return a line if a share of the clients is less than one; none where N is unknown."""
-    share = config.fraction * config.clients
-    if not config.clients or round(share) >= 1:
-        return []
-    return [
-        f"fraction={config.fraction:g} of {config.clients} clients is {share:g}: one of "
-        f"{config.clients} is trained in each round"
-    ]
-
-
 # --- values that do not go together ---------------------------------------------------------------
 
 
@@ -183,11 +172,12 @@ def check_combinations(config: RunConfig) -> None:
         )
     if config.summed and strategy.not_summed:
         raise UserError(f"secure-sum: '{config.secure_sum}' {named}: {strategy.not_summed}")
-    if config.late == "next":
-        why = "the sum of a round is that of its members" if config.summed else ""
-        why = why or (config.aggregation != "mean" and "a median or trimmed mean has no weights")
-        why = why or (not strategy.weighs_late and "its server uses no weights of uploads")
-        if why:
+    for why, holds in {
+        "the sum of a round is that of its members": config.summed,
+        "a median or trimmed mean has no weights": config.aggregation != "mean",
+        "its server uses no weights of uploads": not strategy.weighs_late,
+    }.items():
+        if config.late == "next" and holds:
             raise UserError(f"late: 'next' {named}: {why}")
     strategy.check_aggregate(config)
     strategy.check_config(config, config.params)

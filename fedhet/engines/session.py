@@ -123,7 +123,7 @@ def start(
         warnings += [line] if line else []
     with interruptible():
         folder = RunFolder.create(config, default_name, data)
-        for line in (*notes, *checks.small_cohort(config)):
+        for line in notes:
             console.say(f"note: {line}")
         for line in warnings:
             console.say(f"warning: {line}")

@@ -22,13 +22,12 @@ def here(tmp_path, monkeypatch):
 
 
 def test_a_run_says_its_notes_once_nothing_is_wrong(capsys, here):
-    words = [*TINY, "data-path=/x", "fraction=0.01", "clients=4"]
+    words = [*TINY, "data-path=/x", "clients=4"]
     assert "'x' is not allowed" in refused(capsys, *words, "lr=x")
     assert execute([*words, "--name", "r"]) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "note:" in line]
     assert said == [
         "fedhet: note: data-path=/x has no effect: dataset=synthetic:120x4 reads no file",
-        "fedhet: note: fraction=0.01 of 4 clients is 0.04: one of 4 is trained in each round",
     ]
     assert execute(["resume", "runs/r", "rounds=2", "actors=3"]) == 0
     assert "note: actors=3 has no effect" in capsys.readouterr().err
@@ -37,19 +36,19 @@ def test_a_run_says_its_notes_once_nothing_is_wrong(capsys, here):
 
 
 def test_a_sweep_names_what_changes_nothing_in_any_cell(capsys, here):
-    grid = {"partition": ["dirichlet", "classes-per-client"], "fraction": [0.01]}
+    grid = {"partition": ["dirichlet", "classes-per-client"]}
     (here / "p.yaml").write_text(yaml.safe_dump({"clients": 4, "grid": grid}))
     words = ["sweep", "p.yaml", "--dry-run", "actors=2", "alpha=1", "data-path=/x"]
     assert execute(words) == 0
     said = capsys.readouterr().err.splitlines()
     named = [line.split()[2].partition("=")[0] for line in said]
-    assert named == ["actors", "data-path", "fraction"]
+    assert named == ["actors", "data-path"]
 
 
 def test_a_file_that_is_missing_or_is_no_preset_is_told_what_to_do(capsys, here):
     (here / "patients.csv").write_text("age,ill\n1,0\n")
     (here / "patients.yaml").write_text("rounds: 3\n")
-    table = ["run", "quickstart", "dataset=table", "target=ill"]
+    table = ["run", "quickstart", "dataset=table", "target=ill", "models=@table-5"]
     for words, says in (
         (["run", "patients.csv"], "`fedhet init patients.csv` writes a preset for data"),
         (["run", "patient.yaml"], "(did you mean 'patients.yaml'?)"),

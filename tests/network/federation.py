@@ -9,6 +9,7 @@ import os
 import shlex
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -182,11 +183,13 @@ class Federation(Commands):
     # --- commands ------------------------------------------------------------------------------
 
     def online(self) -> int:
+        """How many nodes are online; a SuperLink that is busy is asked again, but not for ever."""
         with contextlib.closing(self.tls.connect()) as control:
-            try:
-                return sum(node.status == "online" for node in control.nodes())
-            except RunFailed:  # mostly busy for a moment
-                return 0
+            for pause in (1.0, 2.0, 4.0, 8.0, 16.0):
+                with contextlib.suppress(RunFailed):
+                    return sum(node.status == "online" for node in control.nodes())
+                time.sleep(pause)
+            return sum(node.status == "online" for node in control.nodes())
 
     def run(self, name: str, **changes: object) -> "Run":
         """Start ``fedhet run --superlink`` with the preset and these changes (snake_case)."""

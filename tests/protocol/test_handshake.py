@@ -3,7 +3,6 @@
 import csv
 
 import pytest
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from helpers.pace import PATIENCE, Clock
 from helpers.pictures import image_folder
@@ -11,12 +10,10 @@ from helpers.tiny import tiny
 
 from fedhet.config.load import envelope
 from fedhet.config.schema import RunConfig
-from fedhet.deploy.certs import make
 from fedhet.engines.grid import SimulationGrid
 from fedhet.errors import RunFailed
 from fedhet.protocol import handshake as handshakes
 from fedhet.protocol import mail
-from fedhet.protocol.flower import key_as_sent
 from fedhet.protocol.handshake import Handshake, Roster
 from fedhet.protocol.messages import TRAIN, Instruction, instruction, request
 from fedhet.testing import LocalGrid, simulate
@@ -251,19 +248,6 @@ def test_missing_nodes_are_waited_for_aloud(network, monkeypatch):
 # --- client ids bound to keys: a node that takes another's name is refused ------------------------
 
 
-@pytest.fixture
-def keys(tmp_path):
-    """Clients "0", "1" and "2" certified by `fedhet certs`; their public keys as Flower's PEM."""
-    places = make(tmp_path / "tls", [], ["0", "1", "2"])
-    pems = {
-        name: key_as_sent(
-            load_ssh_public_key(places.client(f"{name}.pub").read_bytes())  # type: ignore[arg-type]
-        )
-        for name in ("0", "1", "2")
-    }
-    return pems
-
-
 def asked(network, policy):
     """Who is admitted when the liar is asked first; reasons by node."""
     roster = Roster()
@@ -276,18 +260,18 @@ def asked(network, policy):
 
 
 @pytest.mark.parametrize("policy", ["auto", "registered"])
-def test_a_member_with_another_members_name_is_refused(network, keys, policy):
+def test_a_member_with_another_members_name_is_refused(network, policy):
     if policy == "auto":  # without keys the first is believed
         assert asked(network, policy)[0] == asked(network, "off")[0] == {"0": 102, "1": 101}
-    network.identities = {100 + k: (str(k), keys[str(k)]) for k in range(3)}
+    network.identities = {100 + k: (str(k), b"") for k in range(3)}
     nodes, refused = asked(network, policy)
     assert nodes == {"0": 100, "1": 101}
     assert refused[102].startswith("2: ")  # the name that its key has
     assert "this node's key is registered under the name" in refused[102]
 
 
-def test_a_key_without_a_name_cannot_take_a_registered_one(network, keys):
-    network.identities = {100: ("0", keys["0"])}
+def test_a_key_without_a_name_cannot_take_a_registered_one(network):
+    network.identities = {100: ("0", b"")}
     roster = Roster()
     Handshake(network, "x", roster, RunConfig(client_keys="auto")).query(patience=60)
     assert roster.nodes == {"0": 100, "1": 101}

@@ -12,7 +12,7 @@ from hostile.deployed import Deployed, files
 
 from fedhet.clients.fedssa import FedSSAClient
 from fedhet.config.schema import kebab
-from fedhet.errors import Code, RunFailed
+from fedhet.errors import RunFailed
 from fedhet.protocol.messages import instruction
 from fedhet.records.run_folder import RunFolder
 from fedhet.site.state import FileStore
@@ -134,10 +134,6 @@ def test_only_a_word_and_a_number_go_up(tmp_path, capfd, monkeypatch):
             assert 10 < len(line) <= 500 and (fault.log in line or name == "a bug"), line
         assert any(r.startswith(f"{fault.word} (its log: no. ") for r in told), name
     assert log.count("Traceback") == 1  # the bug's, which is shown once
-
-
-def test_every_code_has_a_meaning():
-    assert all(word.meaning for word in Code)
 
 
 def test_a_state_that_is_not_finite_is_never_the_newest(tmp_path, capfd):

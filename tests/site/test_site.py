@@ -2,10 +2,8 @@
 
 import csv
 
-import pytest
 import torch
 
-from fedhet.errors import UserError
 from fedhet.site.local_data import examples_of, load_local
 from fedhet.testing import simulate, small
 
@@ -31,11 +29,6 @@ def test_a_partition_file_that_changed_is_read_again(tmp_path) -> None:
         file.write_text("path,client,split\n" + "\n".join(lines) + "\n")
         data = load_local(config, {"partition-id": 1, "num-partitions": 2}, simulated=True)
         assert len(data.split.train) == count
-
-
-def test_a_number_below_zero_is_no_client(tmp_path) -> None:
-    with pytest.raises(UserError, match="partition-id: -1 is not allowed"):
-        load_local(small(tmp_path), {"partition-id": -1, "num-partitions": 3}, simulated=True)
 
 
 def test_nodes_bring_a_csv_each_and_who_has_other_columns_is_refused(tmp_path) -> None:

@@ -1,6 +1,5 @@
 """The state store: generations, crashes, damage."""
 
-import os
 from unittest.mock import Mock
 
 import pytest
@@ -99,19 +98,6 @@ def test_a_missing_or_damaged_generation_is_named(store):
         store.load(1)
     with pytest.raises(Refused, match="generation 3"):
         store.load(3)
-
-
-def test_a_full_disk_leaves_the_good_generation_and_says_so(tmp_path, monkeypatch):
-    store = FileStore(tmp_path, sync=False)
-    store.save(1, 0, bundle(1))
-
-    with monkeypatch.context() as patch:
-        full = Mock(side_effect=OSError(28, os.strerror(28)))
-        patch.setattr("fedhet.site.state.save_file", full)
-        with pytest.raises(Refused, match="No space left on device"):
-            store.save(2, 1, bundle(2))
-    assert same(store.load(1), bundle(1))
-    assert [p.name for p in tmp_path.iterdir()] == ["00000001.safetensors"]
 
 
 class Counting(nn.Module):

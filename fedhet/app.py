@@ -29,7 +29,7 @@ from fedhet.engines.session import check_whole, reopen
 from fedhet.plugins import giving
 from fedhet.records.run_folder import RunFolder
 from fedhet.server_app import log, log_to_stderr, outside, serve
-from fedhet.site.local_data import LocalData, open_given
+from fedhet.site.local_data import LocalData, open_examples
 
 DATA = "app:data"  # the data set of such a run, which every node has for itself
 KEPT = 4  # clients whose examples a process keeps
@@ -49,7 +49,7 @@ def _read(load: Callable[[Context], Any], context: Context, config: RunConfig) -
     for line in data.notes:
         print(f"fedhet: client {client}: {line}", file=sys.stderr, flush=True)
     with giving({data.name: data}):
-        dataset = open_given(config, data.name)
+        dataset = open_examples(config, data.name, "", declared=True)
     every = np.arange(len(dataset.labels))
     split = split_client(every, dataset, config.split, config.data_seed, client)
     index, count = (int(node.get(key, 0)) for key in ("partition-id", "num-partitions"))

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
+from typing import Any
 
 from fedhet import HERE, __version__
 from fedhet.errors import UserError
@@ -47,12 +48,13 @@ def project() -> str:
         "license": about["License-Expression"], "requires-python": about["Requires-Python"],
         "dependencies": needs,
     }  # fmt: skip
-    lines = []
-    for table, entries in {
+    tables: dict[str, Mapping[str, Any]] = {
         "project": project, "tool.flwr.app": {"publisher": PUBLISHER},
         "tool.flwr.app.components": COMPONENTS,
         "tool.flwr.app.config": {"config": ""},  # fedhet.config.load.envelope
-    }.items():  # fmt: skip
+    }  # fmt: skip
+    lines: list[str] = []
+    for table, entries in tables.items():
         # JSON's strings and lists of strings are TOML's as well
         lines += [f"[{table}]", *(f"{key} = {json.dumps(value)}" for key, value in entries.items())]
     return "\n".join(lines) + "\n"

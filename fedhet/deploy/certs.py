@@ -172,16 +172,12 @@ def advice(places: CertificateFolder, servers: Sequence[str]) -> str:
     """Return what to do with the files, as lines to print."""
     if not (servers or places.ca.exists()):
         return f"only keys were made: '{places.folder}' has no CA; --server HOST makes one"
-    files = [
-        f"on the server:   {places.ca}, {places.certificate}, {places.key}",
-        f"on every client: {places.ca}, its key (made there by `fedhet key NAME`), its .crt",
-        f"put away:        {places.ca_key} (its holder can make certificates in any name)",
-    ]
-    return "\n".join([
-        *(files if servers else []),
-        f"then, on the server:  fedhet server {places.folder}",
-        "on a client:          fedhet node NAME --server HOST:8443 --data FILE",
-    ])  # fmt: skip
+    return (
+        f"on the server:  fedhet server {places.folder}  ({places.ca_key.name} put away: its "
+        "holder can make certificates in any name)\n"
+        f"on a client:    {places.ca}, its key (made there by `fedhet key NAME`) and its .crt; "
+        "then fedhet node NAME --server HOST:8443 --data FILE"
+    )
 
 
 def _client(name: str, what: str) -> str:

@@ -53,10 +53,8 @@ class ServerFolder:
         own = self.credentials
         for path in (own.ca, own.certificate, own.key):
             if not path.is_file():
-                raise UserError(
-                    f"'{path}' is missing: give a folder of `fedhet certs`, or make one with "
-                    f"`fedhet certs --out {self.tls} --server HOST --client NAME`"
-                )
+                how = f"make one with `fedhet certs --out {self.tls} --server HOST --client NAME`"
+                raise UserError(f"'{path}' is missing: give a folder of `fedhet certs`, or {how}")
         self.flwr_home.mkdir(parents=True, exist_ok=True)
         self.home.chmod(0o700)
         inner = self.inner.certificate
@@ -99,10 +97,9 @@ class ServerFolder:
         try:
             socket.create_connection((host, int(port)), timeout=ANSWER).close()
         except (OSError, ValueError) as error:
-            raise UserError(
-                f"--superlink: the server of '{self.tls}' is not running: start it with "
-                f"`fedhet server {self.tls}`"
-            ) from error
+            how = f"start it with `fedhet server {self.tls}`"
+            text = f"--superlink: the server of '{self.tls}' is not running: {how}"
+            raise UserError(text) from error
 
     def control(self) -> str:
         """Address of the Control API, ``host:port``; UserError if no server was started here."""

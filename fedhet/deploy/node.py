@@ -158,7 +158,11 @@ class MessageWorker:
             found: tuple[Message, Context] = self._link.recv()
         except (EOFError, OSError) as error:
             self.process.join(PATIENCE)
-            raise ChildProcessError(_ending(self.process.exitcode)) from error
+            code = self.process.exitcode or 0
+            how = f"by signal {-code}" if code < 0 else f"with code {code}"
+            more = " (out of memory?)" if code == -signal.SIGKILL else ""
+            text = f"the process that trains here ended {how}{more}"
+            raise ChildProcessError(text) from error
         self.last = time.monotonic()
         return found
 
@@ -166,12 +170,6 @@ class MessageWorker:
         """End it, even while it works."""
         self.process.kill()
         self.process.join()
-
-
-def _ending(code: int | None) -> str:
-    how = f"by signal {-code}" if code is not None and code < 0 else f"with code {code}"
-    more = " (out of memory?)" if code == -signal.SIGKILL else ""
-    return f"the process that trains here ended {how}{more}"
 
 
 def _work(link: Connection, printed: Connection, env: Mapping[str, str]) -> None:

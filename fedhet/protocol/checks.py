@@ -22,7 +22,6 @@ from fedhet.protocol.messages import (
     AGREE,
     CONFUSION,
     INTRODUCE,
-    MAX_TEXT,
     OWNERS,
     SUM,
     TRAIN,
@@ -284,8 +283,6 @@ def _check_classes(what: Instruction, config: RunConfig) -> None:
         raise ValueError(f"{len(what.classes)} classes, max-classes is {config.max_classes}")
     if len(set(what.classes)) < len(what.classes):
         raise ValueError(f"{len(what.classes)} classes, {len(set(what.classes))} different ones")
-    if any(not 1 <= len(name) <= MAX_TEXT or not name.isprintable() for name in what.classes):
-        raise ValueError("a class has a name that is not allowed")
     if config.classes and what.classes and what.classes != config.classes:
         raise ValueError("the classes are not those of the run's configuration")
 

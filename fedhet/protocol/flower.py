@@ -34,10 +34,7 @@ from fedhet.errors import RunFailed, UserError, one_line
 from fedhet.files import parse_object
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import (
-        EllipticCurvePrivateKey,
-        EllipticCurvePublicKey,
-    )
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 __all__ = ["NodeInfo", "NumPyClient", "Scalar"]
 
@@ -310,7 +307,10 @@ def activate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", heartbeat:
 
     ``heartbeat`` is the interval in seconds that it promises. Raises httpx's errors.
     """
-    asked = key_as_sent(key.public_key())
+    # why: what the SuperLink compares is these bytes, not the key
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    asked = public_key_to_bytes(key.public_key())
     with contextlib.closing(_fleet(address, ca, key)) as client:
         client.ActivateNode(
             fleet.ActivateNodeRequest(public_key=asked, heartbeat_interval=heartbeat)
@@ -435,11 +435,3 @@ def refusal_codes() -> tuple[int, int]:
         int(ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL),
         int(ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED),
     )
-
-
-def key_as_sent(public: "EllipticCurvePublicKey") -> bytes:
-    """Return a node's public key as Flower sends and keeps it."""
-    # why: what the SuperLink compares is these bytes, not the key
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-
-    return public_key_to_bytes(public)

@@ -276,8 +276,7 @@ class Roster:
             )
 
     def _drop(self, client: str, reason: str) -> None:
-        node = self.nodes.pop(client, None)
-        if node is not None:
+        if (node := self.nodes.pop(client, None)) is not None:
             self.refuse(node, reason)
         else:  # it has gone since it declared itself
             self._unbooked.append((client, reason))
@@ -447,12 +446,11 @@ class Handshake:
 
     def _final(self, expected: int, *, settled: bool) -> bool:
         """Return whether all of a simulation, or nodes that are all refused, have answered."""
-        refused = len(self.roster.refused)
-        if self._mail.simulated and expected and len(self.roster.nodes) + refused >= expected:
+        nodes, refused = len(self.roster.nodes), len(self.roster.refused)
+        if self._mail.simulated and expected and nodes + refused >= expected:
             return True
-        if self.roster.nodes or self._asked or not refused:
-            return False
-        return refused >= expected if expected else settled
+        everybody = refused >= expected if expected else settled
+        return bool(refused and everybody and not nodes and not self._asked)
 
     def query(self, patience: float = QUERY_PATIENCE) -> list[str]:
         """Ask unknown nodes who they are; forget nodes that are gone; return new clients.

@@ -150,7 +150,7 @@ class Instruction:
     digest: Text = ""  # of that generation's state; empty for generation 0
     evaluate: StrictBool = True
     state_dir: Text = ""  # used by simulated clients only
-    classes: tuple[StrictStr, ...] = ()
+    classes: tuple[Name, ...] = ()
     refused: Text = ""  # why the run does without this node; nothing is asked then
     nonce: Text = ""  # makes the message's id a secret of its addressee: see handshake
 

@@ -94,11 +94,11 @@ def reading_of(config: RunConfig, *, declared: bool = False) -> Reading:
 
 def load_dataset(config: RunConfig) -> Dataset:
     """Return the pooled dataset of a simulation."""
-    return _open(config, config.dataset, config.data_path)
+    return open_examples(config, config.dataset, config.data_path)
 
 
-def _open(config: RunConfig, name: str, path: str, *, declared: bool = False) -> Dataset:
-    """Return a data set of clients' examples; ``declared`` as on a node."""
+def open_examples(config: RunConfig, name: str, path: str, *, declared: bool = False) -> Dataset:
+    """Return the data set ``name`` of clients' examples; ``declared`` as on a node."""
     dataset = open_dataset(
         name, data_path=path, image_size=config.image_size, grey=config.grey,
         window=config.window, standardise=config.standardise, classes=config.classes,
@@ -211,12 +211,7 @@ def open_private(config: RunConfig, path: str) -> Dataset:
             f"would send the values of column '{config.target}' as their names",
             Code.CLASSES,
         )
-    return _open(config, config.dataset if files else FOLDER, path, declared=True)
-
-
-def open_given(config: RunConfig, name: str) -> Dataset:
-    """Return the examples of one node that stand behind ``name``, read as the run says."""
-    return _open(config, name, "", declared=True)
+    return open_examples(config, config.dataset if files else FOLDER, path, declared=True)
 
 
 def assigned_model(

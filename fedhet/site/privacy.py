@@ -221,10 +221,8 @@ class Budget:
             return
         if self.account is None:
             if source > 0:
-                raise Refused(
-                    f"the account of the privacy budget is missing for generation {source}",
-                    Code.STATE,
-                )
+                text = f"the account of the privacy budget is missing for generation {source}"
+                raise Refused(text, Code.STATE)
             return
         self._check_agreed(self.account)
         if self.account.uploads >= self.config.rounds and self.account.round != round_:
@@ -308,10 +306,8 @@ class Budget:
         for key in {**agreed, **wanted}:
             now, before = wanted.get(key, "off"), agreed.get(key, "off")  # off: no sum
             if now != before:
-                raise Refused(
-                    f"{key.replace('_', '-')} is {now} now, but this run began with {before}",
-                    Code.BUDGET,
-                )
+                text = f"{key.replace('_', '-')} is {now} now, but this run began with {before}"
+                raise Refused(text, Code.BUDGET)
 
     @property
     def epsilon(self) -> float:

@@ -124,9 +124,8 @@ class FileStore:
             bundle, said = read_tensors(path, "pt")
         except (OSError, Damaged) as error:
             why = error.what if isinstance(error, Damaged) else error
-            raise Refused(
-                f"state '{path}': generation {generation} cannot be read: {why}", Code.STATE_LOST
-            ) from error
+            text = f"state '{path}': generation {generation} cannot be read: {why}"
+            raise Refused(text, Code.STATE_LOST) from error
         client = said.get("client", "")
         own = digest_of(client, generation, bundle)
         wrong = ""
@@ -226,9 +225,8 @@ class FileStore:
             self._make()
             lock.acquire()
         except OSError as error:
-            raise Refused(
-                f"state '{self.folder}': cannot be locked: {error}", Code.STATE
-            ) from error
+            text = f"state '{self.folder}': cannot be locked: {error}"
+            raise Refused(text, Code.STATE) from error
         try:
             yield
         finally:
@@ -241,11 +239,9 @@ class FileStore:
             with replacing(path, private=True, synced=self.sync, shared=True) as temporary:
                 write(temporary)
         except (OSError, SafetensorError) as error:
-            raise Refused(
-                f"state '{self.folder}': {what} cannot be written: "
-                f"{getattr(error, 'strerror', None) or error}",
-                Code.STATE,
-            ) from error
+            why = getattr(error, "strerror", None) or error
+            text = f"state '{self.folder}': {what} cannot be written: {why}"
+            raise Refused(text, Code.STATE) from error
 
     def _make(self) -> None:
         """Make the folder, if it is not there."""

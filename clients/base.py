@@ -17,7 +17,14 @@ from torch import Tensor, nn
 
 from fedhet.config.schema import BESIDE_ACCURACY, METRICS, P, RunConfig
 from fedhet.data.inputs import IMAGE, READ_KEYS, TOKENS, Inputs
-from fedhet.data.preparation import Preparation, as_they_are, normalise, preparation
+from fedhet.data.preparation import (
+    Preparation,
+    crop_flip,
+    flip_erase_crop,
+    jitter_scale,
+    normalise,
+    preparation,
+)
 from fedhet.errors import Code, Refused, RunFailed, UserError, brief, coded, refusing
 from fedhet.models import SplitModel, build_model
 from fedhet.models.names import FOLDER, parse, public_names
@@ -41,7 +48,6 @@ from fedhet.site.state import (
     not_finite,
     to_bundle,
 )
-from fedhet.training.augment import crop_flip, flip_erase_crop, jitter_scale
 from fedhet.training.loop import (
     Examples,
     Fixed,
@@ -266,7 +272,7 @@ class MethodClient(NumPyClient, Generic[P]):
             kept = {"key": marked, "x": rows.cpu(), "y": data.labels.cpu()}
             self.setup.store.keep(f"{ANSWERS}-{part}", kept)
             kept = self.setup.store.kept(f"{ANSWERS}-{part}")
-        return Examples(kept["x"].to(self.device), kept["y"].to(self.device), as_they_are)
+        return Examples(kept["x"].to(self.device), kept["y"].to(self.device), nn.Identity())
 
     def seen(self) -> Tensor:
         """Return the sorted ids (S,) int64 of the classes in the train split, on the CPU."""

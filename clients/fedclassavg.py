@@ -5,9 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedhet.clients.averaging import AveragingClient
+from fedhet.data.preparation import two_views
 from fedhet.protocol.payload import Payload
 from fedhet.strategies.fedclassavg import FedClassAvgParams
-from fedhet.training.augment import two_views
 from fedhet.training.loop import Phase
 
 

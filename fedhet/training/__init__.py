@@ -1,1 +1,1 @@
-"""The one training loop, its step, losses, augmentation."""
+"""The one training loop, its step and optimisers, losses, metrics."""

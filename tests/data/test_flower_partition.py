@@ -66,8 +66,8 @@ WRONG = {
     "DirichletPartitioner alfa=1": "unexpected keyword argument 'alfa'",
     "DirichletPartitioner alpha=-1": "cannot be made: ValueError",
     "DirichletPartitioner alpha=1 self_balancing=no": "self_balancing=no is not allowed: true or",
-    "DirichletPartitioner alpha=[": "alpha=\\[: not valid YAML",
-    "DirichletPartitioner alpha=1 num_partitions=3": "write clients=3 instead",
+    "DirichletPartitioner alpha=[": "must be written flwr:CLASS .*not valid YAML",
+    "DirichletPartitioner alpha=1 num_partitions=3": "num_partitions: write clients=3",
     "DirichletPartitioner 0.3": "must be written flwr:CLASS keyword=value",
     "NaturalIdPartitioner partition_by=site": "cannot be made: ",
 }

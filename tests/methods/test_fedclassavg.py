@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from methods.byhand import by_hand, check_round, overwritten
 
 from fedhet.data.inputs import SIGNAL, TABLE, TOKENS
+from fedhet.data.preparation import DROPPED, crop, jitter, two_views
 from fedhet.rng import torch_seed
 from fedhet.testing import make_client, small
-from fedhet.training.augment import DROPPED, crop, jitter, two_views
 
 
 def drawn():

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from fedhet.config.load import build_config
+from fedhet.data.preparation import crop_flip, flip_erase_crop
 from fedhet.rng import generator, torch_seeded
-from fedhet.training.augment import crop_flip, flip_erase_crop
 from fedhet.training.loop import Examples, Phase, normalise, train
 from fedhet.training.steps import make_optimiser, schedule
 

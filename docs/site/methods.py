@@ -276,7 +276,9 @@ def ours(shown: str) -> str:
                     f"{difference} | {up} | {down} |"
                 )
     if not lines:
-        return "No run of this method is recorded yet."
+        return (
+            "It has no record yet. [Newer methods](../../results/newer-methods.md) has other runs."
+        )
     head = (
         "Test figure over all clients after the last round, in percent, with its 95 % interval "
         "over blocks; then the difference to Standalone on the same blocks."

@@ -8,8 +8,8 @@ import math
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from fedhet.clients.averaging import get_parameters
 from fedhet.clients.base import MethodClient
 from fedhet.errors import Refused, RunFailed
 from fedhet.protocol.payload import Array, HeaderRows, Payload, blank
@@ -76,7 +76,7 @@ class FedSSAClient(MethodClient[FedSSAParams]):
 
     def upload(self) -> Payload:
         """Return rows of the seen classes after training, or the whole header."""
-        weight, bias = _array(self.model.head.weight), _array(self.model.head.bias)
+        weight, bias = get_parameters(self.model.head)
         if not np.isfinite(weight).all():
             raise RunFailed(
                 "the header is not finite after training; fusion=paper multiplies it by 1 + mu "
@@ -85,7 +85,3 @@ class FedSSAClient(MethodClient[FedSSAParams]):
         whole = self.params.upload_rows == "whole"
         own = np.arange(self.classes, dtype=np.int64) if whole else self.seen().numpy()
         return HeaderRows(own, weight[own], bias[own])
-
-
-def _array(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    return tensor.detach().cpu().numpy().copy()

@@ -33,7 +33,7 @@ from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, Payload
 from fedhet.rng import generator
 from fedhet.strategies.aggregator import ROBUST
-from fedhet.strategies.averaging import average_uploads
+from fedhet.strategies.averaging import means_of, sum_uploads
 from fedhet.strategies.base import MethodStrategy, Reference, Upload
 from fedhet.training.loop import Examples, Phase, outputs_on
 
@@ -105,7 +105,7 @@ class FedMDStrategy(MethodStrategy[FedMDParams]):
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Return the unweighted mean."""
         equal = [replace(upload, weight=1 / len(uploads)) for upload in uploads]
-        _, mean = average_uploads(equal, self.rule)
+        _, mean = means_of(sum_uploads(equal, self.rule), equal[0].payload.flat)
         self.consensus = Scores(np.array([round_ + 1]), mean)
         return {}
 

@@ -29,11 +29,6 @@ from fedhet.sums.contribution import Own, Summand, Vector, too_few
 BLOCK = 8  # uploads whose numbers are float64 at a time: they stay in the cache
 
 
-def average_uploads(uploads: Sequence[Upload], rule: Rule = MEAN) -> tuple[Array, ...]:
-    """Return the means of payloads of equal shapes, by the rule: float64 sums, float32 result."""
-    return means_of(sum_uploads(uploads, rule), uploads[0].payload.flat)
-
-
 def sum_uploads(uploads: Sequence[Upload], rule: Rule = MEAN) -> Vector:
     """Return the :func:`weighted_sum` of uploads, whose shares add up to 1 but for rounding.
 

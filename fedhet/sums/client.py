@@ -95,6 +95,7 @@ from fedhet.sums.masks import (
     read_sum,
     split,
     stream,
+    to_words,
 )
 
 KEY, KEYS, LAST = SUM_KEY, "sum-keys", "sum-last"  # notes
@@ -104,6 +105,13 @@ ALIVE = "alive"  # purpose of a signature of survivors
 def refusal(rule: str) -> Refused:
     """Return the refusal of a member of a sum, by the name of its rule."""
     return Refused(f"{rule}: {Code.SUM.meaning}", Code.SUM, rule)
+
+
+def refuse(rules: Mapping[str, bool]) -> None:
+    """Raise the refusal by the first of ``rules`` that is broken."""
+    for rule, broken in rules.items():
+        if broken:
+            raise refusal(rule)
 
 
 @wired(frozen=True)
@@ -144,21 +152,15 @@ class Member:
 
         Attempt numbers grow over the whole run, so that a round can be repeated.
         """
-        if len(set(cohort)) != len(cohort):
-            raise refusal("member-named-twice")
-        if self.client not in cohort:
-            raise refusal("not-in-cohort")
-        if any(client not in self.keys for client in cohort):
-            raise refusal("stranger-in-cohort")
-        if len({self.keys[client] for client in cohort}) != len(cohort):
-            raise refusal("member-named-twice")
-        if len(cohort) < self.terms.min_members:
-            raise refusal("cohort-too-small")
-        needed = self.terms.needed(len(cohort))
-        if not len(cohort) // 2 < needed <= len(cohort):
-            raise refusal("threshold-too-low")
-        if self.kept is not None and attempt <= self.kept.attempt:
-            raise refusal("attempt-not-new")
+        count, keys = len(cohort), {self.keys.get(client, client) for client in cohort}
+        refuse({
+            "not-in-cohort": self.client not in cohort,
+            "stranger-in-cohort": not set(cohort) <= set(self.keys),
+            "member-named-twice": len(keys) < count,
+            "cohort-too-small": count < self.terms.min_members,
+            "threshold-too-low": not count // 2 < self.terms.needed(count) <= count,
+            "attempt-not-new": self.kept is not None and attempt <= self.kept.attempt,
+        })  # fmt: skip
 
     def commits(self, round_: int, cohort: Cohort, payload: bytes) -> bool:
         """Return whether the last upload was the answer to this very request."""
@@ -215,8 +217,6 @@ class Member:
             try:
                 share = found.open(other, boxes[place * BOX_BYTES : (place + 1) * BOX_BYTES])
             except InvalidTag:  # damaged, or for another attempt
-                share = b""
-            if len(share) != SHARE_BYTES:
                 share = bytes(SHARE_BYTES)
                 closed.append(other)
             shares.append(share)
@@ -239,18 +239,16 @@ class Member:
         kept, alive = self.kept, tuple(sorted(survivors.members))
         if kept is None or (kept.round, kept.attempt) != (round_, survivors.attempt):
             raise refusal("unmask-without-upload")
-        if len(set(alive)) != len(alive):
-            raise refusal("member-named-twice")
-        if not set(alive) <= set(kept.cohort):
-            raise refusal("survivors-not-the-cohort")
-        if self.client not in alive:
-            raise refusal("not-a-survivor")
         # Check the terms of the upload and the present ones, since they may have changed.
         masked_under, count = kept.fewest_alive or len(kept.cohort), len(kept.cohort)
-        if len(alive) < max(masked_under, self.terms_for(kept.cohort).survivors(count)):
-            raise refusal("too-few-survivors")
-        if kept.answered not in ((), alive) or kept.signed not in ((), alive):
-            raise refusal("other-survivors-than-answered")
+        fewest = max(masked_under, self.terms_for(kept.cohort).survivors(count))
+        refuse({
+            "member-named-twice": len(set(alive)) < len(alive),
+            "survivors-not-the-cohort": not set(alive) <= set(kept.cohort),
+            "not-a-survivor": self.client not in alive,
+            "too-few-survivors": len(alive) < fewest,
+            "other-survivors-than-answered": not {kept.answered, kept.signed} <= {(), alive},
+        })  # fmt: skip
         return kept, alive
 
     def _check_agreed(self, kept: Commitment, alive: tuple[str, ...], survivors: Survivors) -> None:
@@ -543,7 +541,7 @@ class SumProtection(UploadProtection):
     def _masked(
         self, what: Instruction, metrics: Mapping[str, float] | None = None, **info: str
     ) -> Reply:
-        words = np.concatenate(self._steps).astype(np.uint32)  # NumPy keeps the low bits
+        words = to_words(np.concatenate(self._steps))
         reply = what.reply(self.data.client, metrics, [words], **info)
         return self.notes.mask(what.round, self.cohort, self.sent, reply)
 

@@ -8,7 +8,7 @@ from fedhet.errors import UserError
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import ClassVectors, ModelArrays
 from fedhet.strategies.aggregator import Rule, capped
-from fedhet.strategies.averaging import BLOCK, average_uploads, sum_by_class
+from fedhet.strategies.averaging import BLOCK, means_of, sum_by_class, sum_uploads
 from fedhet.strategies.base import Upload
 from fedhet.testing import make_strategy, simulate, small, uploads_of
 
@@ -27,7 +27,7 @@ def test_the_weighted_mean_of_many_uploads():
         Upload(info, ModelArrays(arrays), weight, {})
         for arrays, weight in zip(given, weights.tolist(), strict=True)
     ]
-    means = average_uploads(uploads)
+    means = means_of(sum_uploads(uploads), uploads[0].payload.flat)
     for i, mean in enumerate(means):
         exact = sum(
             w * arrays[i].astype(np.float64) for w, arrays in zip(weights, given, strict=True)
@@ -69,7 +69,7 @@ def test_whole_models_are_combined_coordinate_by_coordinate(monkeypatch, tmp_pat
         (TRIMMED, np.sort(models, axis=0)[1:4].mean(axis=0, dtype=np.float64)),
         (MEDIAN, np.median(models, axis=0)),
     ):
-        (got,) = average_uploads(uploads, rule)
+        (got,) = means_of(sum_uploads(uploads, rule), uploads[0].payload.flat)
         assert got.dtype == np.float32
         np.testing.assert_allclose(got, wanted, rtol=1e-6)
 

@@ -29,7 +29,6 @@ from fedhet.errors import UserError, one_line
 from fedhet.files import plain_path
 
 if TYPE_CHECKING:
-    from fedhet.engines.session import Console
     from fedhet.records.run_folder import RunFolder
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -56,15 +55,9 @@ def run(  # noqa: PLR0913, PLR0917  (one argument per option)
     loaded, notes = load_noted(path, words, deployed=superlink is not None)
     if superlink is None and loaded.engine == "processes":
         start_early()
-    folder = session.start(loaded, path.stem, _console(quiet=as_json), superlink, notes=notes)
+    console = session.Console(tell, partial(RunProgress, quiet=as_json))
+    folder = session.start(loaded, path.stem, console, superlink, notes=notes)
     _print_result(folder, as_json=as_json)
-
-
-def _console(*, quiet: bool) -> "Console":
-    """Return a progress bar or lines for people; ``quiet``: stdout is left to ``--json``."""
-    from fedhet.engines.session import Console
-
-    return Console(tell, partial(RunProgress, quiet=quiet))
 
 
 def _print_result(folder: "RunFolder", *, as_json: bool) -> None:
@@ -118,8 +111,9 @@ def resume(  # noqa: PLR0913, PLR0917
 
     if superlink is None:
         start_early()
+    console = session.Console(tell, partial(RunProgress, quiet=as_json))
     folder = session.resume(
-        run_folder, read_overrides(overrides or []), _console(quiet=as_json), superlink,
+        run_folder, read_overrides(overrides or []), console, superlink,
         accept_lost=accept_lost, trust=trust,
     )  # fmt: skip
     _print_result(folder, as_json=as_json)
@@ -168,7 +162,7 @@ def partition(
             f"--plot: '{plot}' is not allowed: its name ends in {' or '.join(PICTURES)}"
         )
     loaded = session.absolute_paths(load_config(session.find_preset(config), overrides or []))
-    session.announce(loaded, _console(quiet=as_json))
+    session.announce(loaded, tell)
     loaded = session.resolve_clients(loaded)
     dataset, dealt = load_partition(loaded, loaded.clients)
     repeats = dataset.about_repeats(dealt.clients)

@@ -233,7 +233,7 @@ def check(config: RunConfig, console: Console, connection: str | None) -> None:
     if connection is None:
         if config.engine == "ray":
             check_ray_address(os.environ.get("RAY_ADDRESS", ""))
-        announce(config, console)
+        announce(config, console.say)
         return
     if config.engine == "inline":
         raise UserError("engine: 'inline' is not possible with --superlink: nodes are the clients")
@@ -244,11 +244,11 @@ def check(config: RunConfig, console: Console, connection: str | None) -> None:
         ServerFolder(Path(tls)).check_running()
 
 
-def announce(config: RunConfig, console: Console) -> None:
+def announce(config: RunConfig, say: Callable[[str], None]) -> None:
     """Say why nothing happens for a while; in a pipe a mistake must stay the only line."""
     quick = config.dataset == "digits" or config.dataset.startswith("synthetic")
     if not quick and sys.stderr.isatty():
-        console.say(f"reading {config.dataset} (decoded once, then cached) ...")
+        say(f"reading {config.dataset} (decoded once, then cached) ...")
 
 
 def _check_resumable(folder: RunFolder, config: RunConfig) -> None:

@@ -152,9 +152,6 @@ def _arff(path: Path) -> pd.DataFrame:
     from scipy.io import arff
 
     with path.open(encoding="utf-8", errors="replace") as file:
-        if re.search(r"@attribute\s+\S+\s+relational", file.read(_HEAD << 4), re.IGNORECASE):
-            raise UserError(f"data-path {path}: ARFF of relational attributes: {_SIGNALS}")
-        file.seek(0)
         frame = pd.DataFrame(arff.loadarff(file)[0])
     texts = [name for name in frame if frame[name].dtype == object]
     return frame.assign(**{name: frame[name].str.decode("utf-8", "replace") for name in texts})

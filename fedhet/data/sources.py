@@ -411,8 +411,8 @@ def loaded(
         sites = np.array([codes[name] for name in names], dtype=np.int32)[kept]
         about = replace(about, sites=sites, site_names=safe_ids(list(codes)))
     if "groups" in columns:
-        groups = np.unique(columns["groups"].astype(str), return_inverse=True)[1][kept]
-        groups = groups.astype(np.int32)
+        codes_of = np.unique(columns["groups"].astype(str), return_inverse=True)[1][kept]
+        groups = codes_of.astype(np.int32)
         about = replace(about, groups=groups, group_by="groups", grouped=True)
     if "tests" in columns:
         about = replace(about, tests=columns["tests"].astype(bool)[kept])

@@ -57,8 +57,8 @@ class TableRows:
                 column = frame[name]
                 numbers[:, place] = self._coded(column, file) if name in self.codes else column
         infinite = np.isinf(numbers)
-        for place in np.flatnonzero(infinite.any(axis=0)):
-            self._infinite[self.inputs.columns[place]] += int(infinite[:, place].sum())
+        counts = dict(zip(self.inputs.columns, infinite.sum(axis=0).tolist(), strict=True))
+        self._infinite.update({name: count for name, count in counts.items() if count})
         numbers[infinite] = np.nan
         return numbers
 

@@ -174,12 +174,10 @@ def rebuild(
         Setup(
             config=config.model_copy(update={"params": params}),
             data=without_examples(str(description["client"]), classes, inputs),
-            classes=classes,
-            model=architecture,
-            device=torch.device("cpu"),
+            classes=classes, model=architecture, device=torch.device("cpu"),
             store=FileStore(folder, sync=True),
         )
-    )
+    )  # fmt: skip
     client.restore(generation)
     return client
 
@@ -337,13 +335,9 @@ def _copy_network(architecture: str, out: Path) -> None:
 
 
 def export(
-    folder: Path,
-    out: Path,
-    *,
-    generation: int | Literal["best"] | None = None,
-    onnx: bool = False,
-    trust: bool = False,
-) -> Path:
+    folder: Path, out: Path, *, generation: int | Literal["best"] | None = None,
+    onnx: bool = False, trust: bool = False,
+) -> Path:  # fmt: skip
     """Write the model of :func:`load_model` to the new folder ``out``; return its path.
 
     ``onnx`` asks for ``model.onnx`` as well, which must answer as torch does. Raise UserError, in
@@ -381,11 +375,10 @@ def _write_onnx(model: Personalised, path: Path) -> dict[str, Any]:
     """
     rng, inputs, name = np.random.default_rng(0), model.inputs, _ONNX_NAMES[model.inputs.kind]
     shape = (64, *inputs.shape)
+    drawn: Any = rng.uniform(-1, 1, shape) if inputs.kind == IMAGE else rng.normal(size=shape)
+    drawn = drawn.astype(np.float32)
     if inputs.kind == TOKENS:
         drawn = rng.integers(0, inputs.vocabulary, shape)
-    else:
-        drawn = rng.uniform(-1, 1, shape) if inputs.kind == IMAGE else rng.normal(size=shape)
-        drawn = drawn.astype(np.float32)
     examples = torch.from_numpy(drawn)
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)  # the converter's steps, and warnings about operators

@@ -226,19 +226,19 @@ class _Source:
         )
         while some := list(islice(images, EVALUATION_BATCH)):
             self._unreadable += [one.name(path) for path, one in some if one.pixels is None]
-            good = [(path, one) for path, one in some if one.pixels is not None]
-            self._flags += [one.flags for _, one in good]
-            pixels = [one.pixels for _, one in good]
-            if self.window:
-                low, high = self.window
-                pixels = [
-                    x if one.flags & SCAN else low + x * ((high - low) / 255.0)
-                    for x, (_, one) in zip(pixels, good, strict=True)
-                ]
-            folders = pd.Series([Path(path).absolute().parent.name for path, _ in good])
+            good, pixels = list[str](), list[Examples]()
+            for path, one in some:
+                if one.pixels is not None:
+                    good.append(path)
+                    self._flags.append(one.flags)
+                    low, high = self.window or (0.0, 255.0)
+                    stretched = self.window and not one.flags & SCAN
+                    scale = (high - low) / 255.0
+                    pixels.append(low + one.pixels * scale if stretched else one.pixels)
+            folders = pd.Series([Path(path).absolute().parent.name for path in good])
             named = folders if folders.isin(self.classes).any() else None
             if good:
-                yield [path for path, _ in good], np.stack(pixels), named
+                yield good, np.stack(pixels), named
 
     def _file(self, path: Path, given: str) -> Iterator[_Piece]:
         kind = self.inputs.kind

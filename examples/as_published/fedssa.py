@@ -43,7 +43,7 @@ class StoredRowsStrategy(FedSSAStrategy):
     def initialise(self) -> None:
         """Give every client the initial header's rows, every architecture its initial weights."""
         super().initialise()
-        self.stored: Array = np.tile(self._header(), (len(self.roster.ids), 1, 1))
+        self.stored: Array = np.tile(self.header, (len(self.roster.ids), 1, 1))
         self.trained = np.zeros(len(self.roster.ids), dtype=np.int64)
         self.live: dict[str, tuple[Array, ...]] = {}
         for name in sorted({info.model for info in self.roster.infos.values()}):

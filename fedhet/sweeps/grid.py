@@ -464,7 +464,9 @@ def _drawn(
     rows: dict[tuple[Any, ...], None] = {}
     for _ in range(DRAWS * count):
         values = space.values()
-        row = [v.draw(rng) if isinstance(v, Range) else v[rng.integers(len(v))] for v in values]
+        row = [
+            v.draw(rng) if isinstance(v, Range) else v[int(rng.integers(len(v)))] for v in values
+        ]
         rows[tuple(row)] = None
         if len(rows) == count:
             return [dict(zip(space, row, strict=True)) for row in rows]

@@ -58,7 +58,6 @@ WAYS = {  # by which a state-dir may lead to the folder in which `.ssh` lies
     "a link outside": lambda run: (
         (run.parent / "elsewhere" / "up").symlink_to("..") or f"{run.parent}/elsewhere/up"
     ),
-    "too deep": lambda run: (run / "/".join("a" * 40)).mkdir(parents=True) or "",
     "a link called state": lambda run: (run / "state").symlink_to("..") or "",
 }
 
@@ -76,7 +75,7 @@ def test_no_state_dir_of_a_strangers_deletes_or_writes_outside(home, monkeypatch
     execute(["verify", str(run)])
     assert execute(["resume", str(run)]) == 3
     said = capsys.readouterr().err
-    assert any(why in said for why in ("state-dir", "is a link", "lie more than"))
+    assert any(why in said for why in ("state-dir", "is a link"))
     assert outside(home) == before
 
 

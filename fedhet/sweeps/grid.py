@@ -461,13 +461,10 @@ def _drawn(
         grid = list(product(*space.values()))  # type: ignore[arg-type]  # lists, as just checked
         chosen = sorted(rng.choice(len(grid), size=count, replace=False).tolist())
         return [dict(zip(space, grid[i], strict=True)) for i in chosen]
-    rows: dict[tuple[Any, ...], None] = {}
+    rows, axes = dict[tuple[Any, ...], None](), space.values()
     for _ in range(DRAWS * count):
-        values = space.values()
-        row = [
-            v.draw(rng) if isinstance(v, Range) else v[int(rng.integers(len(v)))] for v in values
-        ]
-        rows[tuple(row)] = None
+        one = (v.draw(rng) if isinstance(v, Range) else v[int(rng.integers(len(v)))] for v in axes)
+        rows[tuple(one)] = None
         if len(rows) == count:
             return [dict(zip(space, row, strict=True)) for row in rows]
     raise UserError(f"trials: {count} different values cannot be drawn from {', '.join(space)}")

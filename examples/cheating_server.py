@@ -56,7 +56,9 @@ def main(folder: Path) -> None:
         server, cohort = Collector(NAMES, 3, TERMS), Cohort(NAMES, attempt, len(NAMES))
         for name in NAMES:  # each masks for what it was sent, of which this is the digest
             sent = elms if name == "elm" else bytes(32)
-            server.take(name, site[name].mask(1, cohort, sent, COUNTS[name], Reply({})).arrays)
+            server.take(
+                name, site[name].mask(1, cohort, sent, Reply({}, {}, [COUNTS[name]])).arrays
+            )
         server.close()
         ask(server, attempt, NAMES)
         return server

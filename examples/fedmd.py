@@ -14,7 +14,7 @@ on before round 1, since public classes need not be the clients'. `aggregation=m
 consensus that some liars cannot move (as in Cronus, Chang et al. 2019, arXiv 1912.11279).
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -81,6 +81,7 @@ class FedMDStrategy(MethodStrategy[FedMDParams]):
     broadcasts = True
     upload_type = Scores
     aggregations = ROBUST
+    growing = ("logits",)  # none before anybody has spoken
 
     @classmethod
     def ignores(cls, config: RunConfig, params: FedMDParams) -> Mapping[str, str]:
@@ -108,11 +109,6 @@ class FedMDStrategy(MethodStrategy[FedMDParams]):
         _, mean = means_of(sum_uploads(equal, self.rule), equal[0].payload.flat)
         self.consensus = Scores(np.array([round_ + 1]), mean)
         return {}
-
-    @property
-    def growing(self) -> Collection[str]:
-        """No logits before anybody has spoken."""
-        return ("logits",)
 
     def arrays(self) -> dict[str, Array]:
         """Return the consensus."""

@@ -86,7 +86,7 @@ class _Method(Protocol):
     """The hooks of a strategy that a reply is checked by."""
 
     upload_type: type[Payload]
-    asked: Mapping[str, int]  # by client, the round of the train message that it has not answered
+    asked: dict[str, int]  # by client, the round of the train message that it has not answered
 
     @property
     def metric_ranges(self) -> Mapping[str, tuple[float, float]]: ...

@@ -63,19 +63,17 @@ def _attention(formula: str, tensors: int) -> Callable[..., int]:
 
 
 _FLASH = "_scaled_dot_product_flash_attention_for_cpu"
-_OURS: dict[Any, Callable[..., int]] = {  # of operators that torch has no right formula for
-    getattr(torch.ops.aten, name): formula
-    for name, formula in {
-        "convolution_backward": _convolution_back,
-        "mkldnn_rnn_layer": lambda x, *args, **_: _recurrent(args[:4], x),
-        "mkldnn_rnn_layer_backward": lambda x, *args, **_: 2 * _recurrent(args[:4], x),
-        "_cudnn_rnn": lambda x, weights, *_, **__: _recurrent(weights, x),
-        "_cudnn_rnn_backward": lambda x, weights, *_, **__: 2 * _recurrent(weights, x),
-        _FLASH: _attention("sdpa_flop_count", 3),
-        f"{_FLASH}_backward": _attention("sdpa_backward_flop_count", 4),
-    }.items()
-    if hasattr(torch.ops.aten, name)
+_FORMULAS: dict[str, Callable[..., int]] = {  # of operators that torch has no right formula for
+    "convolution_backward": _convolution_back,
+    "mkldnn_rnn_layer": lambda x, *args, **_: _recurrent(args[:4], x),
+    "mkldnn_rnn_layer_backward": lambda x, *args, **_: 2 * _recurrent(args[:4], x),
+    "_cudnn_rnn": lambda x, weights, *_, **__: _recurrent(weights, x),
+    "_cudnn_rnn_backward": lambda x, weights, *_, **__: 2 * _recurrent(weights, x),
+    _FLASH: _attention("sdpa_flop_count", 3),
+    f"{_FLASH}_backward": _attention("sdpa_backward_flop_count", 4),
 }
+_ATEN = torch.ops.aten
+_OURS = {getattr(_ATEN, name): one for name, one in _FORMULAS.items() if hasattr(_ATEN, name)}
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]

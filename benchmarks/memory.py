@@ -29,9 +29,7 @@ def peak(overrides: list[str]) -> int:
     """Largest total seen while a run lasts, in bytes."""
     with tempfile.TemporaryDirectory() as out:
         process = subprocess.Popen(
-            command(Path(out), overrides),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            command(Path(out), overrides), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         watched, highest = psutil.Process(process.pid), 0
         while process.poll() is None:

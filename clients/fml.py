@@ -19,10 +19,7 @@ class FMLClient(AveragingClient[FMLParams]):
 
     def build(self) -> dict[str, nn.Module]:
         """Return the local model and the meme model."""
-        return {
-            "model": self.local_model(),
-            "meme": self.new_small(),
-        }
+        return {"model": self.local_model(), "meme": self.new_small()}
 
     def phases(self) -> list[Phase]:
         """Return one phase: both models on the same batches."""

@@ -140,11 +140,7 @@ def class_totals(
 
 
 def sum_by_class(
-    classes: Array,
-    rows: Sequence[Array],
-    weights: Array | None,
-    count: int,
-    rule: Rule = MEAN,
+    classes: Array, rows: Sequence[Array], weights: Array | None, count: int, rule: Rule = MEAN
 ) -> ClassSums:
     """Return sums of rows by class, float64, in the order given.
 

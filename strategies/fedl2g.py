@@ -34,12 +34,7 @@ from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.rng import torch_seeded
 from fedhet.strategies.base import Upload
-from fedhet.strategies.class_vectors import (
-    ClassVectorStrategy,
-    declared,
-    payloads_of,
-    sums_of,
-)
+from fedhet.strategies.class_vectors import ClassVectorStrategy, declared, payloads_of, sums_of
 
 LARGEST = 100.0  # norm of a class's gradient, as in the authors' code
 ROUNDING = 1.0001

@@ -29,11 +29,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedhet.strategies.averaging import sum_by_class
-from fedhet.strategies.class_vectors import (
-    Loss,
-    TrainedPrototypeParams,
-    TrainedPrototypeStrategy,
-)
+from fedhet.strategies.class_vectors import Loss, TrainedPrototypeParams, TrainedPrototypeStrategy
 
 SMALLEST = 1e-12  # of a squared distance: its root has no slope at 0
 

@@ -1,10 +1,11 @@
-"""Runs end with the ``run_sha256`` that was recorded on commit e1588e1, in ``same_bytes.json``.
+"""Runs end with the ``run_sha256`` recorded on commit e1588e1, in ``test_same_bytes.json``.
 
 Arithmetic differs between processors in its last bits, so the hashes are kept by processor and
 version of torch, and compared where there are some for this machine. ``python
 tests/test_same_bytes.py`` prints those of the machine that it runs on: to record another one, run
-it on a commit whose hashes are known to be right. What a change of the code may move and last bits
-cannot (the initial weights, who owns which example, names and shapes of the private state) is
+it on a commit whose hashes are known to be right. After a change that is to move results do the
+same, and say in CHANGELOG which runs have other bytes. What a change of the code may move and last
+bits cannot (the initial weights, who owns which example, names and shapes of the private state) is
 compared everywhere: with a learning rate that moves no weight the states are those of the start.
 """
 

@@ -329,9 +329,7 @@ def status(
     show_table("runs", ("run", "method", "status", "round", "metric", "failures"), rows)
 
 
-def unit(
-    what: Annotated[str, typer.Argument(metavar="server|node", help="whose unit")],
-) -> None:
+def unit(what: Annotated[str, typer.Argument(metavar="server|node", help="whose unit")]) -> None:
     """Print a systemd unit for `fedhet server` or `fedhet node`."""
     from jinja2 import Template
 

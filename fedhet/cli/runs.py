@@ -119,11 +119,7 @@ def resume(  # noqa: PLR0913, PLR0917
     _print_result(folder, as_json=as_json)
 
 
-def verify(
-    run_folder: RunFolderPath,
-    trust: Trust = False,
-    as_json: Json = False,
-) -> None:
+def verify(run_folder: RunFolderPath, trust: Trust = False, as_json: Json = False) -> None:
     """Check a run folder: lines, checkpoint, summary and states against each other."""
     loading(as_json=as_json)
     from fedhet.engines import session

@@ -52,9 +52,7 @@ def run_cell(words: list[str]) -> int:
 # --- demo ---------------------------------------------------------------------------------------
 
 
-def demo(
-    out: Annotated[str, typer.Option(help="folder of run folders")] = "runs",
-) -> None:
+def demo(out: Annotated[str, typer.Option(help="folder of run folders")] = "runs") -> None:
     """Compare FedSSA, LG-FedAvg and Standalone on the embedded digits, in a minute or two."""
     loading()
     from fedhet.records.run_folder import RunFolder

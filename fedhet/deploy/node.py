@@ -31,14 +31,7 @@ from flwr.app import Context, Error, Message
 from fedhet.deploy import bundle
 from fedhet.deploy.certs import Certificates
 from fedhet.deploy.network import OTHER_CA, Waiting, knows, leave, reach
-from fedhet.engines.system import (
-    QUIET,
-    end_with_maker,
-    environment,
-    free_ports,
-    guarded,
-    script,
-)
+from fedhet.engines.system import QUIET, end_with_maker, environment, free_ports, guarded, script
 from fedhet.errors import UserError, brief
 from fedhet.protocol.flower import ENDED, OTHER_CODE, Task, Tasks, be_task
 

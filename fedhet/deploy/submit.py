@@ -62,10 +62,7 @@ def _submit(launch: Launch, superlink: str, control: Control) -> int:
     """Submit the run and return its id; if it is rejected, the folder stays as it was."""
     folder = launch.folder
     try:
-        with (
-            _restored_on_error(folder),
-            TemporaryDirectory() as home,
-        ):
+        with _restored_on_error(folder), TemporaryDirectory() as home:
             launch.write_config()
             try:
                 return control.start(bundle.write(Path(home) / "app"), launch.envelope())

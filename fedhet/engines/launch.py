@@ -1,6 +1,8 @@
 """A run that is about to start: its process, its folder, how it is followed and concluded."""
 
 import contextlib
+import ctypes
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from threadpoolctl import threadpool_info
 
 from fedhet.config.load import envelope
 from fedhet.config.schema import RunConfig
@@ -102,20 +105,23 @@ def raise_unless_completed(launch: Launch, where: str, cause: BaseException | No
 
 _LOCK = threading.Lock()
 _holders: set[int] = set()  # the thread that holds the lock
+_PAUSE = 1  # OpenMP's omp_pause_soft
 
 
 @contextlib.contextmanager
 def one_run() -> Iterator[None]:
-    """Hold this process for one run, and leave torch as it was, without the run's models.
+    """Hold this process for one run, and leave it as it was, without the run's models.
 
-    A run in another thread waits for this one, and says so. Raise UserError if the caller is a
-    part of a run.
+    Torch's generators, threads and flags and the standard streams are put back, and OpenMP's
+    threads are ended: a child that is forked later would wait for them for ever. A run in another
+    thread waits for this one, and says so. Raise UserError if the caller is a part of a run.
     """
     if threading.get_ident() in _holders:
         raise UserError(
             "run: a run cannot be started out of another one (on_round, a metric, a model): start "
             "it when that one has ended"
         )
+    streams = sys.stdin, sys.stdout, sys.stderr
     open_streams()
     if not _LOCK.acquire(blocking=False):
         print("fedhet: waiting for another run in this process ...", file=sys.stderr, flush=True)
@@ -124,6 +130,8 @@ def one_run() -> Iterator[None]:
     cudnn, strict = torch.backends.cudnn, torch.get_deterministic_debug_mode()
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     before = cudnn.allow_tf32, cudnn.deterministic
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    cublas = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
     try:
         with one_blas_thread(), torch.random.fork_rng(devices=devices):
@@ -132,11 +140,24 @@ def one_run() -> Iterator[None]:
         state.forget()
         local_data.forget()
         cudnn.allow_tf32, cudnn.deterministic = before
+        _end_pool()
         torch.set_num_threads(threads)
+        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+        if cublas is None:
+            os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
         torch.set_float32_matmul_precision(precision)
         torch.set_deterministic_debug_mode(strict)
+        sys.stdin, sys.stdout, sys.stderr = streams
         _holders.clear()
         _LOCK.release()
+
+
+def _end_pool() -> None:
+    """End OpenMP's threads; it starts others when it needs them."""
+    for library in threadpool_info():
+        if library["user_api"] == "openmp":
+            with contextlib.suppress(AttributeError, OSError):  # older than OpenMP 5
+                ctypes.CDLL(library["filepath"]).omp_pause_resource_all(_PAUSE)
 
 
 @contextlib.contextmanager

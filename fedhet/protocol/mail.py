@@ -15,13 +15,7 @@ from typing import Any
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
-from fedhet.protocol.flower import (
-    NO_REPLY,
-    NOT_SENT,
-    is_simulated,
-    posted,
-    take_damaged_replies,
-)
+from fedhet.protocol.flower import NO_REPLY, NOT_SENT, is_simulated, posted, take_damaged_replies
 from fedhet.protocol.messages import QUERY_BYTES, Reply, read_reply
 
 log = logging.getLogger("fedhet")

@@ -14,11 +14,7 @@ from typing import Any, Self
 from fedhet.config.schema import PATHS, RunConfig
 from fedhet.errors import UserError, brief
 
-PACKAGES = {
-    "tensorboard": "torch.utils.tensorboard",
-    "wandb": "wandb",
-    "mlflow": "mlflow",
-}
+PACKAGES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 PROJECT = "fedhet"
 Log = Callable[[Mapping[str, float], int], object]  # takes a round's numbers, and the round
 log = logging.getLogger("fedhet")

@@ -13,14 +13,7 @@ import pandas as pd
 from fedhet.config.schema import METRICS
 from fedhet.files import quoted
 from fedhet.records.summary import RECENT
-from fedhet.reports.comparison import (
-    ENOUGH,
-    LEVEL,
-    PARTICIPANTS,
-    Comparison,
-    in_order,
-    variability,
-)
+from fedhet.reports.comparison import ENOUGH, LEVEL, PARTICIPANTS, Comparison, in_order, variability
 from fedhet.reports.reading import at_default, plain
 
 PERCENT = f"{100 * LEVEL:g} %"

@@ -137,11 +137,7 @@ class GraphStep(EagerStep):
     """Captures ``body`` for batches of ``size`` images after a few eager steps, then replays it."""
 
     def __init__(
-        self,
-        body: Body,
-        clear: Callable[[], None],
-        size: int,
-        generators: list[torch.Generator],
+        self, body: Body, clear: Callable[[], None], size: int, generators: list[torch.Generator]
     ) -> None:
         super().__init__(body, clear)
         self.size = size

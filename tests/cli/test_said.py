@@ -27,7 +27,7 @@ def test_a_run_says_its_notes_once_nothing_is_wrong(capsys, here):
     assert execute([*words, "--name", "r"]) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "note:" in line]
     assert said == [
-        "fedhet: note: data-path=/x has no effect: dataset=synthetic:120x4 reads no file",
+        "fedhet: note: data-path=/x has no effect: dataset=synthetic:120x4 reads no file"
     ]
     assert execute(["resume", "runs/r", "rounds=2", "actors=3"]) == 0
     assert "note: actors=3 has no effect" in capsys.readouterr().err
@@ -101,9 +101,6 @@ def test_every_clients_model_is_exported_and_who_has_none_is_named(capsys, here)
     for words, says in (
         ([folder.path, "--out", "models"], "already exists"),
         ([state, "--out", "m"], "--all and --predictions are for a whole run"),
-        (
-            [folder.path, "--generation", "1", "--out", "m"],
-            "cannot be used with --all",
-        ),
+        ([folder.path, "--generation", "1", "--out", "m"], "cannot be used with --all"),
     ):
         assert says in refused(capsys, "export", "--all", *map(str, words))

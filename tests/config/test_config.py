@@ -10,13 +10,7 @@ from helpers.flower_internals import read_run_config, with_overrides
 
 from fedhet import TOP
 from fedhet.config.checks import COMMON, idle
-from fedhet.config.load import (
-    build_config,
-    envelope,
-    from_run_config,
-    load_config,
-    load_noted,
-)
+from fedhet.config.load import build_config, envelope, from_run_config, load_config, load_noted
 from fedhet.config.registry import METHODS, find_method, method_keys
 from fedhet.config.schema import RunConfig
 from fedhet.errors import UserError

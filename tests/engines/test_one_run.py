@@ -1,6 +1,7 @@
 """One run at a time in a process, which is left as it was; models that raise SystemExit."""
 
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -52,7 +53,8 @@ def state_of_process() -> list[object]:
     return [
         torch.get_rng_state().sum().item(), torch.get_num_threads(),
         torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic,
-        log.handlers[:], log.level, log.propagate, Path.cwd(),
+        torch.utils.deterministic.fill_uninitialized_memory, log.handlers[:], log.level,
+        log.propagate, dict(os.environ), Path.cwd(), sys.stdout, sys.stderr,
     ]  # fmt: skip
 
 
@@ -83,6 +85,15 @@ def program(tmp_path: Path, body: str, shell: str = "", **keys) -> subprocess.Co
         ["sh", "-c", f'exec "{sys.executable}" "{script}" "{tmp_path}" {shell}'],
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
+
+
+def test_a_child_that_is_forked_after_a_run_with_two_threads_can_train(tmp_path):
+    body = (
+        "run('one')\n    if os.fork() == 0:\n        run('two'); os._exit(7)\n"
+        "    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))"
+    )
+    done = program(tmp_path, body, engine="inline", threads=2, rounds=1)
+    assert done.returncode == 7, done.stderr
 
 
 @pytest.mark.parametrize("engine", ["inline", "processes"])

@@ -15,14 +15,7 @@ from fedhet.protocol.messages import arrays_of
 from fedhet.protocol.payload import LowRank
 from fedhet.records.ledger import load_checkpoint
 from fedhet.records.run_folder import RunFolder
-from fedhet.strategies.fedkd import (
-    FedKDParams,
-    compress,
-    dense,
-    entries,
-    smallest_rank,
-    whole,
-)
+from fedhet.strategies.fedkd import FedKDParams, compress, dense, entries, smallest_rank, whole
 from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
 
 TINY = {"method": "fedkd", "image_size": 16, "dataset": "synthetic:120x4"}

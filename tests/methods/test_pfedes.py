@@ -5,14 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 import torch.nn.functional as F
-from methods.byhand import (
-    check_round,
-    descend,
-    epochs,
-    overwritten,
-    shuffler,
-    train_images,
-)
+from methods.byhand import check_round, descend, epochs, overwritten, shuffler, train_images
 
 from fedhet.data.inputs import SIGNAL, Inputs
 from fedhet.strategies.pfedes import PFedESParams, extractor

@@ -9,12 +9,7 @@ from helpers.pace import Clock
 
 from fedhet.engines.grid import SimulationGrid
 from fedhet.protocol import mail as delivery
-from fedhet.protocol.flower import (
-    DAMAGED,
-    be_one_process,
-    posted,
-    take_damaged_replies,
-)
+from fedhet.protocol.flower import DAMAGED, be_one_process, posted, take_damaged_replies
 from fedhet.protocol.mail import exchange
 
 

@@ -163,10 +163,7 @@ def test_a_client_that_returns_with_other_data_is_refused(tmp_path):
     folder, _ = simulate(tiny(tmp_path), tamper=swap, before=lambda g: grid_of.update(x=g))
     assert folder.read_rounds()[1]["failures"] == [
         {"client": "2", "reason": "offline"},
-        {
-            "client": "node 103",
-            "reason": "client '2' declares other data or another model now",
-        },
+        {"client": "node 103", "reason": "client '2' declares other data or another model now"},
     ]
 
 

@@ -90,10 +90,7 @@ def test_damage_is_named_and_looked_over(tmp_path):
 
 
 def test_places(tmp_path):
-    for place, said in (
-        (tmp_path / "no", "does not exist"),
-        (tmp_path, "is not a run folder"),
-    ):
+    for place, said in ((tmp_path / "no", "does not exist"), (tmp_path, "is not a run folder")):
         with pytest.raises(UserError, match=said):
             open_view(place)
 

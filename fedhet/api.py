@@ -153,9 +153,9 @@ def run(
     labels (n,) and probabilities (n, C), by name. ``on_round`` is called with the record of every
     round; if it returns False the run ends, completed.
 
-    ``progress=False`` shows nothing. With ``engine="inline"`` all happens in this process, in which
-    one run goes on at a time. Raises UserError, RunFailed, or KeyboardInterrupt when it was
-    interrupted; :func:`resume` then goes on.
+    ``progress=False`` shows warnings alone. With ``engine="inline"`` all happens in this process,
+    in which one run goes on at a time. Raises UserError, RunFailed, or KeyboardInterrupt when it
+    was interrupted; :func:`resume` then goes on.
     """
     look_here()
     path = None if config is None else session.find_preset(os.fspath(config))
@@ -178,7 +178,7 @@ def resume(
     """Go on with a run after its last finished round; ``rounds=N`` extends a finished one.
 
     ``run`` is one, or its folder; ``keys`` are those that may change, as for :func:`run`, and
-    ``progress=False`` shows nothing. Objects that the run was given (``models``, ``data``,
+    ``progress=False`` shows warnings alone. Objects that the run was given (``models``, ``data``,
     ``metrics``, ``method``) are given again, unless ``run`` still has them; others are refused.
     ``on_round`` is as for :func:`run`. ``trust``: code that the run names is imported although
     somebody else made it. Raises UserError,
@@ -274,7 +274,10 @@ def _done(work: Callable[[], RunFolder]) -> RunFolder:
 
 
 def _console(*, progress: bool) -> session.Console:
-    say = tell if progress else lambda _: None
+    def say(text: str) -> None:
+        if progress or text.startswith("warning"):
+            tell(text)
+
     return session.Console(say, partial(RunProgress, silent=not progress))
 
 

@@ -262,6 +262,7 @@ def cpus() -> int:
 # --- reading ------------------------------------------------------------------------------------
 
 _TAG = "tag:yaml.org,2002:"
+_DEPTH = 100  # levels of a YAML file
 Shape = TypeVar("Shape", bound=BaseModel)
 
 
@@ -353,7 +354,17 @@ _Loader.add_implicit_resolver(
 def parse_yaml(text: str, source: str = "YAML") -> Any:
     """Return what YAML says, in plain values; raise Damaged for anything else."""
     try:
-        return yaml.load(text, _Loader)
+        depth = 0
+        for event in yaml.parse(text, yaml.CSafeLoader):
+            # Few aliases stand for gigabytes, and many levels end the process in the parser.
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or depth > _DEPTH:
+                line = event.start_mark.line + 1
+                raise ValueError(f"an alias (*), or more than {_DEPTH} levels, in line {line}")
+        value = yaml.load(text, _Loader)
+        json.dumps(value, allow_nan=False)
+        return value
     except (yaml.YAMLError, ValueError, TypeError) as error:  # TypeError: a list as a key
         raise Damaged.at(source, "", f"not valid YAML: {one_line(error)}") from error
 

@@ -44,8 +44,8 @@ class TableRows:
             )
             if file.where == DATA_FRAME:
                 what = (
-                    'the model was trained on numbers there: read the file with decimal="," if '
-                    "it has decimal commas, and with na_values=[...] for its marks of a gap"
+                    "numbers are wanted there: name a column of words in categories, with its "
+                    'values; pandas reads decimal commas by decimal="," and gaps by na_values'
                 )
             raise UserError(
                 f"{file.at(word.index[0], bad[0])}: {shown(str(word.iloc[0]))} is not a "

@@ -35,6 +35,7 @@ SHAKE, TRAIN = "handshake", "training"
 # Keys of a run that the history shows, where they are set.
 SHOWN = (
     "dataset", "target", "labels", "classes", "numbers", "categories", "text", "channels", "group",
+    "gaps", "ignore", "split-by", "window",
     "rounds", "secure-sum", "dp-clip", "dp-epsilon", "dp-delta",
 )  # fmt: skip
 DAY = timedelta(hours=24)

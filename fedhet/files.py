@@ -355,8 +355,8 @@ def parse_yaml(text: str, source: str = "YAML") -> Any:
     """Return what YAML says, in plain values; raise Damaged for anything else."""
     try:
         depth = 0
+        event: Any  # few aliases stand for gigabytes, many levels end the process in the parser
         for event in yaml.parse(text, yaml.CSafeLoader):
-            # Few aliases stand for gigabytes, and many levels end the process in the parser.
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.AliasEvent) or depth > _DEPTH:

@@ -2,7 +2,7 @@
 
 The server keeps one guiding vector per class, G (C, w), drawn once: w = C for ``guide: logits``, d
 for ``guide: features``. Down: all of G, C w floats (100 of logits at ten classes, 5,000 of features
-at d = 500). A client trains on CE + MSE(its own output, G_y), and then says how G should move for
+at d = 500). A client trains on CE + MSE(its own output, G_y), and then sends how G should move for
 the step that it causes to help on a *quiz* set, which is never trained on:
 
     theta'(G) = theta - lr grad_theta (CE + MSE(o(x), G_y))   on a study batch, in a copy

@@ -121,12 +121,12 @@ def one_run() -> Iterator[None]:
             "run: a run cannot be started out of another one (on_round, a metric, a model): start "
             "it when that one has ended"
         )
-    streams = sys.stdin, sys.stdout, sys.stderr
-    open_streams()
     if not _LOCK.acquire(blocking=False):
         print("fedhet: waiting for another run in this process ...", file=sys.stderr, flush=True)
         _LOCK.acquire()
     _holders.add(threading.get_ident())
+    streams = sys.stdin, sys.stdout, sys.stderr  # not those that the run before had put there
+    open_streams()
     cudnn, strict = torch.backends.cudnn, torch.get_deterministic_debug_mode()
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     before = cudnn.allow_tf32, cudnn.deterministic

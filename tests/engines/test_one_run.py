@@ -31,6 +31,7 @@ def test_two_threads_take_turns_and_each_run_has_the_figures_that_it_has_alone(t
     seeds = (1, 2, 3)
     wanted = [sha(small(tmp_path, seed=seed, progress=False)) for seed in seeds]
     runs: dict[int, fedhet.Run] = {}
+    streams = sys.stdin, sys.stdout, sys.stderr
     threads = [
         threading.Thread(target=lambda seed=seed: runs.update({seed: small(tmp_path, seed=seed)}))
         for seed in seeds
@@ -40,6 +41,7 @@ def test_two_threads_take_turns_and_each_run_has_the_figures_that_it_has_alone(t
     for thread in threads:
         thread.join()
     assert [sha(runs[seed]) for seed in seeds] == wanted
+    assert (sys.stdin, sys.stdout, sys.stderr) == streams
     assert "waiting for another run in this process" in capsys.readouterr().err
 
 

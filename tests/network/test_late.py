@@ -2,8 +2,6 @@
 
 import pytest
 
-from fedhet.records.run_folder import RunFolder
-
 pytestmark = pytest.mark.network
 SLOW = """
 import time
@@ -36,7 +34,7 @@ def test_a_slow_site_does_not_hold_up_the_others(federation, capsys):
     assert all(reply["weight"] == 0.5 ** (r["round"] - reply["round"])
                for r in records for reply in r.get("late", []))  # fmt: skip
     assert after > 1.5 * before
-    assert federation.do("verify", str(RunFolder(run.folder).path)).returncode == 0
+    assert federation.do("verify", str(run.folder)).returncode == 0
     with capsys.disabled():
         accuracies = {k: f"{s['test_accuracy_mean']:.1f}" for k, (_, _, s) in figures.items()}
         print(f"rounds a minute: {before:.1f} and {after:.1f}; accuracy {accuracies}")

@@ -12,7 +12,6 @@ from fedhet.errors import UserError
 from fedhet.protocol import mail
 from fedhet.protocol.messages import TRAIN, instruction
 from fedhet.protocol.payload import ClassVectors, HeaderRows
-from fedhet.records.run_folder import RunFolder
 from fedhet.strategies import base
 from fedhet.testing import LocalGrid, cut_and_resume, make_strategy, simulate, small, uploads_of
 
@@ -70,7 +69,7 @@ def test_a_run_that_is_cut_while_a_reply_is_under_way_goes_on(tmp_path):
 def test_a_simulation_waits_for_everybody(tmp_path):
     plain, _ = simulate(tiny(tmp_path / "plain"))
     other, _ = simulate(tiny(tmp_path / "late", **LATE | {"late_after": 1e-9}))
-    hashes = {RunFolder(run.path).read_rounds()[-1]["sha256"] for run in (plain, other)}
+    hashes = {run.read_rounds()[-1]["sha256"] for run in (plain, other)}
     assert len(hashes) == 1
 
 

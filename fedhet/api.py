@@ -29,7 +29,7 @@ from fedhet.errors import UserError, one_line
 from fedhet.export.model import Personalised, load_model, states_of
 from fedhet.files import is_id, plain_path
 from fedhet.models.names import DEFAULT_GROUP
-from fedhet.plugins import giving, look_here
+from fedhet.plugins import MODEL_KEYS, giving, look_here
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import headline
 from fedhet.reports.reading import evaluations
@@ -37,7 +37,7 @@ from fedhet.reports.reading import evaluations
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-OBJECTS = ("models", "data", "metrics", "method")  # arguments that may be objects
+OBJECTS = ("models", "data", "metrics", "method", *MODEL_KEYS)  # arguments that may be objects
 
 
 class Run:
@@ -148,10 +148,10 @@ def run(
 
     ``config`` is a YAML file or a shipped preset, None for the defaults alone; ``keys`` replace
     the file's, in snake_case and with Python's values (``models=["cnn-5"]``). Beside names they
-    may be objects (docs/how-to/python.md): ``method`` a :class:`Method`; ``models`` modules,
-    classes or functions; ``data`` arrays, tensors, frames or data sets; ``metrics`` functions of
-    labels (n,) and probabilities (n, C), by name. ``on_round`` is called with the record of every
-    round; if it returns False the run ends, completed.
+    may be objects (docs/how-to/python.md): ``method`` a :class:`Method`; ``models`` and
+    ``small_model`` modules, classes or functions; ``data`` arrays, tensors, frames or data sets;
+    ``metrics`` functions of labels (n,) and probabilities (n, C), by name. ``on_round`` is called
+    with the record of every round; if it returns False the run ends, completed.
 
     ``progress=False`` shows warnings alone. With ``engine="inline"`` all happens in this process,
     in which one run goes on at a time. Raises UserError, RunFailed, or KeyboardInterrupt when it
@@ -239,8 +239,8 @@ def _data(data: Any, values: Mapping[str, Any], objects: dict[str, Any]) -> dict
 
 def _again(path: Path, keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return keys of a resumed run and the objects among them; UserError for other objects."""
-    about = {key: value for key, value in keys.items() if key in OBJECTS}
-    values = {key: value for key, value in keys.items() if key not in OBJECTS}
+    about = {key: value for key, value in keys.items() if kebab(key) in OBJECTS}
+    values = {key: value for key, value in keys.items() if key not in about}
     if not about:
         return values, {}
     started = RunFolder(plain_path(path)).started_config()
@@ -248,11 +248,12 @@ def _again(path: Path, keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     again, objects = _named(like | about)
     again.setdefault("method", started.get("method"))
     for key in about:
-        stored = "dataset" if key == "data" else key
-        before, now = started.get(stored), again[stored]
-        if stored == "metrics":
-            now = {name: function for name, (function,) in now.items()}
-        if now != before:
+        before, now = started.get("dataset" if key == "data" else kebab(key)), again.get(key)
+        if key == "data":
+            now = again["dataset"]
+        elif key == "metrics":
+            now = {name: function for name, (function,) in again[key].items()}
+        if now != before and not (key == "models" and {*before} <= {*now}):
             raise UserError(
                 f"{key}: is not what this run was given: it is now {one_line(now)}, and was "
                 f"{one_line(before)}"

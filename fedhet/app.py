@@ -26,12 +26,11 @@ from fedhet.data.objects import understand
 from fedhet.data.partition import split_client
 from fedhet.engines.launch import Launch, OnRound
 from fedhet.engines.session import check_whole, reopen
-from fedhet.plugins import giving
+from fedhet.plugins import APPS_DATA, check_given, giving
 from fedhet.records.run_folder import RunFolder
-from fedhet.server_app import log, log_to_stderr, outside, serve
+from fedhet.server_app import errors_in_a_line, log, log_to_stderr, outside, serve
 from fedhet.site.local_data import LocalData, open_examples
 
-DATA = "app:data"  # the data set of such a run, which every node has for itself
 KEPT = 4  # clients whose examples a process keeps
 
 __all__ = ["ClientApp", "ServerApp"]
@@ -62,15 +61,18 @@ def ClientApp(  # noqa: N802  (as Flower's)
     data: Callable[[Context], Any],
     method: Method | None = None,
     metrics: Mapping[str, Callable[..., float]] | None = None,
+    small_model: Any = None,
 ) -> FlowerClientApp:
     """Return a Flower ClientApp that takes part in the runs of a :func:`ServerApp`.
 
     ``models`` are as for :func:`fedhet.run`: one, or a list of which client k gets number k mod the
     length. ``data(context)`` returns this node's own examples, in any form of ``fedhet.run`` for
-    one client: (x, y), (x, y, x_test, y_test), a DataFrame, a torch Dataset. ``method`` and
-    ``metrics`` are those of the ServerApp, where they are objects.
+    one client: (x, y), (x, y, x_test, y_test), a DataFrame, a torch Dataset. ``method``,
+    ``metrics`` and ``small_model`` are those of the ServerApp, where they are objects.
     """
-    values, objects = named({"models": models, "method": method, "metrics": metrics})
+    values, objects = named(
+        {"models": models, "method": method, "metrics": metrics, "small_model": small_model}
+    )
     listed = values["models"]
     names = [listed] if isinstance(listed, str) else listed
     loaded: dict[tuple[str, RunConfig], LocalData] = {}
@@ -108,11 +110,12 @@ def ServerApp(  # noqa: N802  (as Flower's)
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         log_to_stderr()
-        values, objects = named({kebab(key): value for key, value in keys.items()})
-        with giving(objects):
-            launch = _launch(config, values, dict(context.run_config), resume, trust=trust)
-            launch = replace(launch, on_round=on_round)
-            serve(Telling(grid, launch.envelope()), launch)  # type: ignore[arg-type]
+        with errors_in_a_line():
+            values, objects = named({kebab(key): value for key, value in keys.items()})
+            with giving(objects):
+                launch = _launch(config, values, dict(context.run_config), resume, trust=trust)
+                launch = replace(launch, on_round=on_round, models_elsewhere=True)
+                serve(Telling(grid, launch.envelope()), launch)  # type: ignore[arg-type]
 
     return app
 
@@ -130,12 +133,13 @@ def _launch(
         changes = {key: value for key, value in values.items() if key == "rounds"}
         resumed, resumed_config = reopen(Path(folder), changes, trust=trust)
         with resumed.lock():
+            check_given(resumed_config, ())
             check_whole(resumed, resumed_config)
             launch = Launch(resumed_config, resumed, resume=True)
             launch.write_config()
         return launch
     text = "texts" if values.get("text") else "table"
-    data = {"dataset": text if values.get("target") else DATA}
+    data = {"dataset": text if values.get("target") else APPS_DATA}
     config = load_noted(Path(preset) if preset else None, changes=data | values)[0]
     config = outside(config, values.get("out"))
     return Launch(config, RunFolder.create(config, folder_name(config.method)))

@@ -81,10 +81,10 @@ def brief(error: BaseException) -> str:
 
 
 def place(error: BaseException) -> str:
-    """Return where an error was raised, as `` (x.py:7)``: the last line of a user's, if any."""
-    frames = traceback.extract_tb(error.__traceback__)
-    last = (_theirs(frames) or [f for f in frames if _LIBRARIES not in f.filename] or frames)[-1]
-    return f" ({Path(last.filename).name}:{last.lineno})"
+    """Return where a user's own file raised an error, as `` (x.py:7)``; nothing elsewhere."""
+    frames = _theirs(traceback.extract_tb(error.__traceback__))
+    files = [frame for frame in frames if Path(frame.filename).is_file()]  # a notebook has none
+    return f" ({Path(files[-1].filename).name}:{files[-1].lineno})" if files else ""
 
 
 def shortened(error: BaseException, what: str) -> str:

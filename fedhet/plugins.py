@@ -33,6 +33,7 @@ from fedhet.files import private_folder, replacing
 
 MAC = "mac"  # field of an identity: its MAC under the key of the user who made it
 MODEL_KEYS = ("architecture", "small-model", "student", "common-model")  # beside `models`
+APPS_DATA = "app:data"  # data set of a run of somebody's own app, which every node has for itself
 GROUPS = {
     "method": "fedhet.methods", "model": "fedhet.models", "dataset": "fedhet.datasets",
     "metric": "fedhet.metrics",
@@ -97,11 +98,15 @@ def given(names: Iterable[str]) -> dict[str, Any]:
     return {name: _objects[name] for name in names if name in _objects}
 
 
-def check_given(config: Any) -> None:
-    """Raise UserError if a name of the configuration stands for an object that is not given."""
-    metrics = [("metric", function) for _, (function,) in config.metrics]
-    models = [("model", name) for name in config.models]
-    for kind, name in (("method", config.method), ("dataset", config.dataset), *models, *metrics):
+def check_given(config: Any, models: Iterable[str]) -> None:
+    """Raise UserError if a name of the configuration stands for an object that is not given.
+
+    ``models`` are the names of those that this process needs.
+    """
+    named = [("method", config.method), ("dataset", config.dataset)]
+    named += [("model", name) for name in (*models, config.small_model)]
+    named += [("metric", function) for _, (function,) in config.metrics]
+    for kind, name in named:
         if is_given(name):
             load(kind, name)
 

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from fedhet.data.inputs import IMAGE, TOKENS, Inputs, kind_of
 from fedhet.engines.launch import Launch, OnRound
 from fedhet.engines.system import Interrupted
 from fedhet.errors import RunFailed, UserError, brief, place, shortened
+from fedhet.files import client_order
+from fedhet.models.names import small_name
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake, Roster
 from fedhet.records.ledger import load_checkpoint
@@ -35,13 +37,20 @@ log = logging.getLogger("fedhet")
 def main(grid: Grid, context: Context) -> None:
     """Run the configuration that arrives in ``context.run_config``."""
     log_to_stderr()
-    try:
+    plain = not context.run_config.get("config")  # `flwr run`
+    with errors_in_a_line() if plain else contextlib.nullcontext():
         launch = open_launch(context.run_config)
-    except UserError:
-        if not context.run_config.get("config"):  # plain `flwr run`: the line says it all
-            sys.tracebacklimit = 0
-        raise
     serve(grid, launch)
+
+
+@contextlib.contextmanager
+def errors_in_a_line() -> Iterator[None]:
+    """Let Flower, which prints the traceback, print the line of a UserError alone."""
+    try:
+        yield
+    except UserError:
+        sys.tracebacklimit = 0
+        raise
 
 
 def serve(grid: Grid, launch: Launch) -> None:
@@ -116,6 +125,8 @@ def run(grid: Grid, launch: Launch, roster: Roster) -> None:
     if not roster.classes:
         roster.fix_classes(config.classes, config.max_classes)
     folder.write_partition(roster.counts(), roster.classes)
+    if launch.models_elsewhere:
+        folder.write_config(_with_models(config, roster), experiment)
     strategy = find_method(config.method).strategy(config, roster)
     strategy.prepare(handshake, folder, kept)
     with Tracker(config, folder.path, experiment) as tracker:
@@ -124,6 +135,21 @@ def run(grid: Grid, launch: Launch, roster: Roster) -> None:
     folder.write_summary(config, "completed", len(roster.ids))
     if simulated and not config.keep_state:
         folder.remove_states(config)
+
+
+def _with_models(config: RunConfig, roster: Roster) -> RunConfig:
+    """Return the configuration with the models of the clients, and what they share, by name."""
+    every = [roster.infos[client].model for client in sorted(roster.infos, key=client_order)]
+    few = next(
+        n for n in range(1, len(every) + 1)
+        if all(name == every[k % n] for k, name in enumerate(every))
+    )  # fmt: skip
+    changes: dict[str, Any] = {"models": tuple(every[:few])}
+    strategy = find_method(config.method).strategy
+    if strategy.shares_small_model and not strategy.own_small(config.params):
+        assert roster.inputs is not None
+        changes["small_model"] = small_name(config, roster.inputs.kind)
+    return config.model_copy(update=changes)
 
 
 def _tell(record: Mapping[str, Any], tracker: Tracker, on_round: OnRound | None) -> object:

@@ -1,6 +1,8 @@
 """``fedhet.ClientApp`` and ``fedhet.ServerApp``: the methods in a Flower app of one's own."""
 
 import json
+import sys
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +17,17 @@ from fedhet.engines.grid import Inline, SimulationGrid
 from fedhet.engines.launch import one_run
 from fedhet.engines.worker import FIRST_NODE, contexts_of
 from fedhet.errors import Damaged
+from fedhet.plugins import is_given, name_of
 from fedhet.protocol.flower import simulating
 from fedhet.records.ledger import load_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.rng import torch_seeded
+
+
+@pytest.fixture(autouse=True)
+def _limit(monkeypatch):
+    """Put back what a ServerApp sets for the rest of its process."""
+    monkeypatch.setattr(sys, "tracebacklimit", 1000, raising=False)
 
 
 class Net(nn.Module):
@@ -34,6 +43,12 @@ class Wide(Net):
     def __init__(self, classes: int) -> None:
         super().__init__(classes)
         self.a, self.b = nn.Linear(8, 48), nn.Linear(48, classes)
+
+
+class Mine(Net):
+    """Of no module that could be imported, as what a notebook defines."""
+
+    __module__ = "__main__"
 
 
 def load(context: Context):
@@ -77,16 +92,23 @@ KEYS = {
 
 @pytest.mark.parametrize(
     "keys",
-    [{"method": "fedssa"}, {"method": "fedmrl", "d1": 8}, {"method": METHODS["fedproto"]},
+    [{"method": "fedssa"}, {"method": "fedmrl", "d1": 8, "small_model": Mine},
+     {"method": METHODS["fedproto"]},
      {"method": "fedssa", "secure_sum": "masked", "max_images": 1000}],
 )  # fmt: skip
 def test_an_app_of_ones_own_runs_any_method_also_with_masks(tmp_path, keys):
-    client = fedhet.ClientApp(models=[Net, Wide], data=load)
+    client = fedhet.ClientApp(models=[Mine, Wide], data=load, small_model=Mine)
     summary = federate(client, fedhet.ServerApp(**KEYS, **keys), out=str(tmp_path))
     assert summary["status"] == "completed" and summary["failures"] == []
     assert summary["test_accuracy_mean"] is not None
-    config = fedhet.load_run(summary["folder"]).config
-    assert config["classes"] == ["ill", "well"] and config["dataset"] == "app:data"
+    run = fedhet.load_run(summary["folder"], models=[Mine, Wide])
+    assert run.config["classes"] == ["ill", "well"] and run.config["dataset"] == "app:data"
+    assert run.config["models"] == [name_of(Mine), name_of(Wide)] and is_given(name_of(Mine))
+    assert run.model("0").classes == ("ill", "well")
+    with pytest.raises(fedhet.UserError, match="models: is not what this run was given"):
+        fedhet.load_run(summary["folder"], models=[Net])
+    with pytest.raises(fedhet.UserError, match="give its ServerApp resume="):
+        fedhet.resume(summary["folder"], rounds=3)
 
 
 def snippet(name: str) -> dict:
@@ -141,7 +163,14 @@ def test_the_run_config_replaces_arguments_and_a_run_is_resumed(tmp_path):
     assert (whole["rounds"], cut["rounds"], cut["seed"]) == (2, 1, 4)
     again = federate(client, server, resume=str(cut["folder"]), rounds=2, **words)
     assert again["run_sha256"] == whole["run_sha256"] != cut["run_sha256"]
-    assert fedhet.load_run(cut["folder"]).config["rounds"] == 2
+    config = fedhet.load_run(cut["folder"]).config
+    assert config["rounds"] == 2 and config["models"] == [*map(name_of, [Net, Net, Wide])]
+
+
+def test_a_mistake_is_a_line_without_flowers_traceback():
+    with pytest.raises(fedhet.UserError, match="rounds: '0' is not allowed") as error:
+        federate(fedhet.ClientApp(models=Net, data=load), fedhet.ServerApp(**KEYS | {"rounds": 0}))
+    assert len(traceback.format_exception(error.value)) == 1
 
 
 def test_resume_goes_through_the_door_of_fedhet_resume(tmp_path, monkeypatch):

@@ -139,14 +139,24 @@ def test_a_method_is_an_object_or_ours(tmp_path):
     assert go(tmp_path, method=METHODS["fedproto"]).config["method"] == "fedproto"
 
 
+def test_the_small_model_that_all_share_is_an_object_too(tmp_path):
+    keys = {"method": "fedmrl", "d1": 8, "models": [Small, partial(Small)], "rounds": 1}
+    run = go(tmp_path, small_model=partial(Small), **keys)
+    assert run.config["small-model"].startswith("functools:partial:") and run.model("north").classes
+    with pytest.raises(fedhet.UserError, match="small_model: is not what this run was given"):
+        fedhet.resume(run, rounds=2, small_model=Small)
+    assert sha(run) == sha(go(tmp_path, small_model=Small, **keys))
+
+
 SCRIPT = """
-import sys, numpy as np, fedhet
+import sys, warnings, numpy as np, fedhet
 from torch import nn
 class Net(nn.Module):
     def __init__(self, classes):
         super().__init__()
         self.a, self.b = nn.Linear(8, 24), nn.Linear(24, classes)
     def forward(self, x):
+        warnings.warn("of mine")
         return self.b(self.a(x).relu())
 rng = np.random.default_rng(1)
 data = {name: (rng.normal(size=(40, 4)).astype("float32"), rng.integers(0, 2, 40)) for name in "ab"}
@@ -155,6 +165,8 @@ run = fedhet.run(method="fedssa", models=[Net, lambda classes: Net(classes)], da
     metrics={"high": lambda y, p: float((p.max(axis=1) > share).mean())}, engine=sys.argv[1],
     actors=2, out=sys.argv[2], representation=24, local_epochs=1, progress=False)
 print(run.summary["run_sha256"], run.summary["test_high_mean"], len(run.model("a").classes))
+log = (run.path / "log.txt").read_text()
+assert "note: data: 80 rows" in log and f"{sys.argv[0]}:9: UserWarning: of mine" in log, log
 """
 
 
@@ -305,6 +317,7 @@ def test_a_client_without_test_rows_is_named(tmp_path):
         ({"models": [Softmax]}, "no softmax after it"),
         ({"models": [nn.Flatten]}, "has no torch.nn.Linear"),
         ({"models": [lambda classes: 1 / 0]}, r"ZeroDivisionError: .* \(test_objects.py:\d+\)"),
+        ({"models": [lambda width: width]}, r"factory\(\), fails: TypeError: .*'width'$"),
         ({"metrics": {"accuracy_two": recall}}, "cannot be a metric's name"),
         ({"metrics": {"two": lambda y, p: "much"}, "rounds": 1}, "returns a str, must be a number"),
         ({"data": DATA, "dataset": "digits"}, "not both"),
@@ -331,10 +344,12 @@ def test_a_callers_traceback_has_their_frames_alone(tmp_path, capsys):
     assert error.count("Traceback") == error.count('File "') == 1 and "in forward" in error
 
 
-def test_the_stub_names_what_there_is():
+def test_the_stub_names_what_there_is_where_it_is():
     stub = (Path(fedhet.__file__).parent / "__init__.pyi").read_text()
-    named = {line.split()[-1] for line in stub.splitlines() if " as " in line}
-    assert named == set(fedhet.__all__)
+    lines = [line.split() for line in stub.splitlines() if " as " in line]
+    assert {words[-1]: words[1] for words in lines} == {
+        name: f"fedhet.{module}" for name, module in fedhet._MODULES.items()
+    }
 
 
 def test_a_methods_file_imports_from_one_place():

@@ -153,7 +153,7 @@ def folder_name(method: str) -> str:
 def named(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return keys of a run with names in place of objects, and the objects by their names.
 
-    Those are a ``method``, ``models`` and ``metrics``; a name given as such stays.
+    Those are a ``method``, ``models``, a small model and ``metrics``; a name given as such stays.
     """
     values, objects = dict(keys), dict[str, Any]()
 
@@ -169,6 +169,8 @@ def named(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     if "models" in values and not isinstance(models := values["models"], str):
         listed = models if isinstance(models, list | tuple) else [models]
         values["models"] = [name(model) for model in listed]
+    for key in (key for key in values if kebab(key) in plugins.MODEL_KEYS):
+        values[key] = name(values[key])
     if isinstance(values.get("metrics"), Mapping):
         values["metrics"] = {str(key): [name(one)] for key, one in values["metrics"].items()}
     return values, objects

@@ -33,6 +33,7 @@ class Launch:
     folder: RunFolder
     resume: bool = False
     on_round: OnRound | None = None  # is given the line of every round; False ends the run
+    models_elsewhere: bool = False  # the clients have models of their own, whatever `models` says
 
     def envelope(self) -> str:
         """Return what the ServerApp gets."""

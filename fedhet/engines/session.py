@@ -34,7 +34,7 @@ from fedhet.errors import Damaged, UserError, nearest
 from fedhet.files import check_entries, check_folder, plain_path
 from fedhet.models import build_model
 from fedhet.models.names import small_name
-from fedhet.plugins import check_given, is_given
+from fedhet.plugins import APPS_DATA, check_given, is_given
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.payload import Array
 from fedhet.records import verification
@@ -123,10 +123,10 @@ def start(
         warnings += [line] if line else []
     with interruptible():
         folder = RunFolder.create(config, default_name, data)
-        for line in notes:
-            console.say(f"note: {line}")
-        for line in warnings:
-            console.say(f"warning: {line}")
+        with folder.log.open("a", encoding="utf-8") as log:
+            for line in (*(f"note: {one}" for one in notes), *(f"warning: {w}" for w in warnings)):
+                console.say(line)
+                print(f"fedhet {line}", file=log)
         try:
             _run(Launch(config, folder, on_round=on_round), console, connection)
         except UserError:
@@ -152,6 +152,11 @@ def resume(
     clients whose states are. ``trust``: its code and its services are the user's own.
     """
     folder, config = reopen(path, changes, trust=trust)
+    if config.dataset == APPS_DATA:
+        raise UserError(
+            f"run '{folder.path}' is of a Flower app of your own: give its ServerApp resume='...'"
+        )
+    check_given(config, config.models)
     check(config, console, connection)
     if connection is None:
         kept = load_checkpoint(folder.checkpoint)
@@ -176,11 +181,10 @@ def reopen(
 ) -> tuple[RunFolder, RunConfig]:
     """Return a run folder to go on with, and its configuration with these ``changes``.
 
-    Raises UserError for a finished run, another's code (unless ``trust``) or a missing object.
+    Raises UserError for a finished run, or another's code (unless ``trust``).
     """
     folder = _existing(path)
     config = resumed_config(folder.opened(trust=trust), changes)
-    check_given(config)
     if not trust:
         folder.check_reach(config)
     if "state-dir" in changes:

@@ -1,8 +1,11 @@
 """Answers messages of a simulation in this process: by the ClientApp, for each node its context."""
 
+import pickle
 from collections.abc import Mapping
 from importlib import import_module
+from io import BytesIO
 from multiprocessing.connection import Connection
+from types import CodeType
 from typing import Any
 
 from flwr.app import Context, Message, RecordDict
@@ -54,7 +57,7 @@ def packed_objects(config: RunConfig) -> bytes:
     """
     objects = given(name for name in named(config.flat()) if name != config.dataset)
     try:
-        return bytes(_pickler().dumps(objects)) if objects else b""
+        return _pickled(objects) if objects else b""
     except Exception as error:
         raise UserError(
             f"{', '.join(objects)}: cannot be sent to another process ({brief(error)}): use "
@@ -64,8 +67,19 @@ def packed_objects(config: RunConfig) -> bytes:
 
 def unpacked_objects(packed: bytes) -> dict[str, Any]:
     """Return what :func:`packed_objects` gave, in a worker of the same program."""
-    return dict(_pickler().loads(packed)) if packed else {}
+    return dict(pickle.loads(packed)) if packed else {}
 
 
-def _pickler() -> Any:
-    return import_module("cloudpickle")  # only where there are objects
+def _pickled(objects: Mapping[str, Any]) -> bytes:
+    """Return the objects by cloudpickle, but with the files of their code, for tracebacks."""
+    kind = import_module("cloudpickle").CloudPickler  # only where there are objects
+
+    class Pickler(kind):  # type: ignore[misc, valid-type]
+        def reducer_override(self, thing: Any) -> Any:
+            if not isinstance(thing, CodeType):
+                return super().reducer_override(thing)
+            make, parts = self.dispatch_table[CodeType](thing)
+            return make, tuple(thing.co_filename if p == "<dynamic-code>" else p for p in parts)
+
+    Pickler(file := BytesIO()).dump(objects)
+    return file.getvalue()

@@ -200,10 +200,12 @@ def validate_model_name(name: str, kind: str = "") -> None:
 def small_name(config: RunConfig, kind: str, chosen: str = "") -> str:
     """Return which model all clients share: ``chosen``, ``small-model``, or the kind's smallest.
 
-    If all clients have the same CNN it is that one, the papers' homogeneous setting; if all have
-    the same of torchvision's it is CNN-1. Raises UserError if a client's model is a user's own.
+    An empty ``kind`` is not known yet. If all clients have the same CNN it is that one, the papers'
+    homogeneous setting; if all have the same of torchvision's it is CNN-1. Raises UserError if a
+    client's model is a user's own.
     """
     name, models = chosen or config.small_model, public_names(config.models)
+    smallest = SMALLEST[kind or IMAGE]
     if " " in name or name.startswith(FOLDER):
         raise UserError(
             f"small-model: '{name}' is not allowed: weights, folders and adapters are for `models`"
@@ -215,9 +217,9 @@ def small_name(config: RunConfig, kind: str, chosen: str = "") -> str:
         if own:
             raise UserError(
                 f"small-model: '' is not allowed: method={config.method} shares a small model, and "
-                f"'{own[0]}' is your own: give small-model, such as {SMALLEST[kind]} or "
+                f"'{own[0]}' is your own: give small-model, such as {smallest} or "
                 "module:factory"
             )
-        name = SMALLEST[kind]
+        name = smallest
     validate_model_name(name, kind)
     return name

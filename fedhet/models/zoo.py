@@ -227,7 +227,7 @@ def _users_own(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
         except (Exception, SystemExit) as error:
             shown = ", ".join(f"{key}={value}" for key, value in arguments.items())
             raise UserError(
-                f"model {name!r}: its factory, called with {shown}, fails: {brief(error)}"
+                f"model {name!r}: its factory, called by factory({shown}), fails: {brief(error)}"
                 f"{place(error)}"
             ) from error
     else:

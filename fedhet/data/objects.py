@@ -14,17 +14,7 @@ import pandas as pd
 
 from fedhet import plugins
 from fedhet.data import rows, table
-from fedhet.data.inputs import (
-    IMAGE,
-    PLURAL,
-    SIGNAL,
-    TABLE,
-    TOKENS,
-    Indices,
-    Inputs,
-    Reading,
-    Stream,
-)
+from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TABLE, TOKENS, Inputs, Reading, Stream
 from fedhet.data.sources import Data, kind_of_array, loaded
 from fedhet.errors import UserError, brief
 
@@ -35,38 +25,20 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Part:
-    """One client's examples (n, ...) and class codes (n,); the last ``tests`` are for testing."""
-
-    client: str
-    examples: Array
-    labels: Indices
-    tests: int = 0
-
-
-@dataclass(frozen=True)
 class Given:
-    """Data that were given: parts, whose labels index ``classes``, a frame, or a :class:`Data`."""
+    """Data that were given: a frame, or a :class:`Data`."""
 
     what: str
     kind: str
-    parts: Sequence[Part] = ()
-    classes: tuple[str, ...] = ()
-    frame: pd.DataFrame | None = None
     data: Data | None = None
+    frame: pd.DataFrame | None = None
     site: str = ""  # the frame's column of the client, where it was added here
     notes: tuple[str, ...] = ()  # lines of what was changed
 
     @property
     def name(self) -> str:
         """Return the name that stands for these values."""
-        values: Any = [
-            self.classes,
-            *self.notes,  # other values that are stored alike get another line
-            *((p.client, p.examples, p.labels, p.tests) for p in self.parts),
-        ]
-        if self.data is not None:
-            values.append(("", np.asarray(self.data.examples), np.asarray(self.data.labels), 0))
+        values: Any = [self.notes, self.data]  # other values that are stored alike: another line
         if self.frame is not None:
             hashed = pd.util.hash_pandas_object(self.frame, index=False).to_numpy()
             values = [list(map(str, self.frame)), list(map(str, self.frame.dtypes)), hashed]
@@ -76,8 +48,7 @@ class Given:
     @property
     def named(self) -> bool:
         """Return whether the data say whose an example is."""
-        whose = self.data is not None and self.data.clients is not None
-        return whose or bool(self.site) or any(part.client for part in self.parts)
+        return bool(self.site) or (self.data is not None and self.data.clients is not None)
 
     def stream(self, reading: Reading, image: Inputs, classes: tuple[str, ...]) -> Stream:
         """Return the wanted examples; ``reading`` says which column of a frame is what."""
@@ -87,7 +58,7 @@ class Given:
         return self._of_arrays(image, classes)
 
     def _of_arrays(self, image: Inputs, classes: tuple[str, ...]) -> Stream:
-        about = yield from loaded("data", lambda: self.data or self._together(), image, classes)
+        about = yield from loaded("data", lambda: cast("Data", self.data), image, classes)
         size = about.inputs.zeros(1).nbytes * len(about.labels)
         line = (
             f"data: {len(about.labels):,} {PLURAL[about.inputs.kind]} {about.inputs.shape}, "
@@ -95,18 +66,6 @@ class Given:
             f"{size / 2**20:,.1f} MiB in the cache, which all processes share"
         )
         return replace(about, notes=(*self.notes, line, *about.notes))
-
-    def _together(self) -> Data:
-        """Return all parts, client after client."""
-        tests = np.concatenate(
-            [np.arange(len(p.labels)) >= len(p.labels) - p.tests for p in self.parts]
-        )
-        return Data(
-            np.concatenate([part.examples for part in self.parts]),
-            np.concatenate([part.labels for part in self.parts]), self.classes, self.kind,
-            clients=[p.client for p in self.parts for _ in p.labels] if self.named else None,
-            tests=tests if tests.any() else None,
-        )  # fmt: skip
 
 
 # --- what may be given ----------------------------------------------------------------
@@ -123,7 +82,7 @@ def understand(data: Any, clients: Sequence[str], *, text: bool = False) -> Give
     if isinstance(data, Data):
         examples = np.asarray(data.examples)
         kind = data.kind or kind_of_array(examples) or IMAGE
-        return Given(what, kind, data=data)
+        return Given(what, kind, data)
     if hasattr(data, "load_partition") and hasattr(data, "partitioners"):  # Flower Datasets
         (partitioner,) = data.partitioners.values()
         count = int(partitioner.num_partitions)
@@ -230,8 +189,7 @@ def _frames(what: str, frames: Mapping[str, pd.DataFrame], *, text: bool) -> Giv
 
 def _arrays(what: str, values: Mapping[str, Any]) -> Given:
     """Return what tuples of arrays are; the classes are all values of all labels."""
-    pairs: dict[str, list[tuple[Array, Array]]] = {}  # of each client: train, and maybe test
-    shapes: dict[tuple[int, ...], str] = {}
+    pieces: list[tuple[str, bool, Array, Array]] = []  # client, for testing, examples, labels
     for client, value in values.items():
         who = f"data: client '{client}'" if client else "data"
         if not isinstance(value, tuple | list) or len(value) not in {2, 4}:
@@ -239,37 +197,37 @@ def _arrays(what: str, values: Mapping[str, Any]) -> Given:
                 f"{who}: got {_shape_of(value)}, must be (x, y), (x, y, x_test, y_test), a "
                 "DataFrame or a data set"
             )
-        both = zip(value[::2], value[1::2], strict=True)
-        pairs[client] = [(_array(x), _checked(who, _array(x), _array(y))) for x, y in both]
-        for x, _ in pairs[client]:
-            shapes.setdefault(x.shape[1:], client)
-    if len(shapes) > 1:
-        (a, first), (b, second) = list(shapes.items())[:2]
-        raise UserError(
-            f"data: examples of client '{first}' are of shape {a}, of client '{second}' {b}: all "
-            "must be of one shape"
-        )
-    texts = {client: np.concatenate([y for _, y in both]) for client, both in pairs.items()}
-    names = np.unique(np.concatenate(list(texts.values()))).tolist()
-    numbers = all(name.lstrip("-").isdigit() for name in names)
-    classes = tuple(sorted(names, key=int if numbers else str))
-    code = {name: place for place, name in enumerate(classes)}
-    parts = []
-    for client, ((x, _), *test) in pairs.items():
-        labels = np.array([code[name] for name in texts[client].tolist()], dtype=np.int64)
-        whole = np.concatenate([x, test[0][0]]) if test else x
-        parts.append(Part(client, whole, labels, len(labels) - len(x)))
+        for x, y, test in zip(map(_array, value[::2]), value[1::2], (False, True), strict=False):
+            pieces.append((client, test, x, _checked(who, x, _array(y))))
+    first, _, x, _ = pieces[0]
+    for client, _, other, _ in pieces:
+        if other.shape[1:] != x.shape[1:]:
+            raise UserError(
+                f"data: examples of client '{first}' are of shape {x.shape[1:]}, of client "
+                f"'{client}' {other.shape[1:]}: all must be of one shape"
+            )
+    names, codes = np.unique(np.concatenate([y for *_, y in pieces]), return_inverse=True)
+    if all(name.lstrip("-").isdigit() for name in names.tolist()):
+        order = np.argsort(names.astype(np.int64))
+        names, codes = names[order], np.argsort(order)[codes]
+    sizes = [len(y) for *_, y in pieces]
+    owners = np.repeat([client for client, *_ in pieces], sizes)
+    tests = np.repeat([test for _, test, *_ in pieces], sizes)
+    examples, notes = np.concatenate([piece[2] for piece in pieces]), tuple[str, ...]()
     kind = kind_of_array(x)
-    notes: tuple[str, ...] = ()
     if x.ndim == 4 and x.dtype.kind == "f":  # noqa: PLR2004  (n, c, h, w)
-        parts, notes = _as_bytes(parts)
+        examples, notes = _as_bytes(examples, owners)
     elif not kind and x.ndim == 2:  # noqa: PLR2004
         kind = TABLE
     if not kind:
         raise UserError(
             f"data: the kind of {_shape_of(x)} examples is unclear: give a fedhet.Data with `kind`"
         )
-    return Given(what, kind, parts, classes, notes=notes)
+    data = Data(
+        examples, codes, names.tolist(), kind, clients=owners.tolist() if first else None,
+        tests=tests if tests.any() else None,
+    )  # fmt: skip
+    return Given(what, kind, data, notes=notes)
 
 
 def _checked(who: str, x: Array, y: Array) -> Array:
@@ -295,37 +253,30 @@ def _checked(who: str, x: Array, y: Array) -> Array:
     return (y.astype(np.int64) if y.dtype.kind == "f" else y).astype(str)
 
 
-def _as_bytes(parts: Sequence[Part]) -> tuple[list[Part], tuple[str, ...]]:
-    """Return parts of float images as bytes, as images are stored, and a line that says so.
+def _as_bytes(images: Array, owners: Array) -> tuple[Array, tuple[str, ...]]:
+    """Return float images of ``owners`` as bytes, as images are stored, and a line that says so.
 
     All clients have one range: from 0 to 1 (ToTensor), from -1 to 1, or whole numbers to 255.
     """
-    lowest = min(parts, key=lambda part: part.examples.min())
-    highest = max(parts, key=lambda part: part.examples.max())
-    low, high = float(lowest.examples.min()), float(highest.examples.max())
+    flat = images.reshape(len(images), -1)
+    low, high = float(flat.min()), float(flat.max())
+    places = flat.min(axis=1).argmin(), flat.max(axis=1).argmax()
     from_, to = (
-        f"{value:g}" + (f" (client '{part.client}')" if part.client else "")
-        for value, part in ((low, lowest), (high, highest))
+        f"{value:g}" + f" (client '{owners[k]}')" * bool(owners[k])
+        for value, k in zip((low, high), places, strict=True)
     )
-    notes: tuple[str, ...] = ()
     if low >= -1 and high <= 1:
         shift, scale = (0.0, 255.0) if low >= 0 else (1.0, 127.5)
-        taken = f"{0 - shift:g} to 1"
-        notes = (f"data: float images from {from_} to {to} are taken as {taken}, stored as 8 bits",)
-    elif low >= 0 and high <= 255 and all(_is_whole(p.examples) for p in parts):  # noqa: PLR2004
-        shift, scale = 0.0, 1.0
+        line = f"are taken as {0 - shift:g} to 1, stored as 8 bits"
+        notes: tuple[str, ...] = (f"data: float images from {from_} to {to} {line}",)
+    elif low >= 0 and high <= 255 and (images == np.rint(images)).all():  # noqa: PLR2004
+        shift, scale, notes = 0.0, 1.0, ()
     else:
         raise UserError(
             f"data: float images go from {from_} to {to}, must be from 0 to 1, -1 to 1, or whole "
             "numbers to 255: leave out a Normalize, training does it"
         )
-    return [
-        replace(p, examples=np.rint((p.examples + shift) * scale).astype(np.uint8)) for p in parts
-    ], notes
-
-
-def _is_whole(numbers: Array) -> bool:
-    return bool((numbers == np.rint(numbers)).all())
+    return np.rint((images + shift) * scale).astype(np.uint8), notes
 
 
 def _shape_of(value: Any) -> str:

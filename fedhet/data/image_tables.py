@@ -1,31 +1,28 @@
 """Images that a table lists, by file names or as bytes: a CSV beside its photographs, Parquet."""
 
-import io
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from fedhet.data.describe import Unclear, describe
 from fedhet.data.formats import ROW_SUFFIXES, beside, find_files
 from fedhet.data.images import (
-    FORMATS,
     MAX_DEPTH,
     Decoded,
+    decode,
     decode_all,
-    decoded,
     files_below,
     image_stream,
     is_image,
-)
+)  # fmt: skip
 from fedhet.data.inputs import Inputs, Reading, Source, Stream, file_stats, listed
 from fedhet.data.keys import Keys, need
 from fedhet.data.rows import RowFile, open_rows
-from fedhet.errors import UserError, brief
+from fedhet.errors import UserError
 
 _SAMPLE = 200  # values by which a column is known to hold images
 
@@ -96,9 +93,8 @@ def _is_embedded(value: Any) -> bool:
 def _kinds(file: RowFile, names: _Names) -> dict[str, bool]:
     """Return the columns that hold images, by the first rows, and whether as bytes."""
     kinds: dict[str, bool] = {}
-    if (head := next(file.raw(file.columns), None)) is None:
-        return kinds
-    for column in file.columns:
+    head = next(file.raw(file.columns), None)
+    for column in file.columns if head is not None else ():
         values = [] if head[column].dtype.kind in "iufb" else head[column].dropna().head(_SAMPLE)
         if not len(values):
             continue
@@ -144,53 +140,45 @@ def images_of(
         reading = description.reading
     keys = Keys(reading, classes)
     texts = keys.columns(file)
-    chosen: list[str] = []
-    missing: list[str] = []
-    rows, count = set(), 0
+    chosen, missing, count = list[str](), list[str](), 0
     for part, frame in file.chunks(texts if embedded else [*texts, column], ()):
         files = np.arange(count, count + len(frame)).astype(str)
         if not embedded:
             files = np.array([index.one(cell) for cell in frame[column]], dtype=object)
             missing += frame[column][files == ""].tolist()
         there = files != ""
-        kept = np.flatnonzero(there)[keys.add(part, frame[there])]
-        rows |= {*(kept + count).tolist()}
-        chosen += files[kept].tolist()
+        chosen += files[there][keys.add(part, frame[there])].tolist()
         count += len(frame)
     left = {*texts, column, *reading.ignore, *file.index}
-    unused = [name for name in file.columns if name not in left]
-    others = [] if embedded else sorted({*index.files}.difference(chosen))
-    notes = [
-        f"images by column '{column}' (image)",
-        f"columns that are not read: {listed(unused)}" if unused else "", file.said,
-    ]  # fmt: skip
-    warnings = [
-        f"{len(names):,} {what}: {listed(names, 5)}"
-        for names, what in (
-            (missing, "rows name no image that is there"),
-            (others, "images are in no row that is used"),
-        )
-        if names
-    ]
-    content = replace(keys.content(image, warnings, notes), paths=tuple(chosen))
+    unused = listed([name for name in file.columns if name not in left])
+    said = f"columns that are not read: {unused}" if unused else ""
+    warnings = []
+    if missing:
+        line = f"{len(missing):,} rows name no image that is there: {listed(missing, 5)}"
+        warnings.append(line)
+    if others := [] if embedded else sorted({*index.files}.difference(chosen)):
+        line = f"{len(others):,} images are in no row that is used: {listed(others, 5)}"
+        warnings.append(line)
+    content = keys.content(
+        image, warnings, [f"images by column '{column}' (image)", said, file.said]
+    )
     if embedded:
-        pictures = _of_cells(file, column, rows, root, image)
+        pictures = _of_cells(file, column, {*map(int, chosen)}, root, image)
     else:
         pictures = decode_all(root, chosen, image.image_shape, scans=image.scan)
-    return (yield from image_stream(content, pictures))
+    return (yield from image_stream(replace(content, paths=tuple(chosen)), pictures))
 
 
 def _of_cells(
     file: RowFile, column: str, wanted: set[int], root: Path, image: Inputs
 ) -> Iterator[Decoded]:
-    """Yield the images in the cells of those rows; decoders raise nearly every exception."""
+    """Yield the images in the cells of those rows."""
+
+    def read(cell: Any) -> bytes:
+        struct = isinstance(cell, Mapping)
+        inner = cell.get("bytes") or root / cell["path"] if struct else cell
+        return inner if isinstance(inner, bytes) else Path(inner).read_bytes()
+
     cells = (value for frame in file.raw([column]) for value in frame[column])
     for cell in (value for row, value in enumerate(cells) if row in wanted):
-        try:
-            struct = isinstance(cell, Mapping)
-            inner = cell.get("bytes") or root / cell["path"] if struct else cell
-            source = io.BytesIO(inner) if isinstance(inner, bytes) else inner
-            with Image.open(source, formats=FORMATS) as picture:
-                yield decoded(picture, image.image_shape, scans=image.scan)
-        except Exception as error:
-            yield Decoded(None, reason=brief(error))
+        yield decode(partial(read, cell), image.image_shape, scans=image.scan)

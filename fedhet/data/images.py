@@ -5,7 +5,7 @@ import os
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -53,18 +53,10 @@ _ORIENTATION = 0x0112  # in EXIF
 
 @dataclass(frozen=True)
 class Decoded:
-    """An image as it is stored, and flags of what is said of it.
-
-    Without pixels it is a file that gave no image; ``reason`` is empty where it simply is none.
-    """
+    """An image as it is stored, and flags of what is said of it; no pixels: no readable image."""
 
     pixels: Pixels | None
     flags: int = 0
-    reason: str = ""
-
-    def name(self, path: str) -> str:
-        """Return the path, with the reason where there is one."""
-        return f"{path} ({self.reason})" if self.reason else path
 
 
 class ScanFound(Exception):
@@ -78,14 +70,18 @@ def losses(flags: Sequence[int], inputs: Inputs, bad: Sequence[str], most: int =
     """
     high, wide, _ = inputs.image_shape
     lost = {
-        f"images of other proportions were squashed to {wide} x {high}": SQUASHED,
-        "images of more than 8 bits a channel were cut to 8": SHORTENED | SCAN * (not inputs.scan),
+        SQUASHED: f"images of other proportions were squashed to {wide} x {high}",
+        SHORTENED | SCAN * (not inputs.scan): "images of more than 8 bits a channel were cut to 8",
     }
-    counts = {what: sum(bool(one & flag) for one in flags) for what, flag in lost.items()}
-    lines = [f"{count} {what}" for what, count in counts.items() if count]
+    lines = _counted(flags, lost)
     if bad:
         lines.append(f"ignored {len(bad)} files that are not readable images: {listed(bad, most)}")
     return lines
+
+
+def _counted(flags: Sequence[int], texts: Mapping[int, str]) -> list[str]:
+    counts = {text: sum(bool(one & flag) for one in flags) for flag, text in texts.items()}
+    return [f"{count} {text}" for text, count in counts.items() if count]
 
 
 def image_stream(
@@ -102,7 +98,7 @@ def image_stream(
     low, high = np.inf, -np.inf
     for index, image in enumerate(images):
         if image.pixels is None:
-            bad.append(image.name(about.paths[index]))
+            bad.append(about.paths[index])
             continue
         if image.flags & SCAN:
             if not inputs.scan:
@@ -126,21 +122,18 @@ def image_stream(
             top = 2.0 ** np.ceil(np.log2(high + 1)) - 1 if high > 1 else high
             factors = np.where(scan, 1.0, top / 255.0)
             notes.append(f"{(~scan).sum()} images of 8 bits are stretched to 0 to {top:g}")
-    for flag, text in _NOTES.items():
-        if count := np.count_nonzero(np.array(flags) & flag):
-            notes.append(f"{count} {text}")
     labels, classes = about.labels[kept], about.classes
     there = np.unique(labels)
     if not keep_empty and len(there) < len(classes):
-        gone = listed([name for label, name in enumerate(classes) if label not in there], 5)
-        warnings.insert(
-            0, f"dropped {len(classes) - len(there)} classes without a readable image: {gone}"
-        )
+        gone = [name for label, name in enumerate(classes) if label not in there]
+        line = f"dropped {len(gone)} classes without a readable image: {listed(gone, 5)}"
+        warnings.insert(0, line)
         classes, labels = tuple(classes[k] for k in there), np.searchsorted(there, labels)
     by_row = {name: getattr(about, name) for name in ("sites", "groups", "times", "tests")}
     return replace(
         about, labels=labels, classes=classes, paths=tuple(about.paths[k] for k in kept),
-        factors=factors, warnings=(*about.warnings, *warnings), notes=tuple(notes),
+        factors=factors, warnings=(*about.warnings, *warnings),
+        notes=(*notes, *_counted(flags, _NOTES)),
         **{name: rows[kept] if len(rows) else rows for name, rows in by_row.items()},
     )  # fmt: skip
 
@@ -159,17 +152,14 @@ def to_pixels(image: Image.Image, shape: Shape, *, scans: bool = False) -> Pixel
     ``scans``: float32 (h, w, 1) of its own values; an image of 8 bits becomes grey, 0 to 255.
     """
     high, wide, channels = shape
-    mode = "RGB" if channels == 3 else "L"
-    values = np.asarray(image) if is_scan(image) else None
-    if values is not None and not scans:
-        # Pillow's own conversion clips at 255, which turns scans white.
-        image = Image.fromarray((values.clip(0, 65535).astype(np.int32) >> 8).astype(np.uint8))
-    elif scans:
-        values = np.asarray(image.convert("L") if values is None else values, dtype=np.float32)
-        finite = values[np.isfinite(values)]
-        if finite.size < values.size:
-            values = np.nan_to_num(values, nan=finite.min())
-        image, mode = Image.fromarray(values), "F"
+    mode = "F" if scans else "RGB" if channels == 3 else "L"
+    if scans:
+        values = np.asarray(image if is_scan(image) else image.convert("L"), dtype=np.float32)
+        finite = np.isfinite(values)
+        image = Image.fromarray(np.where(finite, values, values[finite].min()))
+    elif is_scan(image):  # Pillow's own conversion clips at 255, which turns scans white
+        values = np.asarray(image).clip(0, 65535).astype(np.int32) >> 8
+        image = Image.fromarray(values.astype(np.uint8))
     if image.mode != mode:
         image = image.convert(mode)
     if image.size != (wide, high):
@@ -186,29 +176,20 @@ def decoded(image: Image.Image, shape: Shape, *, scans: bool = False) -> Decoded
     if exif and image.getexif().get(_ORIENTATION, 1) > 1:
         image, flags = ImageOps.exif_transpose(image), flags | TURNED
     if image.mode in _ALPHA or "transparency" in image.info:
-        image, see_through = _on_white(image)
-        flags |= CLEAR * see_through
+        rgba = image.convert("RGBA")
+        if rgba.getchannel("A").getextrema()[0] < 255:  # noqa: PLR2004
+            white = Image.new("RGBA", rgba.size, "white")
+            image, flags = Image.alpha_composite(white, rgba).convert("RGB"), flags | CLEAR
     off = image.width * shape[0] - image.height * shape[1]
     flags |= SQUASHED * (abs(off) >= image.height)
     return Decoded(to_pixels(image, shape, scans=scans), flags)
 
 
-def _on_white(image: Image.Image) -> tuple[Image.Image, bool]:
-    """Return an image with alpha on white, and whether any of it was transparent."""
-    rgba = image.convert("RGBA")
-    if rgba.getchannel("A").getextrema()[0] == 255:  # noqa: PLR2004
-        return image, False
-    white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
-    return Image.alpha_composite(white, rgba).convert("RGB"), True
-
-
-def _decode(read: Callable[[str], bytes], shape: Shape, name: str, *, scans: bool) -> Decoded:
-    """Return one image, or why there is none: decoders raise nearly every exception."""
+def decode(read: Callable[[], bytes], shape: Shape, *, scans: bool) -> Decoded:
+    """Return the image in the bytes of a file, if any: decoders raise nearly every exception."""
     try:
-        with Image.open(io.BytesIO(read(name)), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(read()), formats=FORMATS) as image:
             return decoded(image, shape, scans=scans)
-    except Image.DecompressionBombError:
-        return Decoded(None, reason="more pixels than Pillow reads")
     except Exception:
         return Decoded(None)
 
@@ -229,17 +210,17 @@ def open_zip(path: Path) -> zipfile.ZipFile:
 def decode_all(
     root: Path, names: Sequence[str], shape: Shape, *, scans: bool = False
 ) -> Iterator[Decoded]:
-    """Yield uint8 of that shape (with ``scans`` float32), or why there is none, per name.
+    """Yield the image of each name, uint8 of that shape (with ``scans`` float32).
 
     Names are below ``root``, a folder or a zip. Threads decode, so that it works in every process
     (a daemon may have no children): Pillow decodes and resizes without the interpreter's lock.
     """
     with nullcontext() if root.is_dir() else open_zip(root) as archive:
         read = archive.read if archive else lambda name: (root / name).read_bytes()
-        decode = partial(_decode, read, shape, scans=scans)
         with ThreadPoolExecutor(min(_MAX_WORKERS, cpus())) as pool:
             for start in range(0, len(names), _PIECE):  # memory stays bounded
-                yield from pool.map(decode, names[start : start + _PIECE])
+                reads = [partial(read, name) for name in names[start : start + _PIECE]]
+                yield from pool.map(partial(decode, shape=shape, scans=scans), reads)
 
 
 # --- folders ----------------------------------------------------------------
@@ -299,26 +280,24 @@ def groups_of(paths: Sequence[str], pattern: str) -> npt.NDArray[np.int32]:
             f"group: '{pattern}' does not match {len(other)} of {len(paths)} images: "
             f"{listed(other, 3)}"
         )
-    names = [
-        f"{match.groupdict().get('folder', '')}/{match['group']}" for match in matches if match
-    ]
+    names = ["/".join(match.groupdict().values()) for match in matches if match]
     return np.unique(names, return_inverse=True)[1].astype(np.int32)
 
 
 def _alike(paths: Sequence[str]) -> tuple[npt.NDArray[np.int32], str]:
     """Return codes of images whose names differ in their suffix alone, and the pattern; or none."""
-    endings, names = {Path(path).suffix for path in paths}, [Path(path).stem for path in paths]
-    pattern = "{group}{suffix}" + (min(endings) if len(endings) == 1 else ".*")
-    if len(set(names)) < len(names):  # every folder counts from one
-        pattern = "{folder}/" + pattern
+    files = [PurePosixPath(path) for path in paths]
+    endings, names = {file.suffix for file in files}, [file.stem for file in files]
+    # Where a name occurs twice, every folder counts from one.
+    pattern = "{folder}/" * (len({*names}) < len(names)) + "{group}{suffix}"
+    pattern += min(endings) if len(endings) == 1 else ".*"
     if len(endings) > 1 and any("." in name for name in names):
         return np.zeros(0, np.int32), ""
     groups = groups_of(paths, pattern)
     sizes = np.bincount(groups)
     few = len(sizes) < _FEWEST or sizes.mean() > _LARGEST
-    if few or sizes[sizes > 1].sum() < _SHARE * len(paths):
-        return groups[:0], ""
-    return groups, pattern
+    few = few or sizes[sizes > 1].sum() < _SHARE * len(paths)
+    return (groups[:0], "") if few else (groups, pattern)
 
 
 def _folder_stream(
@@ -331,29 +310,28 @@ def _folder_stream(
         raise UserError(
             f"data-path {path}: folder {other[0]!r} is not one of the classes ({listed(names)})"
         )
-    labels, order = zip(
-        *sorted((label_of[name.split("/")[tree.level]], name) for name in tree.images), strict=True
-    )
-    about = Content(image, np.array(labels, dtype=np.int64), names, paths=order)
+    pairs = sorted((label_of[name.split("/")[tree.level]], name) for name in tree.images)
+    labels, order = zip(*pairs, strict=True)
+    notes: list[str] = []
+    groups, pattern = (groups_of(order, group), group) if group else _alike(order)
+    about = Content(
+        image, np.array(labels, dtype=np.int64), names, paths=order, groups=groups,
+        group_by=pattern, grouped=bool(group),
+    )  # fmt: skip
     if tree.level:
         found, owners = np.unique([name.split("/")[0] for name in order], return_inverse=True)
         sites = found.tolist()
-        about = replace(
-            about, sites=owners.astype(np.int32), site_names=safe_ids(sites),
-            notes=(f"{len(sites)} sites by folder: {listed(sites)}; partition=natural makes each a "
-                   "client", *listed_ids(sites)),
-        )  # fmt: skip
-    if group:
-        groups = groups_of(order, group)
-        line = f"{groups.max(initial=-1) + 1:,} groups by {group}"
-        about = replace(
-            about, groups=groups, group_by=group, grouped=True, notes=(*about.notes, line)
+        about = replace(about, sites=owners.astype(np.int32), site_names=safe_ids(sites))
+        line = (
+            f"{len(sites)} sites by folder: {listed(sites)}; partition=natural makes each a client"
         )
-    else:
-        groups, group = _alike(order)
-        about = replace(about, groups=groups, group_by=group)
-    full = [tree.prefix + name for name in order]
-    images = decode_all(path, full, image.image_shape, scans=image.scan)
+        notes += [line, *listed_ids(sites)]
+    if group:
+        notes.append(f"{groups.max(initial=-1) + 1:,} groups by {group}")
+    images = decode_all(
+        path, [tree.prefix + name for name in order], image.image_shape, scans=image.scan
+    )
+    about = replace(about, notes=tuple(notes))
     return image_stream(about, images, ignored=tree.ignored, keep_empty=bool(classes))
 
 
@@ -370,10 +348,10 @@ def _other_level(root: Path, others: Sequence[str], here: int) -> str:
     best = max(above, key=lambda f: (above[f], f.name.lower().startswith("train"), str(f)))
     example = min(folder for folder in deep if folder.parent == best)
     deeper = len(example.parts) - 1
-    level = "one level" if deeper == 1 else f"{deeper} levels"
-    rest = f", and {here} images where they should be" if here else ""
+    rest = f", and {here} images where they should be" * (here > 0)
     place = root / best if root.is_dir() else f"FOLDER/{best} of the unpacked zip"
-    return f"{len(deep)} images lie {level} deeper, as in {example}{rest}: give data-path={place}"
+    levels = "one level" if deeper == 1 else f"{deeper} levels"
+    return f"{len(deep)} images lie {levels} deeper, as in {example}{rest}: give data-path={place}"
 
 
 def _is_hidden(name: str) -> bool:
@@ -392,10 +370,10 @@ def _scan(root: Path) -> _Tree:
         names = list(files_below(root, "data-path", MAX_DEPTH))
     else:
         with open_zip(root) as archive:
-            names = [
-                name for name in dict.fromkeys(archive.namelist())
-                if name[-1:] not in ("", "/") and not any(map(_is_hidden, name.split("/")))
-            ]  # fmt: skip
+            entries = dict.fromkeys(
+                name for name in archive.namelist() if name[-1:] not in ("", "/")
+            )
+        names = [name for name in entries if not any(map(_is_hidden, name.split("/")))]
         parts = [name.split("/") for name in names if is_image(name)]
         if len({one[0] for one in parts}) == 1 and all(len(one) > 2 for one in parts):  # noqa: PLR2004
             prefix = f"{parts[0][0]}/"  # of a zip of one folder
@@ -404,18 +382,17 @@ def _scan(root: Path) -> _Tree:
     ignored = [name.removeprefix(prefix) for name in names if not is_image(name)]
     level = int(_are_by_site(images))
     classes = {name.split("/")[level] for name in (images if level else inner) if "/" in name}
-    if not level:
-        others = [name for name in images if name.count("/") != 1]
-        images = [name for name in images if name.count("/") == 1]
-        if others and len(others) >= len(images):
-            raise UserError(f"data-path {root}: {_other_level(root, others, len(images))}")
-        if not images:
-            raise UserError(
-                f"data-path {root}: no images found; expected <class>/<image>, one folder for "
-                "each class, with file names that end in " + " ".join(sorted(SUFFIXES))
-            )
-        ignored += others
-    return _Tree(tuple(images), tuple(sorted(classes)), tuple(sorted(ignored)), prefix, level)
+    others = [] if level else [name for name in images if name.count("/") != 1]
+    images = sorted({*images}.difference(others))
+    if others and len(others) >= len(images):
+        raise UserError(f"data-path {root}: {_other_level(root, others, len(images))}")
+    if not images:
+        raise UserError(
+            f"data-path {root}: no images found; expected <class>/<image>, one folder for each "
+            "class, with file names that end in " + " ".join(sorted(SUFFIXES))
+        )
+    ignored = sorted(ignored + others)
+    return _Tree(tuple(images), tuple(sorted(classes)), tuple(ignored), prefix, level)
 
 
 def _are_by_site(images: Sequence[str]) -> bool:

@@ -225,7 +225,7 @@ class _Source:
             paths, decode_all(Path(), [*paths], self.inputs.image_shape, scans=scans), strict=True
         )
         while some := list(islice(images, EVALUATION_BATCH)):
-            self._unreadable += [one.name(path) for path, one in some if one.pixels is None]
+            self._unreadable += [path for path, one in some if one.pixels is None]
             good, pixels = list[str](), list[Examples]()
             for path, one in some:
                 if one.pixels is not None:

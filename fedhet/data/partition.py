@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import signature
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,7 @@ def _split_groups(
     """Return the part (n,) of every row; groups of a class are split as rows of one are."""
     codes, counts = _group_counts(labels, groups)
     of_class = (counts > 0).sum(axis=0)
-    mean = counts.sum(axis=0) / np.maximum(1, of_class)
-    needs = split_counts(of_class, split).T * mean
+    needs = split_counts(of_class, split).T * counts.sum(axis=0) / np.maximum(1, of_class)
     return _deal(rng, counts, needs)[codes]
 
 
@@ -190,12 +190,9 @@ def read_partition_file(
             continue
         raise UserError(f"partition-file {file} line {line}: {what}")
     _check_count(clients, len(held), f"partition-file {file} has {len(held)}")
-    for client, parts in held.items():
-        if not parts["train"]:
-            raise UserError(f"partition-file {file}: client {client!r} has no train image")
-    ids = sorted(held)
-    if all(map(str.isdigit, ids)):
-        ids.sort(key=int)
+    if idle := [client for client, parts in held.items() if not parts["train"]]:
+        raise UserError(f"partition-file {file}: client {idle[0]!r} has no train image")
+    ids = sorted(held, key=int if all(map(str.isdigit, held)) else str)
     return tuple(ids), tuple(
         ClientSplit(*(np.array(sorted(held[c][name]), dtype=np.int64) for name in SPLITS))
         for c in ids
@@ -226,9 +223,9 @@ def _file_rows(file: str) -> list[tuple[int, list[str]]]:
     what = "" if rows else "the file has no line"
     if header not in (HEADER, [*HEADER, "group"]):
         what = f"line 1: header {','.join(header)!r} must be {','.join(HEADER)!r} [,group]"
-    for line, row in rows:
-        if not what and len(row) != len(header):
-            what = f"line {line}: {len(row)} fields in {','.join(row)!r}, expected {len(header)}"
+    elif other := [(line, row) for line, row in rows if len(row) != len(header)]:
+        line, row = other[0]
+        what = f"line {line}: {len(row)} fields in {','.join(row)!r}, expected {len(header)}"
     if what:
         raise UserError(f"partition-file {file}: {what}")
     return rows
@@ -261,13 +258,12 @@ def classes_per_client(rng: np.random.Generator, data: Content, config: RunConfi
     for name, size, takers in zip(data.classes, sizes, owners, strict=True):
         shares = rng.uniform(0.4, 0.6, len(takers))
         images = np.floor(size * shares / shares.sum()).astype(np.int64)
-        if len(takers):
-            images[: size - images.sum()] += 1
-            if images.min() < 1:
-                raise UserError(
-                    f"class {name!r} has {size} images, too few for the {len(takers)} clients that "
-                    "share it: fewer clients or classes-per-client, or more images"
-                )
+        images[: size - images.sum()] += 1
+        if len(takers) and images.min() < 1:
+            raise UserError(
+                f"class {name!r} has {size} images, too few for the {len(takers)} clients that "
+                "share it: fewer clients or classes-per-client, or more images"
+            )
         counts.append(images)
     return _hand_out(rng, data, owners, counts)
 
@@ -361,9 +357,9 @@ class Partition:
     ids: tuple[str, ...]
     warnings: tuple[str, ...]
 
-    def counts(self, labels: Indices, num_classes: int) -> Indices:
-        """Return int64 (N, C): images of each class on each client, all splits together."""
-        own = (labels[np.concatenate([c.train, c.val, c.test])] for c in self.clients)
+    def counts(self, labels: Indices, num_classes: int, parts: Sequence[str] = SPLITS) -> Indices:
+        """Return int64 (N, C): images of each class on each client, in ``parts`` together."""
+        own = (labels[np.concatenate([getattr(c, part) for part in parts])] for c in self.clients)
         rows = [np.bincount(one, minlength=num_classes) for one in own]
         return np.array(rows, dtype=np.int64).reshape(len(rows), num_classes)
 
@@ -412,18 +408,16 @@ def _owners(data: Content, config: RunConfig) -> tuple[Indices, int]:
     )  # fmt: skip
     if kind.startswith(PREFIX):
         return _flower_owner(data, config)
-    if clients < 1:
-        raise UserError(f"clients 0 is not allowed with partition {kind} (>= 1)")
-    if kind == "classes-per-client" and config.classes_per_client > most:
-        raise UserError(
-            f"classes-per-client {config.classes_per_client} is not allowed: the data set has "
-            f"{most} classes (1..{most})"
-        )
-    if kind != "classes-per-client" and total < clients * MIN_CLIENT_IMAGES:
-        raise UserError(
-            f"clients {clients}: {total} examples cannot give every client {MIN_CLIENT_IMAGES}; "
-            "use fewer clients"
-        )
+    by_class = kind == "classes-per-client"
+    for what, wrong in {
+        f"clients 0 is not allowed with partition {kind} (>= 1)": clients < 1,
+        f"classes-per-client {config.classes_per_client} is not allowed: the data set has {most} "
+        f"classes (1..{most})": by_class and config.classes_per_client > most,
+        f"clients {clients}: {total} examples cannot give every client {MIN_CLIENT_IMAGES}; use "
+        "fewer clients": not by_class and total < clients * MIN_CLIENT_IMAGES,
+    }.items():
+        if wrong:
+            raise UserError(what)
     return _DRAWS[kind](generator(config.data_seed, "partition"), data, config), clients
 
 
@@ -461,12 +455,12 @@ def _natural(
     data: Content, config: RunConfig
 ) -> tuple[tuple[str, ...], tuple[ClientSplit, ...], list[str]]:
     """Return clients as the data names them, without those that cannot be trained and tested."""
-    if not data.site_names:
+    names, what = data.site_names, noun(config.dataset)
+    if not names:
         raise UserError(
             "partition natural needs the client of each example: name its column with `site`, or "
             "return `clients` in a fedhet.Data"
         )
-    names, what = data.site_names, noun(config.dataset)
     splits = dict(zip(names, _splits(data, config, names, data.sites), strict=True))
     order = sorted(names, key=client_order)
     ids = tuple(n for n in order if len(splits[n].train) and len(splits[n].test))
@@ -474,8 +468,8 @@ def _natural(
         raise UserError(f"partition natural: no client has enough {what} to train and to test")
     who = f"the data names {len(ids)} clients that can be trained and tested"
     _check_count(config.clients, len(ids), who)
-    held = np.bincount(data.sites, minlength=len(names))
-    small = [f"{n} ({held[names.index(n)]})" for n in order if n not in ids]
+    held = dict(zip(names, np.bincount(data.sites, minlength=len(names)), strict=True))
+    small = [f"{n} ({held[n]})" for n in order if n not in ids]
     left = f"{len(small)} clients are left out, with too few {what} to train and to test: "
     return ids, tuple(splits[n] for n in ids), [left + listed(small, _NAMED)] if small else []
 
@@ -497,8 +491,7 @@ def about_classes(data: Content, what: str) -> list[str]:
         f"labels={{{same[0]}: [{', '.join(same)}], ...}} joins them"
         for same in alike(data.classes)
     ]
-    alone = [data.classes[label] for label in np.flatnonzero(sizes == 1)]
-    if alone:
+    if alone := [data.classes[label] for label in np.flatnonzero(sizes == 1)]:
         lines.append(
             f"{len(alone)} classes have one {what.removesuffix('s')}, which cannot be trained on "
             f"and tested: {listed(alone, _NAMED)}; labels can put classes together"
@@ -511,17 +504,15 @@ def _coded_by_site(data: Content) -> Iterator[str]:
     if len(data.site_names) < 2 or not 3 <= len(data.classes) <= CODED:
         return
     names = np.array(data.classes)
-    held = [frozenset(names[np.unique(data.labels[data.sites == k])])
-            for k in range(len(data.site_names))]  # fmt: skip
-    pairs = ((a, b) for a in held for b in held if min(len(a), len(b)) > 1 and a - b and b - a)
-    if pair := next(pairs, None):
-        both = (
-            f"{data.site_names[held.index(one)]} has {', '.join(sorted(one))}" for one in pair
-        )  # fmt: skip
-        yield (
-            f"sites do not have the same classes ({'; '.join(both)}): if these mean the same, join "
-            "them with labels={NAME: [VALUE, VALUE], ...}"
-        )
+    held = [{*names[data.labels[data.sites == k]]} for k in range(len(data.site_names))]
+    for (one, a), (two, b) in combinations(zip(data.site_names, held, strict=True), 2):
+        if min(len(a), len(b)) > 1 and a - b and b - a:
+            both = "; ".join(f"{n} has {', '.join(sorted(c))}" for n, c in ((one, a), (two, b)))
+            yield (
+                f"sites do not have the same classes ({both}): if these mean the same, join them "
+                "with labels={NAME: [VALUE, VALUE], ...}"
+            )
+            return
 
 
 def _about_groups(
@@ -540,20 +531,20 @@ def _about_groups(
         yield f"the test figures rest on {number} groups by {by}: several seeds say more"
     if not seen:
         return
-    figure = f"{seen:,} of {len(tested):,} test {what} have their {by} in train"
+    count = f"{seen:,} of {len(tested):,} test {what}"
+    figure = f"{count} have their {by} in train"
+    keeps = f"keeps all {what} of one in one split"
     if "{" in by and not data.grouped:
-        yield (
-            f"{seen:,} of {len(tested):,} test {what} share their stem with a train image, and may "
-            f"be of one person or scan: group='{by}' keeps all {what} of one in one split"
-        )
+        share = "share their stem with a train image, and may be of one person or scan"
+        yield f"{count} {share}: group='{by}' {keeps}"
     elif not data.grouped:
-        yield f"{figure}: group={by} keeps all {what} of one in one split"
+        yield f"{figure}: group={by} {keeps}"
     elif by == RECORDING and config.partition != "file":
         yield f"{figure}: some class of theirs has fewer than 3 recordings, and was cut by time"
     elif config.partition == "natural":
         pairs = np.unique(np.stack([data.groups, data.sites]), axis=1)[0]
-        number = int((np.unique(pairs, return_counts=True)[1] > 1).sum())
-        yield f"{number:,} groups by {by} lie in two sites or more: {figure} of another site"
+        several = int((np.unique(pairs, return_counts=True)[1] > 1).sum())
+        yield f"{several:,} groups by {by} lie in two sites or more: {figure} of another site"
     elif config.group:
         raise UserError(f"partition-file {config.partition_file}: {figure}, which group forbids")
     else:
@@ -562,38 +553,39 @@ def _about_groups(
 
 def _about_clients(partition: Partition, data: Content, config: RunConfig) -> Iterator[str]:
     """Yield lines about classes and clients that will not do what the user may expect."""
-    what, total, names = noun(config.dataset), len(data.labels), np.array(data.classes)
-    ids, held = np.array(partition.ids), partition.counts(data.labels, len(names))
-    tested = np.array(
-        [np.bincount(data.labels[c.test], minlength=len(names)) for c in partition.clients]
+    what, names, ids = noun(config.dataset), np.array(data.classes), np.array(partition.ids)
+    held, tested = (
+        partition.counts(data.labels, len(names), parts) for parts in (SPLITS, ["test"])
     )
     owners = (held > 0).sum(axis=0)
     unowned = names[(owners == 0) & (_sizes(data) > 0)]
-    one = ids[(held > 0).sum(axis=1) == 1]
     for which, text in (
         (unowned, "classes have no owner and are dropped"),
         (
             names[(owners == 1) & (len(ids) > 1)],
             "classes occur at only one client, so nothing is averaged for them",
         ),
-        (one, "clients have one class, so balanced accuracy and AUROC are not defined for them"),
+        (
+            ids[(held > 0).sum(axis=1) == 1],
+            "clients have one class, so balanced accuracy and AUROC are not defined for them",
+        ),
         (ids[tested.sum(axis=1) == 0], f"clients have no test {what.removesuffix('s')}"),
     ):
         if len(which):
             yield f"{len(which)} {text}: {listed(which.tolist(), _NAMED)}"
-    unused = total - int(held.sum())
+    unused = len(data.labels) - int(held.sum())
     if unused and not len(unowned):
-        yield f"{unused} of {total} {what} belong to no client"
+        yield f"{unused} of {len(data.labels)} {what} belong to no client"
     few = [
         f"client {ids[k]} has {tested[k, label]} of '{names[label]}'"
         for k, label in np.argwhere((held > 0) & (tested < _TESTED))
     ]
     if few and config.metric != "accuracy":
         larger = config.split[2] < _TEST_SHARE * sum(config.split)
-        more = 'a larger test set (split="6:1:3") and several' if larger else "several"
+        more = 'a larger test set (split="6:1:3") and ' * larger
         yield (
-            f"few test {what} of a class: {listed(few, _NAMED)}: such metrics are chance; {more} "
-            "seeds say more"
+            f"few test {what} of a class: {listed(few, _NAMED)}: such metrics are chance; {more}"
+            "several seeds say more"
         )
 
 
@@ -631,10 +623,12 @@ def _flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
     _check_count(config.clients, found, f"'{kind}' makes {found}")
     sizes = [len(mine) for mine in held]
     owner[np.concatenate(held)] = np.repeat(np.arange(found), sizes)
-    several = sum(sizes) != (owner >= 0).sum()
-    if several or 0 in sizes:
-        what = "gives some examples to several" if several else "leaves some without examples"
-        raise UserError(f"partition: '{kind}' {what} clients: use fewer clients")
+    for what, wrong in (
+        ("gives some examples to several", sum(sizes) != (owner >= 0).sum()),
+        ("leaves some without examples", 0 in sizes),
+    ):
+        if wrong:
+            raise UserError(f"partition: '{kind}' {what} clients: use fewer clients")
     return owner, found
 
 

@@ -19,8 +19,7 @@ from fedhet.clients.base import Needs
 from fedhet.protocol.payload import Array
 from fedhet.rng import generator
 from fedhet.strategies.fedapen import FedAPENParams
-from fedhet.training.loop import Phase, kl
-from fedhet.training.steps import schedule
+from fedhet.training.loop import Phase, kl, schedule
 
 
 class Ensemble(nn.Module):

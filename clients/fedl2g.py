@@ -21,8 +21,7 @@ from fedhet.models import SplitModel
 from fedhet.protocol.payload import ClassVectors, Payload
 from fedhet.rng import generator
 from fedhet.strategies.fedl2g import LARGEST, FedL2GParams, width_of
-from fedhet.training.loop import Phase, batches
-from fedhet.training.steps import schedule
+from fedhet.training.loop import Phase, batches, schedule
 
 Batch = tuple[Tensor, Tensor]
 Answer = Callable[[Mapping[str, Tensor], Tensor], tuple[Tensor, Tensor]]

@@ -18,8 +18,7 @@ from fedhet.strategies.aggregator import MEAN, Rule
 from fedhet.strategies.averaging import ClassSums, sum_by_class
 from fedhet.strategies.base import MethodStrategy, Reference, Upload
 from fedhet.sums.contribution import Own
-from fedhet.training.loop import batches
-from fedhet.training.steps import SGD, Optimiser
+from fedhet.training.loop import SGD, batches
 
 log = logging.getLogger("fedhet")
 MOST_EPOCHS = 10_000  # of the keys `server-epochs`
@@ -162,10 +161,7 @@ def shuffled(count: int, size: int, epochs: int, generator: torch.Generator) -> 
 
 
 def train_on_server(
-    module: nn.Module,
-    optimiser: Optimiser,
-    loss: Callable[[Tensor], Tensor],
-    steps: Iterable[Tensor],
+    module: nn.Module, optimiser: SGD, loss: Callable[[Tensor], Tensor], steps: Iterable[Tensor]
 ) -> dict[str, float]:
     """Make one step on ``loss(batch)`` for every batch of ``steps``; return numbers.
 

@@ -44,7 +44,7 @@ from fedhet.strategies.class_vectors import (
     state_arrays,
     train_on_server,
 )
-from fedhet.training.steps import Adam
+from fedhet.training.loop import Adam
 
 PREFIX, MOMENTS = "generator.", "adam."  # of the names of G's arrays in a checkpoint, and of Adam's
 

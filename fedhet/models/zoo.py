@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import MethodType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,7 @@ _TORCHVISION: dict[str, dict[str, Any]] = {
     "googlenet": {"aux_logits": False, "init_weights": False},
     "inception_v3": {"aux_logits": False, "init_weights": True},
 }
+T = TypeVar("T")
 _RGB = Inputs.image(32)
 EXAMPLES = {  # what a model is built for where no data set is named
     IMAGE: _RGB,
@@ -105,44 +106,50 @@ def check_model(model: object, name: str, classes: int, d: int, inputs: Inputs) 
     ``(2, d)`` float32, and ``head``, a ``nn.Linear(d, C)`` with bias; ``forward``, if it has one,
     equals ``head(features(x))``.
     """
-    where, shape = f"model {name!r}", ", ".join(map(str, inputs.shape))
-    head, wanted = getattr(model, "head", None), f"Linear({d}, {classes})"
-    actual = type(head).__name__
+    where, head, actual = f"model {name!r}", getattr(model, "head", None), ""
     if isinstance(head, nn.Linear):
-        without = " without bias" if cast("Tensor | None", head.bias) is None else ""
+        without = " without bias" * (cast("Tensor | None", head.bias) is None)
         actual = f"Linear({head.in_features}, {head.out_features}){without}"
-    if not isinstance(model, nn.Module):
-        raise UserError(f"{where}: got a {type(model).__name__}, must be a torch.nn.Module")
+    wanted, shape = f"Linear({d}, {classes})", ", ".join(map(str, inputs.shape))
     for good, what in (
-        (model.training, "is in evaluation mode: leave out .eval(), and freeze what stays"),
+        (isinstance(model, nn.Module), f"got a {type(model).__name__}, must be a torch.nn.Module"),
+        (
+            getattr(model, "training", False),
+            "is in evaluation mode: leave out .eval(), and freeze what stays",
+        ),
         (
             callable(getattr(model, "features", None)),
             f"has no features(x); required: (B, {shape}) -> (B, {d})",
         ),
-        (actual == wanted, f"head is {actual}, must be {wanted} with bias"),
+        (actual == wanted, f"head is {actual or type(head).__name__}, must be {wanted} with bias"),
     ):
         if not good:
             raise UserError(f"{where}: {what}")
-    split = cast(SplitModel, model)
-    try:
-        with untouched(split):
-            x = torch.from_numpy(inputs.blank(2)).to(split.head.weight.device)
-            h: Any = split.features(x)
-            answer = _form(h) if isinstance(h, Tensor) else type(h).__name__
-            fits = answer == f"float32 of shape {(2, d)}"
-            logits = split.head(h) if fits else None
-            full: Any = split(x) if fits and _has_forward(split) else logits
-    except (Exception, SystemExit) as error:
-        raise UserError(
-            f"{where}: a forward of two {_sized(inputs)} fails: {brief(error)}"
-        ) from error
-    if logits is None:
-        raise UserError(
-            f"{where}: features(x) of 2 examples is {answer}, must be float32 of shape {(2, d)}"
-        )
+    split, fits = cast(SplitModel, model), f"float32 of shape {(2, d)}"
+
+    def forwards(x: Tensor) -> tuple[str, Any, Any]:
+        h: Any = split.features(x)
+        answer = _form(h) if isinstance(h, Tensor) else type(h).__name__
+        logits = split.head(h) if answer == fits else None
+        return answer, logits, split(x) if answer == fits and _has_forward(split) else logits
+
+    answer, logits, full = _of_two(split, name, inputs, forwards)
+    if answer != fits:
+        raise UserError(f"{where}: features(x) of 2 examples is {answer}, must be {fits}")
     same = isinstance(full, Tensor) and full.shape == logits.shape
     if not same or not torch.allclose(full, logits, rtol=1e-3, atol=1e-4, equal_nan=True):
         raise UserError(f"{where}: forward(x) must equal head(features(x)), and does not")
+
+
+def _of_two(model: nn.Module, name: str, inputs: Inputs, forward: Callable[[Tensor], T]) -> T:
+    """Return what ``forward`` makes of two zero examples; UserError if it fails."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    try:
+        with untouched(model):
+            return forward(torch.from_numpy(inputs.blank(2)).to(device))
+    except (Exception, SystemExit) as error:
+        what = f"a forward of two {_sized(inputs)} fails: {brief(error)}{place(error)}"
+        raise UserError(f"model {name!r}: {what}") from error
 
 
 def _torchvision(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
@@ -279,12 +286,7 @@ def _last_linear(model: nn.Module, name: str, inputs: Inputs) -> tuple[nn.Module
     given: list[Tensor] = []
     hook = last.register_forward_hook(lambda _, __, out: given.append(out))
     try:
-        with untouched(model):
-            answer = model(torch.from_numpy(inputs.blank(2)).to(last.weight.device))
-    except (Exception, SystemExit) as error:
-        raise UserError(
-            f"model {name!r}: a forward of two {_sized(inputs)} fails: {brief(error)}{place(error)}"
-        ) from error
+        answer: Any = _of_two(model, name, inputs, model)
     finally:
         hook.remove()
     logits = len(given) == 1 and isinstance(answer, Tensor) and torch.equal(answer, given[0])
@@ -314,19 +316,17 @@ def _what_it_takes(
     try:
         taken = inspect.signature(factory).parameters
     except (TypeError, ValueError):  # it has no signature
-        return {"classes": classes, "d": d, "inputs": inputs}
-    names, by_side = set(taken), "image_size" in taken and "inputs" not in taken
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()):
-        names |= {"classes", "d"} if by_side else {"classes", "d", "inputs"}
-    square = Inputs.image(inputs.shape[-1])
-    if by_side and replace(inputs, standardised=False) != square:
+        taken = inspect.signature(lambda classes, d, inputs: None).parameters
+    by_side = "image_size" in taken and "inputs" not in taken
+    if by_side and replace(inputs, standardised=False) != Inputs.image(inputs.shape[-1]):
         raise UserError(
             f"model {name!r}: its factory takes image_size, and this run's examples are "
             f"{PLURAL[inputs.kind]} of shape {inputs.shape}: let it take `inputs` instead"
         )
-    ours = {"classes": classes, "num_classes": classes, "d": d, "inputs": inputs}
-    ours |= {"image_size": inputs.shape[-1]} if by_side else {}
-    return {key: value for key, value in ours.items() if key in names}
+    ours = {"classes": classes, "num_classes": classes, "d": d}
+    ours |= {"image_size": inputs.shape[-1]} if by_side else {"inputs": inputs}
+    every = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
+    return {k: v for k, v in ours.items() if k in taken or (every and k != "num_classes")}
 
 
 # --- weights from a file ----------------------------------------------------------------------
@@ -366,13 +366,12 @@ def load_weights(model: SplitModel, name: str, file: str) -> None:
             f"{where}: the file {what}; it has {len(own)} tensors, the model {len(wanted)}"
         )
     for key, tensor in own.items():
-        if (tensor.shape, tensor.dtype) != (wanted[key].shape, wanted[key].dtype):
-            other = "; if the classes differ, remove the head from the file" * (key in _HEAD)
-            raise UserError(
-                f"{where}: {key!r} is {_form(tensor)}, must be {_form(wanted[key])}{other}"
-            )
-        if not torch.isfinite(tensor).all():
-            raise UserError(f"{where}: {key!r} holds NaN or infinity")
+        what = "" if torch.isfinite(tensor).all() else "holds NaN or infinity"
+        if _form(tensor) != _form(wanted[key]):
+            what = f"is {_form(tensor)}, must be {_form(wanted[key])}"
+            what += "; if the classes differ, remove the head from the file" * (key in _HEAD)
+        if what:
+            raise UserError(f"{where}: {key!r} {what}")
     target.load_state_dict({**wanted, **own})
     if isinstance(model, Backbone) and target is model.network:
         model.normalise_as_usual()

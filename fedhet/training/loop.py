@@ -1,10 +1,12 @@
-"""The one training loop and the one evaluation loop.
+"""The one training loop with its step and optimisers, and the one evaluation loop.
 
 Examples stay on the device as they are stored, images as uint8; a batch is an index and its
 preparation, without a data loader. The host waits for the device once per epoch at most, never per
 batch.
 """
 
+import logging
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,17 +17,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
 
 from fedhet.config.schema import RunConfig
 from fedhet.data.preparation import normalise
 from fedhet.errors import UserError
 from fedhet.models import training_flops
 from fedhet.rng import torch_seeded
-from fedhet.training.steps import WORTH_IT, EagerStep, GraphStep, make_optimiser
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 EVALUATION_BATCH = 512
+log = logging.getLogger("fedhet")
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -207,6 +211,160 @@ def set_trainable(modules: Sequence[nn.Module], phase: Phase, fixed: Fixed) -> N
         parameter.requires_grad = False
 
 
+# --- optimisers and steps ----------------------------------------------------------------
+
+Groups = Sequence[tuple[Sequence[Tensor], float]]  # parameters with their learning rate
+WARM_UP = 3  # eager steps before a capture: optimiser state and workspaces exist by then
+WORTH_IT = 20  # fewer steps than this do not pay for a capture
+
+
+class SGD:
+    """Fused SGD with momentum, whose first value is the gradient, and weight decay as L2.
+
+    A fresh one per phase, with a rate for each group: momentum never outlives the round nor crosses
+    clients. The classes of ``torch.optim`` run the same kernels as its functional forms here, and
+    import torch's compiler for their decorators: a second of CPU in every process that trains.
+    """
+
+    def __init__(self, groups: Groups, weight_decay: float = 0.0, momentum: float = 0.0) -> None:
+        self.groups, self.weight_decay, self.momentum = groups, weight_decay, momentum
+        self.buffers: dict[Tensor, Tensor] = {}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move every parameter that has a gradient."""
+        for parameters, lr in self.groups:
+            moved = [p for p in parameters if p.grad is not None]
+            if moved:
+                self.move(moved, [p.grad for p in moved if p.grad is not None], lr)
+
+    def move(self, parameters: list[Tensor], gradients: list[Tensor], lr: float) -> None:
+        """One step of one group: v = momentum v + g; p = p - lr v."""
+        for parameter in parameters if self.momentum else ():
+            if parameter not in self.buffers:
+                self.buffers[parameter] = torch.zeros_like(parameter)
+        sgd(
+            parameters, gradients, [self.buffers.get(p) for p in parameters], fused=True,
+            weight_decay=self.weight_decay, momentum=self.momentum, lr=lr, dampening=0.0,
+            nesterov=False, maximize=False,
+        )  # fmt: skip
+
+    def clear(self) -> None:
+        """Drop all gradients."""
+        for parameters, _ in self.groups:
+            for parameter in parameters:
+                parameter.grad = None
+
+
+class Adam(SGD):
+    """Fused Adam as torch defines it: betas 0.9 and 0.999, eps 1e-8, weight decay as L2."""
+
+    def __init__(self, groups: Groups, weight_decay: float = 0.0) -> None:
+        super().__init__(groups, weight_decay)
+        self.moments: dict[Tensor, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def move(self, parameters: list[Tensor], gradients: list[Tensor], lr: float) -> None:
+        """One step by first and second moments, both corrected for their start at 0."""
+        first, second, counts = map(list, zip(*map(self.of, parameters), strict=True))
+        adam(
+            parameters, gradients, first, second, [], counts, fused=True, amsgrad=False,
+            beta1=0.9, beta2=0.999, lr=lr, weight_decay=self.weight_decay, eps=1e-8,
+            maximize=False,
+        )  # fmt: skip
+
+    def of(self, parameter: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return a parameter's two moments and the number of their steps; zero before the first.
+
+        They are what the next step goes on from, and may be written.
+        """
+        if parameter not in self.moments:
+            zeros = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            self.moments[parameter] = (*zeros, torch.zeros((), device=parameter.device))
+        return self.moments[parameter]
+
+
+def schedule(config: RunConfig, round_: int) -> float:
+    """Return the factor of the rates in round r of T: 1, or (1 + cos(pi (r - 1) / T)) / 2."""
+    if config.lr_schedule == "constant":
+        return 1.0
+    return (1 + math.cos(math.pi * (round_ - 1) / config.rounds)) / 2
+
+
+def make_optimiser(groups: Groups, config: RunConfig, round_: int, *, plain: bool) -> SGD:
+    """Return the configured optimiser; ``plain``: SGD without momentum and weight decay."""
+    if plain:
+        return SGD(groups)
+    factor = schedule(config, round_)
+    scaled = [(parameters, lr * factor) for parameters, lr in groups]
+    if config.optimizer == "adam":
+        return Adam(scaled, config.weight_decay)
+    return SGD(scaled, config.weight_decay, config.momentum)
+
+
+class Step:
+    """One step of SGD, eager, or captured in a CUDA graph for batches of ``size``; 0: always eager.
+
+    A graph replays the kernels of a whole step (forward, loss, backward, clipping, update) with one
+    launch, which is what small networks are bound by on a GPU. The first full batches run eagerly
+    on a side stream, as capturing demands; they are ordinary steps of the training. Batches of
+    another size, and losses that cannot be captured, stay eager. ``clear`` drops the gradients.
+    """
+
+    def __init__(
+        self, body: Loss, clear: Callable[[], None], size: int = 0,
+        generators: Sequence[torch.Generator] = (),
+    ) -> None:  # fmt: skip
+        self.body, self.clear, self.size, self.generators = body, clear, size, generators
+        self.seen = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        if size:
+            self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def __call__(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Make a step on inputs (B, ...), labels (B,); return the loss, detached, a copy."""
+        if len(labels) != self.size:
+            return self._eager(inputs, labels)
+        self.seen += 1
+        if self.seen <= WARM_UP:
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                loss = self._eager(inputs, labels)
+            torch.cuda.current_stream().wait_stream(self.stream)
+            return loss
+        if self.graph is None and not self._capture(inputs, labels):
+            return self._eager(inputs, labels)
+        assert self.graph is not None
+        self.inputs.copy_(inputs)
+        self.labels.copy_(labels)
+        self.graph.replay()
+        return self.loss.clone()
+
+    def _eager(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        self.clear()
+        return self.body(inputs, labels)
+
+    def _capture(self, inputs: Tensor, labels: Tensor) -> bool:
+        """Record the step; nothing is executed. False if this loss cannot be captured."""
+        self.inputs, self.labels = inputs.clone(), labels.clone()
+        self.clear()
+        graph = torch.cuda.CUDAGraph()
+        for generator in self.generators:
+            graph.register_generator_state(generator)
+        try:
+            with torch.cuda.graph(graph):
+                self.loss = self.body(self.inputs, self.labels)
+        except RuntimeError as error:
+            log.warning("training stays eager, the step cannot be captured: %s", error)
+            self.size = 0
+            self.clear()
+            return False
+        self.graph = graph
+        return True
+
+
+# --- local training ----------------------------------------------------------------
+
+
 def train(
     phase: Phase, data: Examples, config: RunConfig, generator: np.random.Generator, round_: int
 ) -> Tensor:
@@ -246,7 +404,7 @@ def images_in(phase: Phase, count: int, size: int) -> int:
 
 def _make_step(
     phase: Phase, config: RunConfig, round_: int, images: int, device: torch.device
-) -> EagerStep:
+) -> Step:
     """Return a phase's step with a fresh optimiser; a CUDA graph if there are enough steps."""
     groups = [([p for p in m.parameters() if p.requires_grad], lr) for m, lr in phase.groups]
     checked = False
@@ -269,9 +427,8 @@ def _make_step(
 
     epochs = phase.epochs
     steps = epochs if isinstance(epochs, StepCount) else epochs * (images // config.batch_size)
-    if device.type == "cuda" and steps >= WORTH_IT:
-        return GraphStep(body, optimiser.clear, config.batch_size, list(phase.generators))
-    return EagerStep(body, optimiser.clear)
+    captured = device.type == "cuda" and steps >= WORTH_IT
+    return Step(body, optimiser.clear, config.batch_size * captured, phase.generators)
 
 
 def _check_gradients(phase: Phase) -> None:
@@ -321,6 +478,9 @@ def phase_flops(
             module.load_state_dict(kept[name])
             module.zero_grad(set_to_none=True)
     return each * images_in(phase, len(chosen), config.batch_size)
+
+
+# --- evaluation ----------------------------------------------------------------
 
 
 def pieces(data: Examples) -> tuple[Tensor, ...]:

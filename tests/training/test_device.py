@@ -19,7 +19,7 @@ from fedhet.config.registry import find_method
 from fedhet.protocol.handshake import ClientInfo, Roster
 from fedhet.site import local_data
 from fedhet.testing import make_client, simulate, small
-from fedhet.training import loop, steps
+from fedhet.training import loop
 
 META, ON_CPU = torch.device("meta"), torch.Tensor.cpu
 KINDS = {"images": lambda _: {"models": ["cnn-5"], "image_size": 16}} | OF_FILES
@@ -52,7 +52,7 @@ def fetched(tensor):
 def client(tmp_path, monkeypatch):
     """Make a client on the device, which has received; outside training it may copy from there."""
     monkeypatch.setattr(loop, "autocast", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(steps, "sgd", descend)
+    monkeypatch.setattr(loop, "sgd", descend)
     monkeypatch.setattr(MethodClient, "torch_generator", drawing)
     monkeypatch.setattr("fedhet.site.local_data._ON_DEVICE", loop.Recent(1 << 20))
     monkeypatch.setattr(torch.Tensor, "cpu", fetched)

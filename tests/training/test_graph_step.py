@@ -1,4 +1,4 @@
-"""``GraphStep`` without a GPU: a stand-in for CUDA's graph replays the step (see test_cuda.py)."""
+"""A captured ``Step`` without a GPU: a stand-in for CUDA's graph replays it (see test_cuda.py)."""
 
 import logging
 from contextlib import contextmanager, nullcontext
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedhet.rng import torch_seeded
-from fedhet.training.steps import SGD, WARM_UP, EagerStep, GraphStep
+from fedhet.training.loop import SGD, WARM_UP, Step
 
 SIZES = [8] * (WARM_UP + 1) + [5] + [8] * 3  # the batch of another size is eager
 
@@ -54,7 +54,7 @@ def test_losses_and_draws_are_the_eager_steps_to_the_bit(monkeypatch, caplog, fa
         capturing.clear()
 
     def captured(body, clear, draws):
-        step = GraphStep(
+        step = Step(
             lambda *batch: torch.zeros(()) if capturing else body(*batch), clear, 8, [draws]
         )
 
@@ -70,6 +70,6 @@ def test_losses_and_draws_are_the_eager_steps_to_the_bit(monkeypatch, caplog, fa
     monkeypatch.setattr(torch.cuda, "graph", graph)
     with caplog.at_level(logging.WARNING, logger="fedhet"):
         found = losses(captured)
-    assert torch.equal(found, losses(lambda body, clear, _: EagerStep(body, clear)))
+    assert torch.equal(found, losses(lambda body, clear, _: Step(body, clear)))
     assert len(registered) == 1 and replayed == registered * replays
     assert caplog.text.count("training stays eager") == fails

@@ -10,8 +10,7 @@ from torch import nn
 from fedhet.config.load import build_config
 from fedhet.data.preparation import crop_flip, flip_erase_crop
 from fedhet.rng import generator, torch_seeded
-from fedhet.training.loop import Examples, Phase, normalise, train
-from fedhet.training.steps import make_optimiser, schedule
+from fedhet.training.loop import Examples, Phase, make_optimiser, normalise, schedule, train
 
 RATES = (0.05, 0.01)
 

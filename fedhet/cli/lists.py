@@ -290,15 +290,14 @@ def _of_kind(names: Sequence[str], kind: str, kinds: Sequence[str]) -> list[str]
 
     The kind of other people's models is unknown: they are built for images, or the one kind asked.
     """
-    from fedhet.data.inputs import IMAGE, KINDS
+    from fedhet.data.inputs import IMAGE
     from fedhet.models import validate_model_name
-    from fedhet.models.names import is_known, parse
+    from fedhet.models.names import kinds_of, parse
 
     chosen = []
     for name in names:  # a model that is for others than the one kind is told that it is
         validate_model_name(name, kind if len(kinds) == 1 else "")
-        plain = parse(name).plain
-        fitting = [one for one in KINDS if is_known(plain, one)] or [IMAGE]
+        fitting = kinds_of(parse(name).plain) or (IMAGE,)
         chosen += [name] if len(kinds) == 1 or kind in fitting else []
     return chosen
 

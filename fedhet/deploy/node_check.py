@@ -19,8 +19,8 @@ from fedhet.deploy.network import knows, reach, via
 from fedhet.deploy.node import NodePlan
 from fedhet.errors import Refused, UserError, one_line
 from fedhet.files import check_folder, read_tensors
-from fedhet.models import MODELS, build_model
-from fedhet.models.names import FOLDER, folder_of, is_built_in, is_known, parse, validate_model_name
+from fedhet.models import build_model
+from fedhet.models.names import FOLDER, folder_of, kinds_of, parse, validate_model_name
 from fedhet.models.zoo import EXAMPLES
 from fedhet.site.limits import History, check_means, read_limits, state_root
 from fedhet.site.local_data import choose_device
@@ -122,10 +122,11 @@ def _model(plan: NodePlan) -> str:
             raise UserError(f"--model: '{folder_of(named.plain)}' has no config.json")
         return later
     own = plan.config.get("data-dir")
-    if own and holds(Path(str(own)), (*ROW_SUFFIXES, *NPZ_SUFFIXES)) and not is_built_in(name):
+    kinds = kinds_of(named.plain)
+    if own and holds(Path(str(own)), (*ROW_SUFFIXES, *NPZ_SUFFIXES)) and not kinds:
         return later
     # The run decides the kind of examples; here the model must fit one of them.
-    kind = next((kind for kind in MODELS if is_known(named.plain, kind)), IMAGE)
+    kind = next(iter(kinds), IMAGE)
     with torch.random.fork_rng(devices=[]):
         build_model(named.plain, classes=2, inputs=EXAMPLES[kind])
     return name

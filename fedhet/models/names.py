@@ -27,7 +27,7 @@ MODELS: dict[str, tuple[str, ...]] = {
     IMAGE: MODEL_NAMES,
     SIGNAL: (*CONV1D_NAMES, "lstm", "gru", "inception-time"),
     TABLE: (*MLP_NAMES, "resnet-table", "ft-transformer"),
-    TOKENS: ("fasttext", "logistic", "textcnn", "lstm", "bilstm", "gru", *TRANSFORMER_NAMES),
+    TOKENS: ("fasttext", "textcnn", "lstm", "bilstm", "gru", *TRANSFORMER_NAMES),
 }
 GROUPS: dict[str, tuple[str, ...]] = {
     "@image-5": CNN_NAMES,
@@ -144,17 +144,16 @@ def public_names(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(parse(name).public for name in names)
 
 
-def is_built_in(name: str) -> bool:
-    """Return whether a model of that name needs no module of the user's, for whatever kind."""
-    return any(is_known(parse(name).plain, kind) for kind in MODELS)
+def kinds_of(name: str) -> tuple[str, ...]:
+    """Return the kinds of examples that a model of fedhet's or of a library is for; none: neither.
 
-
-def is_known(name: str, kind: str) -> bool:
-    """Return whether a model of that name is for ``kind``: one that is listed, or of a library."""
-    if any(name in listed for listed in MODELS.values()) or ":" in name:
-        of_folder = kind in FOLDER_KINDS and name.startswith(FOLDER)
-        return name in MODELS[kind] or of_folder or (kind == IMAGE and name.startswith(TIMM))
-    return kind == IMAGE and name in of_torchvision()
+    ``name`` is without its options.
+    """
+    listed = tuple(kind for kind, names in MODELS.items() if name in names)
+    if listed or name.startswith(FOLDER):
+        return listed or FOLDER_KINDS
+    of_images = name.startswith(TIMM) or (":" not in name and name in of_torchvision())
+    return (IMAGE,) if of_images else ()
 
 
 @cache
@@ -176,8 +175,8 @@ def validate_model_name(name: str, kind: str = "") -> None:
     Imports nothing. Raise UserError, which names the nearest model, for anything else.
     """
     name = parse(name).plain
-    kinds = [own for own in MODELS if is_known(name, own)]
-    if (kind or next(iter(kinds), "")) in kinds or (not kinds and plugins.is_own("model", name)):
+    kinds = kinds_of(name)
+    if kind in kinds or (kinds and not kind) or (not kinds and plugins.is_own("model", name)):
         return
     if kinds:
         raise UserError(
@@ -213,7 +212,7 @@ def small_name(config: RunConfig, kind: str, chosen: str = "") -> str:
     if not name and len(set(models)) == 1 and models[0] in MODEL_NAMES:
         name = models[0] if models[0] in CNN_NAMES else CNN_NAMES[0]
     if not name:
-        own = [model for model in models if not is_built_in(model)]
+        own = [model for model in models if not kinds_of(parse(model).plain)]
         if own:
             raise UserError(
                 f"small-model: '' is not allowed: method={config.method} shares a small model, and "

@@ -14,8 +14,7 @@ Tables (B, f): the residual network and the transformer follow Gorishniy et al. 
 2106.11959) in small: theirs are tuned by data set.
 
 Tokens (B, l) int64, 0 for padding: Joulin et al. 2017 (arXiv 1607.01759) for fasttext, Kim 2014
-(arXiv 1408.5882) for textcnn; logistic is a linear map of the mean word. A text without any word is
-read as one padding token.
+(arXiv 1408.5882) for textcnn. A text without any word is read as one padding token.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -404,21 +403,6 @@ def _mean(x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
     return (x * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
 
 
-class Logistic(SplitModel):
-    """The mean of the words' vectors, d numbers each, is the representation; ``head``."""
-
-    def __init__(self, inputs: Inputs, classes: int, d: int) -> None:
-        super().__init__()
-        self.length = inputs.shape[0]
-        self.embedding = nn.Embedding(inputs.vocabulary, d, padding_idx=0)
-        self.head = nn.Linear(d, classes)
-
-    def features(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the representations ``(B, d)`` of tokens ``(B, l)``."""
-        x = x[:, : self.length]
-        return _mean(self.embedding(x), x != 0)
-
-
 class TextCNN(TokenModel):
     """Convolutions of three widths, each's largest answer over the text."""
 
@@ -469,7 +453,7 @@ def network(name: str, inputs: Inputs, classes: int, d: int) -> SplitModel:
     rest = (inputs, classes, d)
     single: dict[str, Callable[..., SplitModel]] = {
         "inception-time": Inception, "resnet-table": TableResNet, "ft-transformer": FTTransformer,
-        "fasttext": TokenModel, "logistic": Logistic, "textcnn": TextCNN,
+        "fasttext": TokenModel, "textcnn": TextCNN,
     }  # fmt: skip
     if name in single:
         return single[name](*rest)

@@ -33,7 +33,7 @@ from fedhet.models.names import (
     TIMM,
     TORCHVISION_NAMES,
     ModelName,
-    is_built_in,
+    kinds_of,
     parse,
     small_name,
     validate_model_name,
@@ -87,7 +87,7 @@ def _drawn(named: ModelName, classes: int, d: int, inputs: Inputs) -> SplitModel
     name = named.plain
     if named.pool and not name.startswith(FOLDER):
         raise UserError(f"model {name!r}: pool= is for hf:FOLDER")
-    if not is_built_in(name):
+    if not kinds_of(name):
         return _users_own(name, classes, d, inputs)
     if name in MODELS[inputs.kind] and name not in TORCHVISION_NAMES:
         return network(name, inputs, classes, d)

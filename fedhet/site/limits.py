@@ -26,7 +26,7 @@ from fedhet.config.schema import Lists, RunConfig, Schema, Words, kebab
 from fedhet.data.cache import Dataset
 from fedhet.errors import Code, Damaged, Refused, UserError, one_line
 from fedhet.files import parse_object, private_folder, read_json, read_jsonl, read_yaml
-from fedhet.models.names import is_built_in
+from fedhet.models.names import kinds_of, parse
 from fedhet.protocol.messages import QUERY
 from fedhet.site.privacy import NOTE, epsilon_of, mu_of, noise_multiplier
 
@@ -463,7 +463,7 @@ def check_modules(limits: Limits, run_config: Mapping[str, Any]) -> None:
     if limits.modules is not None:
         text = str(run_config.get("config", ""))
         values = parse_object(text, "run config", "config")["config"] if text else run_config
-        names = [name for name in plugins.named(values) if not is_built_in(name)]
+        names = [name for name in plugins.named(values) if not kinds_of(parse(name).plain)]
         limits.check("modules", plugins.modules(names))
 
 

@@ -20,7 +20,7 @@ SORTS = {  # of each kind: those left out are of other widths or depths
     IMAGE: ("cnn-5", *TORCHVISION_NAMES),
     SIGNAL: ("conv1d-5", "lstm", "gru", "inception-time"),
     TABLE: ("mlp-5", "resnet-table", "ft-transformer"),
-    TOKENS: ("fasttext", "logistic", "textcnn", "bilstm", "gru", "transformer-1"),
+    TOKENS: ("fasttext", "textcnn", "bilstm", "gru", "transformer-1"),
 }
 SHARED = ("fedmrl", "fml", "fedkd", "fedapen", "fedavg", "pfedafm", "pfedmoe")
 

@@ -78,11 +78,3 @@ def test_an_inception_module_by_hand() -> None:
     parts.append(F.conv1d(widest, module.pooled.weight))
     expected = F.relu(torch.cat(parts, dim=1) / (1 + 1e-5) ** 0.5)  # of a fresh BatchNorm
     assert torch.allclose(module(x), expected, atol=1e-5)
-
-
-def test_the_logistic_one_is_linear_in_its_words() -> None:
-    model = seeded(TOKENS, "logistic").eval()
-    words = torch.tensor([[1, 0, 0], [2, 0, 0], [1, 2, 0], [0, 0, 0]])
-    one, two, both, none = model(words)
-    assert torch.allclose(both, (one + two) / 2, atol=1e-6)
-    assert torch.equal(none, model.head.bias)

@@ -324,14 +324,18 @@ def _check_own_choices(asked: Request, data: LocalData) -> None:
 
 def train(asked: Request) -> Reply:
     """Train for one round."""
-    started, what, message = time.monotonic(), asked.what, asked.message
-    if asked.config.summed:
-        reply, own = sums.answer(asked)
+    started, what, message, data = time.monotonic(), asked.what, asked.message, asked.data()
+    part, before = sums.part_of(asked, data) if asked.config.summed else (None, None)
+    if before is not None:
+        return before
+    client = asked.client(part, data)
+    arrays, images, metrics = client.fit(read_arrays(message), what.fit_config())
+    own = {"num-examples": float(images)} | {k: float(v) for k, v in metrics.items()}
+    if part is None:
+        reply = what.reply(data.client, own, arrays, digest=client.saved_digest)
     else:
-        client = asked.client()
-        arrays, images, metrics = client.fit(read_arrays(message), what.fit_config())
-        own = {"num-examples": float(images)} | {k: float(v) for k, v in metrics.items()}
-        reply = what.reply(client.setup.data.client, own, arrays, digest=client.saved_digest)
+        del own["num-examples"]
+        reply = part.trained(what, own, client.saved_digest)
     asked.limits.check("max_upload_bytes", sum(array.nbytes for array in reply.arrays))
     seconds = time.monotonic() - started
     figures = ", ".join(
@@ -350,20 +354,24 @@ def train(asked: Request) -> Reply:
     return reply
 
 
-def count(asked: Request) -> Reply:
-    """Answer with this client's part of a sum: its classes, or the size of its train split."""
-    return sums.answer(asked)[0]
+def owners(asked: Request) -> Reply:
+    """Answer with this client's part of a sum: its classes."""
+    part, before = sums.part_of(asked, asked.data())
+    return before or part.owners(asked.what)
 
 
 def confusion(asked: Request) -> Reply:
     """Count after the last round how often each class was taken for each other one."""
-    if asked.config.summed:
-        return count(asked)
-    client, what = asked.client(), asked.what
-    matrix = client.confusion_matrix(what.generation, what.digest)
+    what, data = asked.what, asked.data()
+    part, before = sums.part_of(asked, data) if asked.config.summed else (None, None)
+    if before is not None:
+        return before
+    matrix = asked.client(part, data).confusion_matrix(what.generation, what.digest)
+    if part is not None:
+        return part.confusion(what, matrix.numpy())
     places = matrix.nonzero()
     cells = torch.cat([places, matrix[tuple(places.T)][:, None]], dim=1)
-    return what.reply(client.setup.data.client, confusion=cells.flatten().tolist())
+    return what.reply(data.client, confusion=cells.flatten().tolist())
 
 
 def evaluate(asked: Request) -> Reply:
@@ -440,7 +448,7 @@ HANDLERS: tuple[tuple[str, str, Handler], ...] = (  # kind of message, action, w
     ("query", "", query),
     ("query", "introduce", sums.introduce),
     ("train", "", train),
-    ("train", "owners", count),
+    ("train", "owners", owners),
     ("train", "agree", sums.sign),
     ("train", "unmask", sums.open_shares),
     ("evaluate", "", evaluate),

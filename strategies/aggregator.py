@@ -13,7 +13,7 @@ trimmed at all: choose ``trim`` by the fewest clients that share a class.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,21 +104,11 @@ class PlainAggregator:
     def __init__(self, config: RunConfig, ledger: Ledger, handshake: Handshake) -> None:
         self.config, self.ledger, self.handshake = config, ledger, handshake
         self.roster = handshake.roster
-        self._pace: dict[str, float] = {}  # seconds per training image, by model
-
-    def marks(self) -> dict[str, Any]:
-        """Return the values for a checkpoint."""
-        return {}
 
     def members(self, round_: int, clients: list[str], deadline: float) -> list[str]:
         """Return those of a round's ``clients`` that are asked to train: all."""
         del round_, deadline
         return clients
-
-    def seconds(self, client: str) -> float:
-        """Return a client's expected training time, by the last reply of its model; 0: unknown."""
-        info = self.roster.infos[client]
-        return self._pace.get(info.model, 0.0) * info.train_images
 
     def limit(self, expected: Payload | None) -> int:
         """Return the bytes above which a reply is refused unread."""
@@ -191,11 +181,10 @@ class PlainAggregator:
     def book(self, checked: Checked) -> None:
         """Record the aggregated replies; their clients continue from this round."""
         for one in checked.accepted:
-            info, metrics = one.info, one.reply.metrics
-            self._pace[info.model] = metrics.get("seconds", 0.0) / info.train_images
-            self.ledger.accept(info.client, one.asked, one.payload, one.reply)
+            client = one.info.client
+            self.ledger.accept(client, one.asked, one.payload, one.reply)
             if one.asked != checked.round:
-                self.ledger.late(info.client, one.asked, self._late(checked.round, one))
+                self.ledger.late(client, one.asked, self._late(checked.round, one))
 
     def confusions(self, round_: int, deadline: float) -> dict[str, NDArray[np.int64]]:
         """Ask clients for their confusion matrices (C, C) after the last round; by client."""

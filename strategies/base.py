@@ -248,23 +248,22 @@ class MethodStrategy(Strategy, Generic[P]):
             self.load(kept.arrays)
             self.ledger.load(kept.meta)
             self.finished = int(kept.meta["round"])
-        self.aggregator = self._aggregator({} if kept is None else kept.meta)
+        self.aggregator = self._aggregator()
 
-    def _aggregator(self, marks: Mapping[str, Any]) -> "PlainAggregator | SumAggregator":
-        """Return what checks the rounds; ``marks`` are those of a checkpoint."""
+    def _aggregator(self) -> "PlainAggregator | SumAggregator":
+        """Return what checks the rounds."""
         config = self.config
         if not isinstance(self.ledger, SumLedger):
             return PlainAggregator(config, self.ledger, self.handshake)
         every = tuple(range(self.classes))
         images = (1,) * self.classes
-        some = replace(next(iter(self.roster.infos.values())), seen=every, images=images)
-        own = Own(config, self.classes, every, images)
-        payload = self.reference(some).payload
+        client = replace(next(iter(self.roster.infos.values())), seen=every, images=images)
+        payload = self.reference(client).payload
         assert payload is not None
-        length = len(self.contribution(payload, own).flat)
+        summand = self.contribution(payload, Own(config, self.classes, every, images))
         rows = self.sends_class_rows(config, self.params)
-        summed = SumPlan(length, self.metric_ranges, rows, self.folder.attempts)
-        return SumAggregator(config, self.ledger, self.handshake, summed, marks)
+        plan = SumPlan(len(summand.flat), self.metric_ranges, rows, self.folder.attempts)
+        return SumAggregator(config, self.ledger, self.handshake, plan)
 
     def start(
         self,
@@ -432,15 +431,17 @@ class MethodStrategy(Strategy, Generic[P]):
         self.ledger.round.counts["sampled"] += len(sampled)
         online = self.ledger.online(sampled)
         members = self.aggregator.members(server_round, online, self.deadline)
-        for client in sorted(members, key=self.aggregator.seconds, reverse=True):
-            info = self.roster.infos[client]
+        pace = self.ledger.pace  # by the last reply of a model; 0: unknown
+        infos = [self.roster.infos[client] for client in members]
+        infos.sort(key=lambda info: pace.get(info.model, 0.0) * info.train_images, reverse=True)
+        for info in infos:
             group = self.broadcast_group(info)
             if group not in made:
                 payload = self.download(info, server_round)
                 made[group] = payload, to_record(payload.flat)
             payload, record = made[group]
             about = self.aggregator.about
-            message = self.handshake.message(TRAIN, client, server_round, record, about)
+            message = self.handshake.message(TRAIN, info.client, server_round, record, about)
             self.ledger.round.carry("downlink", payload, message_bytes(message))
             messages.append(message)
         if self.config.summed and len(made) > 1:
@@ -463,11 +464,11 @@ class MethodStrategy(Strategy, Generic[P]):
         self.counted = replies is not None
         if replies is None:
             return None, None
-        if replies.total is None:
-            numbers: dict[str, Any] = dict(
-                self.aggregate(self.aggregator.uploads(replies), server_round)
-            )
+        if isinstance(self.aggregator, PlainAggregator):
+            uploads = self.aggregator.uploads(replies)
+            numbers = dict(self.aggregate(uploads, server_round))
         else:
+            assert replies.total is not None
             numbers = dict(self.combine(replies.total, server_round))
             if self.short_classes is not None:
                 numbers["short_classes"] = float(self.short_classes)
@@ -528,7 +529,6 @@ class MethodStrategy(Strategy, Generic[P]):
             "roster": self.roster.dump(),
             **self.ledger.dump(),
             **self.folder.marks(),
-            **self.aggregator.marks(),
         }
         save_checkpoint(self.folder.checkpoint, Checkpoint(self.arrays(), meta))
 

@@ -93,6 +93,7 @@ class Ledger:
         self.chain = Chain()
         self.scores: dict[str, Score] = {}
         self.round = Round()
+        self.pace: dict[str, float] = {}  # seconds per training image, by model
 
     def begin(self, number: int) -> None:
         """Begin the counts of a round."""
@@ -137,7 +138,9 @@ class Ledger:
         self.round.counts["replied"] += 1
         self.round.counts["train_flops"] += metrics.get("train_flops", 0.0)
         self.round.carry("uplink", payload, reply.message_bytes)
-        images = self.roster.infos[client].train_images or 1  # where nobody tells, all weigh 1
+        info = self.roster.infos[client]
+        images = info.train_images or 1  # where nobody tells, all weigh 1
+        self.pace[info.model] = metrics.get("seconds", 0.0) / images
         for name, value in metrics.items():
             if name not in COMMON and not is_score(name):
                 self.round.own.setdefault(name, []).append((value, images))

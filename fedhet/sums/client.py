@@ -35,12 +35,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_ssh_priv
 from flwr.app import Message
 from numpy.typing import NDArray
 from pydantic.dataclasses import dataclass as wired
-from torch import Tensor
 
 from fedhet.config.schema import RunConfig
 from fedhet.errors import Code, Refused, UserError, coded, refusing
-from fedhet.protocol.checks import read_arrays
-from fedhet.protocol.flower import Scalar
 from fedhet.protocol.messages import (
     CONFUSION,
     OWNERS,
@@ -52,7 +49,7 @@ from fedhet.protocol.messages import (
     to_wire,
     unpack,
 )
-from fedhet.protocol.payload import Array, Empty, Payload
+from fedhet.protocol.payload import Empty, Payload
 from fedhet.site.local_data import LocalData
 from fedhet.site.privacy import Budget, UploadProtection, clipped, share_steps
 from fedhet.site.state import SUM_KEY, FileStore
@@ -99,16 +96,10 @@ KEY, KEYS, LAST = SUM_KEY, "sum-keys", "sum-last"  # notes
 ALIVE = "alive"  # purpose of a signature of survivors
 
 
-def refusal(rule: str) -> Refused:
-    """Return the refusal of a member of a sum, by the name of its rule."""
-    return Refused(f"{rule}: {Code.SUM.meaning}", Code.SUM, rule)
-
-
 def refuse(rules: Mapping[str, bool]) -> None:
-    """Raise the refusal by the first of ``rules`` that is broken."""
-    for rule, broken in rules.items():
-        if broken:
-            raise refusal(rule)
+    """Raise Refused, with its name, by the first of ``rules`` that is broken."""
+    for rule in (rule for rule, broken in rules.items() if broken):
+        raise Refused(f"{rule}: {Code.SUM.meaning}", Code.SUM, rule)
 
 
 @wired(frozen=True)
@@ -159,14 +150,8 @@ class Member:
             "attempt-not-new": self.kept is not None and attempt <= self.kept.attempt,
         })  # fmt: skip
 
-    def commits(self, round_: int, cohort: Cohort, payload: bytes) -> bool:
-        """Return whether the last upload was the answer to this very request."""
-        kept, members = self.kept, sorted(cohort.members)
-        if kept is None or (kept.round, kept.attempt) != (round_, cohort.attempt):
-            return False
-        return list(kept.cohort) == members and self._digest(members, payload).hex() == kept.digest
-
-    def _digest(self, members: Sequence[str], payload: bytes) -> bytes:
+    def digest(self, members: Sequence[str], payload: bytes) -> bytes:
+        """Return what tells a cohort, and what was sent down to it, from all others."""
         return cohort_digest({client: self.keys[client] for client in members}, payload)
 
     def mask(
@@ -179,17 +164,15 @@ class Member:
         """
         self.join(attempt, cohort)
         members = sorted(cohort)
-        digest = self._digest(members, payload)
-        found = self._secrets(round_, attempt, digest, members)
-        own = os.urandom(SECRET_BYTES)
-        masked = words + stream(own, len(words))
-        here = members.index(self.client)
-        for place, other in enumerate(members):
-            if place != here:
-                pair = stream(found.pair_seed(other), len(words))
-                masked = masked + pair if place > here else masked - pair
-        shares = split(own, len(members), self.terms.needed(len(members)))
-        boxes = [found.seal(other, share) for other, share in zip(members, shares, strict=True)]
+        digest = self.digest(members, payload)
+        secrets, seed = self._secrets(round_, attempt, digest, members), os.urandom(SECRET_BYTES)
+        masked = words + stream(seed, len(words))
+        for other in members:
+            if other != self.client:
+                pair = stream(secrets.pair_seed(other), len(words))
+                masked = masked + pair if other > self.client else masked - pair
+        shares = split(seed, len(members), self.terms.needed(len(members)))
+        boxes = [secrets.seal(other, share) for other, share in zip(members, shares, strict=True)]
         alive = self.terms_for(members).survivors(len(members))
         self.kept = Commitment(round_, attempt, digest.hex(), tuple(members), fewest_alive=alive)
         return masked, np.frombuffer(b"".join(boxes), np.uint8).reshape(-1, BOX_BYTES)
@@ -206,19 +189,17 @@ class Member:
         if gone and self.terms_for(kept.cohort).agreed:
             self._check_agreed(kept, alive, survivors)
         boxes = survivors.boxes or b""
-        if len(boxes) != len(alive) * BOX_BYTES:
-            raise refusal("boxes-malformed")
-        found = self._secrets(round_, kept.attempt, bytes.fromhex(kept.digest), kept.cohort)
+        refuse({"boxes-malformed": len(boxes) != len(alive) * BOX_BYTES})
+        secrets = self._secrets(round_, kept.attempt, bytes.fromhex(kept.digest), kept.cohort)
         shares, closed = [], []
         for place, other in enumerate(alive):
             try:
-                share = found.open(other, boxes[place * BOX_BYTES : (place + 1) * BOX_BYTES])
+                shares.append(secrets.open(other, boxes[place * BOX_BYTES :][:BOX_BYTES]))
             except InvalidTag:  # damaged, or for another attempt
-                share = bytes(SHARE_BYTES)
+                shares.append(bytes(SHARE_BYTES))
                 closed.append(other)
-            shares.append(share)
         self.kept = replace(kept, answered=alive)
-        seeds = b"".join(found.pair_seed(client) for client in gone)
+        seeds = b"".join(secrets.pair_seed(client) for client in gone)
         return Opened(self.client, round_, b"".join(shares), seeds, tuple(closed))
 
     def sign(self, round_: int, survivors: Survivors, key: EllipticCurvePrivateKey) -> bytes:
@@ -234,8 +215,9 @@ class Member:
     def _may_speak(self, round_: int, survivors: Survivors) -> tuple[Commitment, tuple[str, ...]]:
         """Return the commitment and V in order, if this client may answer for V at all."""
         kept, alive = self.kept, tuple(sorted(survivors.members))
-        if kept is None or (kept.round, kept.attempt) != (round_, survivors.attempt):
-            raise refusal("unmask-without-upload")
+        asked = (round_, survivors.attempt)
+        refuse({"unmask-without-upload": not kept or (kept.round, kept.attempt) != asked})
+        assert kept is not None
         # Check the terms of the upload and the present ones, since they may have changed.
         masked_under, count = kept.fewest_alive or len(kept.cohort), len(kept.cohort)
         fewest = max(masked_under, self.terms_for(kept.cohort).survivors(count))
@@ -250,18 +232,13 @@ class Member:
 
     def _check_agreed(self, kept: Commitment, alive: tuple[str, ...], survivors: Survivors) -> None:
         """Raise Refused unless this client signed V, and enough others signed the same."""
-        signatures = dict(zip(survivors.members, survivors.signatures, strict=False))
-        if not kept.signed:
-            raise refusal("survivors-not-signed")
         text, valid = self._list(kept, alive), 0
-        for client in alive:
-            try:
-                self.certified[client].verify(signatures.get(client, b""), text, ECDSA(SHA384()))
-            except (InvalidSignature, ValueError):
-                continue
-            valid += 1
-        if valid < self.terms.needed(len(kept.cohort)):
-            raise refusal("survivors-not-signed")
+        for client, signature in zip(survivors.members, survivors.signatures, strict=False):
+            with contextlib.suppress(InvalidSignature, ValueError):
+                self.certified[client].verify(signature, text, ECDSA(SHA384()))
+                valid += 1
+        few = valid < self.terms.needed(len(kept.cohort))
+        refuse({"survivors-not-signed": few or not kept.signed})
 
     def _list(self, kept: Commitment, alive: Sequence[str]) -> bytes:
         """Return what is signed: V, in this round and attempt of this cohort's run."""
@@ -295,10 +272,8 @@ class NodeCertificate:
             return None
         try:
             key = load_ssh_private_key(Path(str(node["key"])).read_bytes(), password=None)
-            own, ca = (
-                x509.load_pem_x509_certificate(Path(str(node[name])).read_bytes())
-                for name in ("certificate", "ca")
-            )
+            files = (Path(str(node[name])).read_bytes() for name in ("certificate", "ca"))
+            own, ca = map(x509.load_pem_x509_certificate, files)
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"node-config certificate: cannot be used: {error}") from error
         if not isinstance(key, EllipticCurvePrivateKey):
@@ -332,27 +307,22 @@ class SumNotes:
         """
         with self.store.alone():
             note = self.store.read_note(KEY)
-            if note is None:
-                private = X25519PrivateKey.generate()
-                own = SumKey(private.public_key().public_bytes_raw())
-                if node is not None:
-                    own = prove(node.key, node.certificate, self.run, self.client, own.public)
-                note = {"private": private.private_bytes_raw().hex(), "key": own.dump()}
-                self.store.write_note(KEY, note)
+            private = X25519PrivateKey.generate() if note is None else self._private(note)
+            before = SumKey(private.public_key().public_bytes_raw())
             with self._sound():
-                found = SumKey.load(note["key"])
-            if node is not None and found.certificate != node.certificate.public_bytes(
-                Encoding.DER
-            ):
-                # The certificate was renewed: the same key, with a proof that goes on being valid.
-                found = prove(node.key, node.certificate, self.run, self.client, found.public)
-                self.store.write_note(KEY, note | {"key": found.dump()})
+                key = before if note is None else SumKey.load(note["key"])
+            # Prove the key once, and again once the certificate is renewed.
+            if node is not None and key.certificate != node.certificate.public_bytes(Encoding.DER):
+                key = prove(node.key, node.certificate, self.run, self.client, key.public)
+            if note is None or key.dump() != note["key"]:
+                secret = private.private_bytes_raw().hex()
+                self.store.write_note(KEY, {"private": secret, "key": key.dump()})
         if node is not None:
             try:
-                check_proof(found, node.ca, self.run, self.client)
+                check_proof(key, node.ca, self.run, self.client)
             except Refused as error:
                 raise UserError(f"node-config certificate: {error}") from error
-        return found
+        return key
 
     def introduce(self, keys: Mapping[str, SumKey], ca: x509.Certificate | None) -> list[str]:
         """Store the keys of others; return the clients whose keys are refused.
@@ -360,7 +330,7 @@ class SumNotes:
         With a CA every key needs a proof. A stored key is never replaced by another.
         """
         with self.store.alone():
-            private, known, strange = self._private(), self._known(), []
+            (private, known), strange = self._keys(), list[str]()
             known.setdefault(self.client, SumKey(private.public_key().public_bytes_raw()))
             for client, key in keys.items():
                 try:
@@ -385,9 +355,11 @@ class SumNotes:
 
         Raises Refused for a request that the client's rules forbid.
         """
-        member = self.member()
-        if member.kept is not None and member.commits(round_, cohort, sent):
-            note = member.kept.reply
+        member, members = self.member(), tuple(sorted(cohort.members))
+        kept = member.kept
+        same = kept and (kept.round, kept.attempt, kept.cohort) == (round_, cohort.attempt, members)
+        if kept and same and member.digest(members, sent).hex() == kept.digest:
+            note = kept.reply
             return Reply(note["info"], note["metrics"], unpack(base64.b64decode(note["arrays"])))
         member.join(cohort.attempt, cohort.members)
         return None
@@ -420,20 +392,20 @@ class SumNotes:
 
     def member(self) -> Member:
         """Return the client as its notes say; raise Refused for notes that are damaged."""
-        private, keys, last = self._private(), self._known(), self.store.read_note(LAST)
+        (private, keys), last = self._keys(), self.store.read_note(LAST)
         with self._sound():
             kept = from_wire(Commitment, last) if last is not None else None
             certified = {c: certified_key(k.certificate) for c, k in keys.items() if k.certificate}
         public = {client: key.public for client, key in keys.items()}
         return Member(self.client, self.run, private, public, self.terms, kept, certified)
 
-    def _known(self) -> dict[str, SumKey]:
-        note = self.store.read_note(KEYS) or {}
+    def _keys(self) -> tuple[X25519PrivateKey, dict[str, SumKey]]:
+        """Return this client's private key, and all public keys that it knows."""
+        private, others = self._private(self.store.read_note(KEY)), self.store.read_note(KEYS) or {}
         with self._sound():
-            return {client: SumKey.load(key) for client, key in note.items()}
+            return private, {client: SumKey.load(key) for client, key in others.items()}
 
-    def _private(self) -> X25519PrivateKey:
-        note = self.store.read_note(KEY)
+    def _private(self, note: Mapping[str, Any] | None) -> X25519PrivateKey:
         if note is None:
             text = f"client '{self.client}' has lost its key for the sums of this run"
             raise Refused(text, Code.STATE)
@@ -453,9 +425,6 @@ class SumNotes:
 # --- answers ----------------------------------------------------------------------------------
 
 
-Answer = tuple[Reply, dict[str, float]]  # and this client's own numbers, for its own eyes
-
-
 class _Summing(Protocol):
     """The sums of a method: the class of its strategy."""
 
@@ -466,17 +435,6 @@ class _Summing(Protocol):
     def contribution(self, upload: Payload, own: Own) -> Summand: ...
     def sends_class_rows(self, config: RunConfig, params: Any) -> bool: ...
     def weighs_images(self, config: RunConfig, params: Any) -> bool: ...
-
-
-class _Trainer(Protocol):
-    """The client half of a method, for one message."""
-
-    saved_digest: str
-
-    def fit(
-        self, parameters: list[Array], config: dict[str, Scalar]
-    ) -> tuple[list[Array], int, dict[str, Scalar]]: ...
-    def confusion_matrix(self, generation: int, digest: str) -> Tensor: ...
 
 
 class _Request(Protocol):
@@ -491,8 +449,6 @@ class _Request(Protocol):
 
     @property
     def summing(self) -> _Summing: ...
-    def data(self) -> LocalData: ...
-    def client(self, protection: UploadProtection, data: LocalData) -> _Trainer: ...
     def sum_notes(self, client: str = "") -> SumNotes: ...
 
 
@@ -513,31 +469,31 @@ class SumProtection(UploadProtection):
         shared = self.cohort.shared  # classes whose rows may be summed
         self.shared = None if shared is None else frozenset(shared)
 
-    def train(self, what: Instruction, client: _Trainer, received: Sequence[Array]) -> Answer:
-        """Train and answer with the masked vector."""
-        _, _, metrics = client.fit(list(received), what.fit_config())
-        numbers = shown = {name: float(value) for name, value in metrics.items()}
+    def trained(self, what: Instruction, numbers: Mapping[str, float], digest: str) -> Reply:
+        """Return the masked vector of a client that has trained, with these ``numbers``."""
+        shown = numbers
         if self.config.sum_metrics:
             entries = SumMetrics(self.config.sum_range, self.method.metric_ranges)
-            images = float(sum(self.own.images))
-            self._put(entries.vector(numbers | {IMAGES: images}))
+            self._put(entries.vector({**numbers, IMAGES: float(sum(self.own.images))}))
             shown = {name: value for name, value in numbers.items() if name == SPENT}
-        return self._masked(what, shown, digest=client.saved_digest), numbers
+        return self.masked(what, shown, digest=digest)
 
-    def count(self, what: Instruction, vector: Vector) -> Answer:
-        """Answer with a ``vector`` of this client that is summed by itself."""
-        self._put(vector)
-        return self._masked(what), {}
+    def owners(self, what: Instruction) -> Reply:
+        """Return the masked classes that this client has, with ones and zeros."""
+        self._put(ownership(self.own))
+        return self.masked(what)
 
-    def confusion(self, matrix: NDArray[np.int64]) -> Vector:
-        """Return the entries of a confusion matrix; classes with too few owners have none."""
+    def confusion(self, what: Instruction, matrix: NDArray[np.int64]) -> Reply:
+        """Return a masked confusion matrix; classes with too few owners have no entries."""
         own = self.own
         matrix[~((ownership(own) > 0) & own.shares(np.arange(own.classes)))] = 0
-        return cells_of(matrix, self.config.sum_range)
+        self._put(cells_of(matrix, self.config.sum_range))
+        return self.masked(what)
 
-    def _masked(
+    def masked(
         self, what: Instruction, metrics: Mapping[str, float] | None = None, **info: str
     ) -> Reply:
+        """Return the vector's parts as masked words, once they are written down."""
         words = to_words(np.concatenate(self._steps))
         reply = what.reply(self.data.client, metrics, [words], **info)
         return self.notes.mask(what.round, self.cohort, self.sent, reply)
@@ -560,13 +516,12 @@ class SumProtection(UploadProtection):
 
     def _put(self, vector: Vector, round_: int = 0, budget: Budget | None = None) -> None:
         """Append a part of the vector in steps of the words' grid, noised if there is a budget."""
-        config = self.config
+        config, members = self.config, self.cohort.members
         bits = fraction_bits(self.cohort.size, config.sum_range)
         steps = grid(vector, bits, config.sum_range)
         if budget is not None and not len(vector):
             budget.open()
         elif budget is not None:
-            members = self.cohort.members
             fewest = self.notes.member().terms_for(members).fewest(len(members))
             sigma = share_steps(config, len(vector), bits, fewest)
             steps = steps + budget.share(vector, sigma, round_, attempt=self.cohort.attempt)
@@ -575,11 +530,10 @@ class SumProtection(UploadProtection):
     @property
     def own(self) -> Own:
         """What this client knows of itself."""
-        counts, positions = self.data.class_counts(), list(self.classes)
-        by_id = {positions.index(name): count for name, count in counts.items()}
-        seen = tuple(sorted(by_id))
-        images = tuple(by_id[label] for label in seen)
-        return Own(self.config, len(positions), seen, images, self.shared)
+        place = {name: position for position, name in enumerate(self.classes)}
+        images = dict(sorted((place[n], count) for n, count in self.data.class_counts().items()))
+        seen, counts = tuple(images), tuple(images.values())
+        return Own(self.config, len(self.classes), seen, counts, self.shared)
 
 
 def own_key(asked: _Request, client: str) -> dict[str, Any]:
@@ -598,22 +552,18 @@ def introduce(asked: _Request) -> Reply:
     return Reply({"client": notes.client, "strangers": strangers})
 
 
-def answer(asked: _Request) -> Answer:
-    """Answer a message that asks for words: train, or count owners or answers."""
-    kind, config, what, method = asked.kind, asked.config, asked.what, asked.summing
+def part_of(asked: _Request, data: LocalData) -> tuple[SumProtection, Reply | None]:
+    """Return a client's part of the sum that a message asks for, and its answer if it gave one.
+
+    Raises Refused for a cohort that the client's rules forbid.
+    """
+    kind, config, method = asked.kind, asked.config, asked.summing
     cohort = read_sum(Cohort, asked.message)
     with refusing(Code.INSTRUCTION):
         fraction_bits(cohort.size, config.sum_range)  # raises for a size that fits no word
-    data = asked.data()
-    part = SumProtection(
-        data=data,
-        classes=what.classes,
-        config=config,
-        method=method,
-        cohort=cohort,
-        sent=digest_of_sent(asked.message, what, cohort, asked.text),
-        notes=asked.sum_notes(data.client),
-    )
+    sent = digest_of_sent(asked.message, asked.what, cohort, asked.text)
+    notes = asked.sum_notes(data.client)
+    part = SumProtection(data, asked.what.classes, config, method, cohort, sent, notes)
     rows = kind == CONFUSION or method.sends_class_rows(config, config.params)
     if kind != OWNERS and (rows and config.sum_owners > 1) != (part.shared is not None):
         raise Refused("owners of classes must be counted before their rows are summed")
@@ -621,16 +571,7 @@ def answer(asked: _Request) -> Answer:
     if kind == TRAIN and images > most and method.weighs_images(config, config.params):
         about = f"{images} training examples count as {most}: a larger max-images counts more"
         print(f"fedhet: {about}", file=sys.stderr)
-    # Raises Refused for a cohort that the client's rules forbid.
-    if (before := part.notes.repeated(what.round, cohort, part.sent)) is not None:
-        return before, {}
-    if kind == OWNERS:
-        return part.count(what, ownership(part.own))
-    client = asked.client(part, data)
-    if kind == TRAIN:
-        return part.train(what, client, read_arrays(asked.message))
-    matrix = client.confusion_matrix(what.generation, what.digest).numpy()
-    return part.count(what, part.confusion(matrix))
+    return part, notes.repeated(asked.what.round, cohort, sent)
 
 
 def sign(asked: _Request) -> Reply:
@@ -641,8 +582,7 @@ def sign(asked: _Request) -> Reply:
         raise Refused("this node has no certificate", Code.PROOF)
     with notes.changing() as member:
         signature = member.sign(what.round, survivors, node.key)
-    reply: Reply = what.reply(notes.client, signature=signature)
-    return reply
+    return what.reply(notes.client, signature=signature)
 
 
 def open_shares(asked: _Request) -> Reply:

@@ -91,10 +91,8 @@ def too_few(owners: Vector, min_owners: int) -> int:
 
 
 def about_few(owners: Vector, min_owners: int) -> str:
-    """Return a line about :func:`too_few` in a sum (C,) of owners; empty if there are none."""
+    """Return a line about :func:`too_few` in a sum (C,) of owners."""
     few, owned = too_few(owners, min_owners), int((np.rint(owners) > 0).sum())
-    if not few:
-        return ""
     line = f"{few} of {owned} classes have fewer than sum-owners={min_owners} owners and stay apart"
     if few < owned:
         return line

@@ -5,15 +5,15 @@ classes. A round whose sum cannot be had is skipped, named, and changes nothing;
 has a higher number, also after a crash.
 
 :class:`Collector` holds what came of one attempt and knows no message; :class:`Attempt` asks the
-clients. What is held of one client goes with the attempt. :class:`Introductions` tells clients each
-other's keys before. :class:`SumAggregator` is what the loop over rounds uses.
+clients. What is held of one client goes with the attempt. :class:`SumAggregator` is what the loop
+over rounds uses; it tells clients each other's keys before.
 """
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -132,13 +132,12 @@ class Collector:
         place = self.cohort.index(client)
         for row, owner in enumerate(self.survivors):
             if owner not in opened.closed:
-                share = opened.shares[row * SHARE_BYTES : (row + 1) * SHARE_BYTES]
-                self._shares[owner][place] = share
+                self._shares[owner][place] = opened.shares[row * SHARE_BYTES :][:SHARE_BYTES]
 
     def missing(self) -> list[str]:
         """Return survivors without whose answer there is no sum; none: it can be had."""
         silent = [client for client in self.survivors if client not in self._seeds]
-        short = any(len(found) < self.needed for found in self._shares.values())
+        short = any(len(shares) < self.needed for shares in self._shares.values())
         return silent if self.gone or short else []
 
     def total(self) -> Words:
@@ -150,29 +149,23 @@ class Collector:
         silent = self.missing()
         if silent:
             raise Rejected(f"no answer from {', '.join(silent)}")
-        found = self._total.copy()
-        weights: dict[tuple[int, ...], list[int]] = {}
+        total, weights = self._total.copy(), cache(masks.lagrange_weights)
         for owner, shares in self._shares.items():
-            found -= stream(self._self_seed(owner, shares, weights), self.length)
+            if len(shares) < self.needed:
+                held = sum(owner in closed for closed in self._closed.values())
+                raise Rejected(f"the boxes of '{owner}' did not open for {held} members")
+            places = sorted(shares)[: self.needed]
+            points = tuple(place + 1 for place in places)
+            try:
+                seed = masks.recombine([shares[place] for place in places], weights(points))
+            except ValueError as error:
+                raise Rejected(f"the self mask of '{owner}' cannot be reconstructed") from error
+            total -= stream(seed, self.length)
         for client, seeds in self._seeds.items():
-            for other, seed in zip(self.gone, seeds, strict=True):
-                pair = stream(seed.tobytes(), self.length)
-                found = found - pair if other > client else found + pair
-        return found
-
-    def _self_seed(
-        self, owner: str, shares: Mapping[int, bytes], weights: dict[tuple[int, ...], list[int]]
-    ) -> bytes:
-        if len(shares) < self.needed:
-            held = sum(owner in closed for closed in self._closed.values())
-            raise Rejected(f"the boxes of '{owner}' did not open for {held} members")
-        chosen = tuple(sorted(shares)[: self.needed])
-        if chosen not in weights:
-            weights[chosen] = masks.lagrange_weights([place + 1 for place in chosen])
-        try:
-            return masks.recombine([shares[place] for place in chosen], weights[chosen])
-        except ValueError as error:
-            raise Rejected(f"the self mask of '{owner}' cannot be reconstructed") from error
+            for other, pair in zip(self.gone, seeds, strict=True):
+                mask = stream(pair.tobytes(), self.length)
+                total = total - mask if other > client else total + mask
+        return total
 
 
 # --- with messages ----------------------------------------------------------------------------
@@ -304,73 +297,9 @@ class Attempt:
         return request(kind, shake.roster.nodes[client], what, left, about=about)
 
 
-# --- introductions ----------------------------------------------------------------------------
-
-
-class Introductions:
-    """The introductions of one run; after a crash of the server they are made again."""
-
-    def __init__(self, handshake: Handshake, fail: Callable[[str, str], None]) -> None:
-        """``fail`` is told who is left out of the round, and why.
-
-        A key is introduced again once its proof is another one, by a renewed certificate.
-        """
-        self.handshake, self.fail = handshake, fail
-        self.introduced: dict[str, set[tuple[str, SumKey]]] = {}
-        self.strange: dict[str, set[str]] = {}
-
-    def of(self, members: list[str], patience: float) -> list[str]:
-        """Return those of ``members`` that know and accept each other, after an introduction."""
-        failed = self._introduce(patience)
-        for client, reason in failed.items():
-            if client in members:
-                self.fail(client, f"not introduced: {reason}")
-        return self._agreeing([c for c in members if c not in failed and c in self.introduced])
-
-    def _introduce(self, patience: float) -> dict[str, str]:
-        """Tell everybody online whom they do not know yet; return reasons of those that failed."""
-        shake, roster, failed = self.handshake, self.handshake.roster, {}
-        every = set(roster.keys.items())
-        due = {c: every - self.introduced.get(c, set()) for c in sorted(roster.nodes)}
-        messages = {}
-        for client in (c for c, new in due.items() if new):
-            about = Introduction.of(dict(sorted(due[client], key=lambda pair: pair[0])))
-            node, what = roster.nodes[client], shake.instruction()
-            messages[client] = request(INTRODUCE, node, what, PATIENCE, about=about)
-        for client, reply in exchange(shake.grid, messages, patience):
-            strangers = reply.info.get("strangers")
-            if reply.error or not isinstance(strangers, list | tuple):
-                failed[client] = reply.error or "its answer is invalid"
-                continue
-            self.introduced.setdefault(client, set()).update(due[client])
-            known = self.strange.setdefault(client, set())
-            known.difference_update(name for name, _ in due[client])
-            known.update(map(str, strangers))
-        return failed
-
-    def _agreeing(self, members: list[str]) -> list[str]:
-        """Leave out those whom most do not accept, and then those who do not accept all."""
-        refusals = {m: sum(m in self.strange.get(o, ()) for o in members) for m in members}
-        trusted = [m for m in members if 2 * refusals[m] < len(members)]
-        found = []
-        for client in members:
-            own = self.strange.get(client, set()) & set(trusted)
-            if client not in trusted:
-                many = f"{refusals[client]} of {len(members)}"
-                self.fail(client, f"{many} do not accept its key for the sums")
-            elif own:
-                names = ", ".join(sorted(own))
-                self.fail(client, f"it does not accept the keys of {names} for the sums")
-            else:
-                found.append(client)
-        return found
-
-
 # --- the rounds of a run ---------------------------------------------------------------------
 
 SHORT = 0.25  # of a round's time that each of the small exchanges may take
-
-
 CLIENTS = "_clients"  # a mean of that ending is a count
 EVALUATED = f"evaluated{CLIENTS}"
 
@@ -393,20 +322,19 @@ class SumLedger(Ledger):
     def add_total(self, total: Array, means: Mapping[str, Summed]) -> None:
         """Book the sum itself, and the means that were found in it."""
         self.chain.add("sum", "", {}, (total,))
-        for name, found in means.items():
+        for name, summed in means.items():
+            mean, clients = summed.mean, float(summed.clients)
             if name in BESIDE_ACCURACY:
-                self.means |= {name: found.mean, f"{name}{CLIENTS}": float(found.clients)}
+                self.means |= {name: mean, f"{name}{CLIENTS}": clients}
             elif "accuracy" in name:
-                self.means[name] = found.mean
+                self.means[name] = mean
             elif name == "train_loss":
-                self.round.losses = [found.mean]
+                self.round.losses = [mean]
             else:
-                self.round.numbers[name] = found.mean
+                self.round.numbers[name] = mean
             if name.removeprefix("test_") in METRICS:  # all that a sum is over have just trained
-                self.round.numbers |= {
-                    f"participants_{name}_mean": found.mean,
-                    f"participants_{name}{CLIENTS}": float(found.clients),
-                }
+                about = f"participants_{name}"
+                self.round.numbers |= {f"{about}_mean": mean, f"{about}{CLIENTS}": clients}
         if "test_accuracy" in means:
             self.means[EVALUATED] = float(means["test_accuracy"].clients)
 
@@ -457,40 +385,27 @@ class SumAggregator:
     """Checks and books the rounds of a run with ``secure-sum``, whose server sees sums alone.
 
     The loop over rounds uses it as it does :class:`fedhet.strategies.aggregator.PlainAggregator`.
+    Keys are told after a crash of the server again, and a key once a renewed certificate proves it.
     """
 
     train_share = 0.75  # of a round's time that waiting for training may take
 
     def __init__(
-        self,
-        config: RunConfig,
-        ledger: SumLedger,
-        handshake: Handshake,
-        plan: SumPlan,
-        marks: Mapping[str, Any],
+        self, config: RunConfig, ledger: SumLedger, handshake: Handshake, plan: SumPlan
     ) -> None:
-        """Load :meth:`marks` from a checkpoint's ``marks``."""
         self.config, self.ledger, self.handshake, self.plan = config, ledger, handshake, plan
         self.roster = handshake.roster
         self.about: Cohort | None = None  # what a train message says of the sum
         self.evaluates = not config.sum_metrics  # an accuracy of one client alone is not told
         self.metrics = SumMetrics(config.sum_range, plan.ranges)
-        self.introductions = Introductions(handshake, ledger.fail)
+        self.introduced: dict[str, set[tuple[str, SumKey]]] = {}  # keys that a client was told
+        self.strange: dict[str, set[str]] = {}  # of whom a client does not accept the key
         self._short = min(PATIENCE, SHORT * config.round_timeout)  # seconds of a small exchange
         self.counts_owners = config.sum_owners > 1 and plan.by_class
         self.shared: tuple[int, ...] | None = None  # classes whose rows may be summed
         self._counted: list[str] | None = None  # of whom: a resumed run counts again
-        self.few = int(marks.get("few", 0))  # classes whose rows may not
+        self.few = 0  # classes whose rows may not
         self._attempt: Attempt | None = None
-
-    def marks(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: what the user has been told of."""
-        return {"few": self.few} if self.counts_owners else {}
-
-    def seconds(self, client: str) -> float:
-        """Return 0: how long a client trains is not told."""
-        del client
-        return 0.0
 
     def limit(self, expected: Payload | None) -> int:
         """Return the bytes above which a reply is refused unread."""
@@ -502,7 +417,7 @@ class SumAggregator:
     def members(self, round_: int, clients: list[str], deadline: float) -> list[str]:
         """Return who is asked to train: the cohort of the round's attempt, or nobody."""
         self._attempt, self.about = None, None
-        clients = self.introductions.of(clients, self._short)
+        clients = self._introduced(clients)
         try:
             if self.counts_owners:
                 clients = self._count_owners(round_, clients, deadline)
@@ -523,36 +438,71 @@ class SumAggregator:
         cohort = Cohort(tuple(sorted(members)), number, size, self.shared)
         return Attempt(self.handshake, self.ledger, self.config, round_, cohort, length)
 
+    def _introduced(self, members: list[str]) -> list[str]:
+        """Tell everybody online the keys that are new to them; return who accepts each other.
+
+        Those whom most do not accept are left out, and then those who do not accept all.
+        """
+        shake, roster, messages, failed = self.handshake, self.roster, {}, set[str]()
+        every = set(roster.keys.items())
+        due = {c: every - self.introduced.get(c, set()) for c in sorted(roster.nodes)}
+        for client in (c for c, new in due.items() if new):
+            about = Introduction.of(dict(sorted(due[client], key=lambda pair: pair[0])))
+            node, what = roster.nodes[client], shake.instruction()
+            messages[client] = request(INTRODUCE, node, what, PATIENCE, about=about)
+        for client, reply in exchange(shake.grid, messages, self._short):
+            strangers = reply.info.get("strangers")
+            if reply.error or not isinstance(strangers, list | tuple):
+                failed.add(client)
+                if client in members:
+                    why = reply.error or "its answer is invalid"
+                    self.ledger.fail(client, f"not introduced: {why}")
+                continue
+            self.introduced.setdefault(client, set()).update(due[client])
+            known = self.strange.setdefault(client, set())
+            known.difference_update(name for name, _ in due[client])
+            known.update(map(str, strangers))
+        members = [c for c in members if c not in failed and c in self.introduced]
+        refusals = {m: sum(m in self.strange[other] for other in members) for m in members}
+        trusted, agreeing = {m for m in members if 2 * refusals[m] < len(members)}, []
+        for client in members:
+            many, strange = f"{refusals[client]} of {len(members)}", self.strange[client] & trusted
+            names = ", ".join(sorted(strange))
+            if client not in trusted:
+                self.ledger.fail(client, f"{many} do not accept its key for the sums")
+            elif strange:
+                self.ledger.fail(client, f"it does not accept the keys of {names} for the sums")
+            else:
+                agreeing.append(client)
+        return agreeing
+
     # --- a small sum before it ---------------------------------------------------------------
 
     def _count_owners(self, round_: int, members: list[str], deadline: float) -> list[str]:
-        """Count owners, unless ``members`` are those of the last count; return who is online.
+        """Count the owners of each class, unless ``members`` are those of the last count.
 
-        A count holds for exactly those who were in it: where the other owners of a class have
-        gone, also while they were being counted, the sum would be a lone owner's row.
+        Return who is in the count and online. A count holds for exactly those who were in it: where
+        the other owners of a class have gone, also while they were being counted, the sum would be
+        a lone owner's row.
         """
         while members != self._counted:
-            members = self.ledger.online(self._count(round_, members, deadline))
+            self.shared, self._counted = None, None
+            attempt = self._new(round_, members, len(self.roster.classes))
+            owners = np.rint(self._ask(attempt, OWNERS, self._short, deadline))
+            enough, before = self.config.sum_owners, self.few
+            self.shared = tuple(np.flatnonzero(owners >= enough).tolist())
+            self.few = too_few(owners, enough)
+            if self.few not in {0, before} and self.counts_owners:
+                log.warning("round %d: %s", round_, about_few(owners, enough))
+            self._counted = sorted(attempt.collector.survivors, key=client_order)
+            members = self.ledger.online(self._counted)
         return members
-
-    def _count(self, round_: int, members: list[str], deadline: float) -> list[str]:
-        """Count the owners of each class among ``members``; return who is in the count."""
-        self.shared, self._counted = None, None
-        attempt = self._new(round_, members, len(self.roster.classes))
-        min_owners = self.config.sum_owners
-        owners = np.rint(self._ask(attempt, OWNERS, self._short, deadline))
-        self.shared, before = tuple(np.flatnonzero(owners >= min_owners).tolist()), self.few
-        self.few = too_few(owners, min_owners)
-        if self.few != before and self.few and self.counts_owners:
-            log.warning("round %d: %s", round_, about_few(owners, min_owners))
-        self._counted = sorted(attempt.collector.survivors, key=client_order)
-        return self._counted
 
     def confusions(self, round_: int, deadline: float) -> dict[str, NDArray[np.int64]]:
         """Return the sum of all clients' confusion matrices, of classes with owners enough."""
         classes, timeout = len(self.roster.classes), self.config.round_timeout
         try:
-            members = self.introductions.of(self.ledger.online(self.roster.ids), self._short)
+            members = self._introduced(self.ledger.online(self.roster.ids))
             if self.config.sum_owners > 1:
                 members = self._count_owners(round_, members, deadline)
             attempt = self._new(round_, members, classes**2)
@@ -617,11 +567,6 @@ class SumAggregator:
         if self.config.sum_metrics and reply.metrics.keys() - {SPENT}:
             raise Rejected("reply with single metrics, which this run sums (sum-metrics)")
         return Valid(info, attempt.take(client, reply), reply)
-
-    def uploads(self, checked: Checked) -> list[Any]:
-        """Return nothing: no single upload is seen."""
-        del checked
-        return []
 
     def book(self, checked: Checked) -> None:
         """Record the sum and who is in it; those clients continue from this round."""

@@ -44,18 +44,17 @@ class Secrets:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.words: list[np.ndarray] = []
         self.numbers: list[dict[str, float]] = []
-        original, put = SumProtection.train, SumProtection._put
+        original, put = SumProtection.trained, SumProtection._put
 
-        def train(part: SumProtection, *given: Any) -> Any:
-            found = original(part, *given)
-            self.numbers.append(found[1])
-            return found
+        def trained(part: SumProtection, what: Any, numbers: dict, digest: str) -> Any:
+            self.numbers.append(dict(numbers))
+            return original(part, what, numbers, digest)
 
         def keep(part: SumProtection, vector: np.ndarray, *more: Any) -> None:
             put(part, vector, *more)
             self.words.append(part._steps[-1].astype(np.uint32))
 
-        monkeypatch.setattr(SumProtection, "train", train)
+        monkeypatch.setattr(SumProtection, "trained", trained)
         monkeypatch.setattr(SumProtection, "_put", keep)
 
     def pieces(self) -> Iterator[bytes]:

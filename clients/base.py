@@ -140,7 +140,7 @@ class MethodClient(NumPyClient, Generic[P]):
         """Return private tensors (n, ...) of generation 0 by name; shapes and dtypes stay."""
         return {}
 
-    def expect_download(self, came: Payload) -> Payload | None:
+    def expect_download(self, came: Any) -> Payload | None:
         """Return a payload with the shapes and dtypes that ``came`` must have; None: any.
 
         ``came`` is an unchecked instance of ``download_type``. Use it only for lengths that vary.
@@ -148,10 +148,10 @@ class MethodClient(NumPyClient, Generic[P]):
         """
         return None
 
-    def check_download(self, payload: Payload) -> None:
+    def check_download(self, payload: Any) -> None:
         """Raise Refused if ``payload``, finite and of the right shapes, is not acceptable."""
 
-    def receive(self, payload: Payload) -> None:
+    def receive(self, payload: Any) -> None:
         """Take in ``payload`` from the server, an instance of ``download_type``."""
 
     def phases(self) -> list[Phase]:
@@ -227,9 +227,9 @@ class MethodClient(NumPyClient, Generic[P]):
         """Return a new model of this client's architecture."""
         return build_model(self.setup.model, classes=self.classes, d=self.d, inputs=self.inputs)
 
-    def new_small(self, chosen: str = "") -> SplitModel:
-        """Return a new small model that all clients share: ``chosen``, or ``small-model``."""
-        return small_model(self.config, self.inputs, chosen, self.classes)
+    def new_small(self) -> SplitModel:
+        """Return a new small model, which all clients share: ``small-model``."""
+        return small_model(self.config, self.inputs, self.classes)
 
     def examples(self, part: str) -> Examples:
         """Return the examples of ``part``, ``train``, ``val`` or ``test``, on the device.

@@ -4,6 +4,7 @@ Prototypes (FedProto, FedTGP) are mean representations, to which the model is dr
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,24 +39,20 @@ class ClassVectorClient(MethodClient[P]):
         """Return the width of a received vector; by default the representation's d."""
         return self.d
 
-    def expect_download(self, came: Payload) -> Payload | None:
+    def expect_download(self, came: Any) -> Payload | None:
         """Return a payload with as many vectors as ids, at most one per class that may come."""
-        if not isinstance(came, ClassVectors):
-            return super().expect_download(came)
         rows = min(came.classes.size, len(self.sent_classes()))
         ids = blank((rows,), np.int64)
         return ClassVectors(ids, ids, blank((rows, self.sent_width())))
 
-    def check_download(self, payload: Payload) -> None:
+    def check_download(self, payload: Any) -> None:
         """Check ids, each once, and a positive number of images or owners of each."""
-        if isinstance(payload, ClassVectors):
-            check_ids(payload.classes, self.sent_classes())
-            if not ((payload.counts > 0) & (payload.counts < EXACT)).all():
-                raise Refused("the count of a class is not a positive number")
+        check_ids(payload.classes, self.sent_classes())
+        if not ((payload.counts > 0) & (payload.counts < EXACT)).all():
+            raise Refused("the count of a class is not a positive number")
 
-    def receive(self, payload: Payload) -> None:
+    def receive(self, payload: Any) -> None:
         """``vectors`` (C, w), zero where nothing came, and ``known`` (C,) bool, of this round."""
-        assert isinstance(payload, ClassVectors)
         sent = torch.as_tensor(payload.classes)
         vectors = torch.zeros(self.classes, payload.vectors.shape[1])
         vectors[sent] = torch.as_tensor(payload.vectors)
@@ -82,7 +79,7 @@ class PrototypeClient(ClassVectorClient[PP]):
         own: Array = self.seen().numpy()
         return own
 
-    def receive(self, payload: Payload) -> None:
+    def receive(self, payload: Any) -> None:
         """Receive vectors; of vectors for all clients keep only its own classes' if configured."""
         super().receive(payload)
         if self.params.download_classes != "all":

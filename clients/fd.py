@@ -5,7 +5,7 @@ from torch import Tensor
 
 from fedhet.clients.class_vectors import ClassVectorClient
 from fedhet.errors import Refused
-from fedhet.protocol.payload import Array, ClassVectors, Payload
+from fedhet.protocol.payload import Array, ClassVectors
 from fedhet.strategies.fd import FDParams
 
 
@@ -21,10 +21,9 @@ class FDClient(ClassVectorClient[FDParams]):
         """Return C probabilities."""
         return self.classes
 
-    def check_download(self, payload: Payload) -> None:
+    def check_download(self, payload: ClassVectors) -> None:
         """Check that vectors are probabilities."""
         super().check_download(payload)
-        assert isinstance(payload, ClassVectors)
         if ((payload.vectors < 0) | (payload.vectors > 1)).any():
             raise Refused("a vector has entries outside 0 to 1, which are not probabilities")
 

@@ -3,14 +3,13 @@
 from torch import nn
 
 from fedhet.clients.averaging import AveragingClient
-from fedhet.strategies.fedavg import FedAvgParams
 
 
-class FedAvgClient(AveragingClient[FedAvgParams]):
+class FedAvgClient(AveragingClient):
     """Shares its whole model."""
 
     shared_name = "model"
 
     def build(self) -> dict[str, nn.Module]:
         """Return the common model, as the server's is before round 1."""
-        return {"model": self.as_sent_first(lambda: self.new_small(self.params.common_model))}
+        return {"model": self.as_sent_first(self.new_small)}

@@ -18,7 +18,6 @@ class FedGenClient(AveragingClient[FedGenParams]):
     """Shares the header of its own model; uses the server's generator for a round."""
 
     caches_frozen = True
-
     download_type = HeaderAndGenerator
 
     def expect_download(self, came: Payload) -> Payload | None:
@@ -28,9 +27,8 @@ class FedGenClient(AveragingClient[FedGenParams]):
             blank((self.classes,), np.int64), (*blanks_of(self.shared()), *made)
         )
 
-    def check_download(self, payload: Payload) -> None:
+    def check_download(self, payload: HeaderAndGenerator) -> None:
         """Check that labels can be drawn and that no running variance is below 0."""
-        assert isinstance(payload, HeaderAndGenerator)
         images, names = payload.images, exchanged(self._new_generator())
         if (images < 0).any() or not 0 < images.astype(np.float64).sum() < EXACT:
             raise Refused("the images per class are not counts")
@@ -38,9 +36,8 @@ class FedGenClient(AveragingClient[FedGenParams]):
             if name.endswith("running_var") and (array < 0).any():
                 raise Refused("the generator has a variance below 0")
 
-    def receive(self, payload: Payload) -> None:
+    def receive(self, payload: HeaderAndGenerator) -> None:
         """Overwrite the header; G and the federation's labels, which are no private state."""
-        assert isinstance(payload, HeaderAndGenerator)
         set_parameters(self.shared(), payload.tensors[:2])
         made = self._new_generator()
         set_parameters(made, payload.tensors[2:])

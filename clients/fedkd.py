@@ -25,11 +25,11 @@ class FedKDClient(MethodClient[FedKDParams]):
         """Return mentor, student, W_h; with ``compress-down`` the student received last."""
         modules = {
             "model": self.local_model(),
-            "student": self.new_small(self.params.student),
+            "student": self.new_small(),
             "projector": nn.Linear(self.d, self.d, bias=False),
         }
         if self.params.compress_down:
-            modules["received"] = self.new_small(self.params.student)
+            modules["received"] = self.new_small()
         return modules
 
     @property
@@ -37,17 +37,15 @@ class FedKDClient(MethodClient[FedKDParams]):
         """The shared network."""
         return cast("SplitModel", self.modules["student"])
 
-    def expect_download(self, came: Payload) -> Payload | None:
+    def expect_download(self, came: LowRank) -> Payload | None:
         """Return the student, or with ``compress-down`` an update, whose ranks fix its shapes."""
-        assert isinstance(came, LowRank)
         student = blanks_of(self.student)
         if not self.params.compress_down or (came.ranks == WHOLE).any():
             return whole(student)
         return LowRank(came.ranks, tuple(blanks(came.ranks, [blank.shape for blank in student])))
 
-    def check_download(self, payload: Payload) -> None:
+    def check_download(self, payload: LowRank) -> None:
         """Check for the student, or for an update of a bounded norm."""
-        assert isinstance(payload, LowRank)
         whole_ones = payload.ranks == WHOLE
         if whole_ones.all():
             return
@@ -56,9 +54,8 @@ class FedKDClient(MethodClient[FedKDParams]):
         shapes = [array.shape for array in blanks_of(self.student)]
         self.setup.limits.check("max_download_norm", update_norm(payload, shapes))
 
-    def receive(self, payload: Payload) -> None:
+    def receive(self, payload: LowRank) -> None:
         """Take the student itself, or the update of the one received before."""
-        assert isinstance(payload, LowRank)
         held = self.modules.get("received", self.student)
         self.received = apply(payload, get_parameters(held))
         set_parameters(self.student, self.received)

@@ -28,7 +28,6 @@ class FedSSAClient(MethodClient[FedSSAParams]):
     """Exchanges header rows of seen classes."""
 
     caches_frozen = True
-
     shares_model = False
     download_type = HeaderRows
 
@@ -37,9 +36,8 @@ class FedSSAClient(MethodClient[FedSSAParams]):
         rows = len(self._sent())
         return HeaderRows(blank((rows,), np.int64), blank((rows, self.d)), blank((rows,)))
 
-    def check_download(self, payload: Payload) -> None:
+    def check_download(self, payload: HeaderRows) -> None:
         """Check for exactly the classes that come, each once."""
-        assert isinstance(payload, HeaderRows)
         if not np.array_equal(payload.classes, self._sent()):
             raise Refused(
                 f"rows of classes {payload.classes.tolist()}, not {self._sent().tolist()}"
@@ -51,12 +49,11 @@ class FedSSAClient(MethodClient[FedSSAParams]):
         ids: Array = np.arange(self.classes) if whole else self.seen().numpy()
         return ids
 
-    def receive(self, payload: Payload) -> None:
+    def receive(self, payload: HeaderRows) -> None:
         """Apply eq. 4 to seen rows; ``download-rows: whole`` overwrites unseen rows.
 
         In a sum, rows of classes with too few owners stay: the global ones are what was drawn.
         """
-        assert isinstance(payload, HeaderRows)
         mu = stabilisation(self.params, self.round)
         scale = 1.0 + mu if self.params.fusion == "convex" else 1.0
         own, rows = self.seen().numpy(), np.arange(len(payload.classes))

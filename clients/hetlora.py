@@ -46,22 +46,20 @@ class HetLoRAClient(MethodClient[HetLoRAParams]):
         text = hashlib.sha256(f"{self.model.network_digest} {layers}".encode()).hexdigest()
         return np.array([int(digit, 16) for digit in text[:DIGITS]], dtype=np.int64)
 
-    def expect_download(self, came: Payload) -> Payload | None:
+    def expect_download(self, came: Adapters) -> Payload | None:
         """Return own shapes, or no factors, as in round 1."""
         digits = blank((DIGITS,), np.int64)
-        if isinstance(came, Adapters) and not came.tensors:
+        if not came.tensors:
             return Adapters(digits, ())
         return Adapters(digits, tuple(blank(tuple(p.flatten(1).shape)) for p in self._factors()))
 
-    def check_download(self, payload: Payload) -> None:
+    def check_download(self, payload: Adapters) -> None:
         """Raise Refused for factors of another network, or of other layers."""
-        assert isinstance(payload, Adapters)
         if payload.tensors and not np.array_equal(payload.digest, self._digest()):
             raise Refused("the adapters are of another network, or of other layers")
 
-    def receive(self, payload: Payload) -> None:
+    def receive(self, payload: Adapters) -> None:
         """Overwrite the adapters, from round 2 on."""
-        assert isinstance(payload, Adapters)
         with torch.no_grad():
             for parameter, array in zip(self._factors(), payload.tensors, strict=False):
                 parameter.copy_(torch.as_tensor(array).view_as(parameter))

@@ -7,5 +7,4 @@ class LGFedAvgClient(AveragingClient):
     """Shares the header of its own model."""
 
     caches_frozen = True
-
     shares_model = False

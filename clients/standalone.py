@@ -7,5 +7,4 @@ class StandaloneClient(MethodClient):
     """The base class as it is."""
 
     caches_frozen = True
-
     shares_model = False

@@ -32,7 +32,7 @@ from fedhet.errors import UserError, brief
 from fedhet.files import private_folder, replacing
 
 MAC = "mac"  # field of an identity: its MAC under the key of the user who made it
-MODEL_KEYS = ("architecture", "small-model", "student", "common-model")  # beside `models`
+MODEL_KEYS = ("architecture", "small-model")  # beside `models`
 APPS_DATA = "app:data"  # data set of a run of somebody's own app, which every node has for itself
 GROUPS = {
     "method": "fedhet.methods", "model": "fedhet.models", "dataset": "fedhet.datasets",

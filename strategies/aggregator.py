@@ -13,7 +13,7 @@ trimmed at all: choose ``trim`` by the fewest clients that share a class.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +52,7 @@ class Upload:
     """
 
     info: ClientInfo
-    payload: Payload
+    payload: Any
     weight: float
     metrics: Mapping[str, float]
     late: float = 1.0
@@ -91,7 +91,7 @@ class _Method(Protocol):
     @property
     def metric_ranges(self) -> Mapping[str, tuple[float, float]]: ...
     def reference(self, info: ClientInfo) -> Reference: ...
-    def check(self, info: ClientInfo, payload: Payload) -> None: ...
+    def check(self, info: ClientInfo, payload: Any) -> None: ...
 
 
 class PlainAggregator:

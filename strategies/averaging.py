@@ -189,10 +189,9 @@ class AveragingStrategy(MethodStrategy[P]):
         ``shares_extractor``; else a header d -> C.
         """
         if self.shares_extractor:
-            return small_extractor(self.config, self.inputs, "", self.classes)
+            return small_extractor(self.config, self.inputs, self.classes)
         if self.shares_small_model:
-            chosen = self.own_small(self.params)
-            return small_model(self.config, self.inputs, chosen, self.classes)
+            return small_model(self.config, self.inputs, self.classes)
         return nn.Linear(self.d, self.classes)
 
     def initialise(self) -> None:

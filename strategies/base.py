@@ -61,7 +61,6 @@ class MethodStrategy(Strategy, Generic[P]):
     aggregations: ClassVar[Sequence[str]] = ("mean",)  # values of `aggregation` that it supports
     metric_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}  # range of each own metric
     shares_small_model = False  # whether clients share the model that `small-model` names
-    small_key = ""  # of the params: a small model of its own
     broadcasts = False  # whether all clients are sent the same payload
     noise_on_steps = False  # whether noise is for upload - download, and `combine` gets its sum
     # Why `secure-sum` is refused: "" in a class with `contribution` and `combine`.
@@ -119,11 +118,6 @@ class MethodStrategy(Strategy, Generic[P]):
             )
 
     @classmethod
-    def own_small(cls, params: P) -> str:
-        """Return what ``small_key`` of ``params`` names; empty: use ``small-model``."""
-        return str(getattr(params, cls.small_key, ""))
-
-    @classmethod
     def ignores(cls, config: RunConfig, params: P) -> Mapping[str, str]:
         """Return the common keys that have no effect, each with the reason.
 
@@ -152,8 +146,8 @@ class MethodStrategy(Strategy, Generic[P]):
         """Return what an upload of client ``info`` is held against: see :class:`Reference`."""
         return Reference(Empty())
 
-    def check(self, info: ClientInfo, payload: Payload) -> None:
-        """Raise Rejected if ``payload``, of the right shapes, is not acceptable from ``info``."""
+    def check(self, info: ClientInfo, payload: Any) -> None:
+        """Raise Rejected if ``payload``, an ``upload_type`` of the right shapes, is not valid."""
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Combine ``uploads``, sorted by client, in float64, at the end of round ``round_``.
@@ -163,7 +157,7 @@ class MethodStrategy(Strategy, Generic[P]):
         return {}
 
     @classmethod
-    def contribution(cls, upload: Payload, own: Own) -> Summand:
+    def contribution(cls, upload: Any, own: Own) -> Summand:
         """Return one client's summand; called in the client's process.
 
         It is linear in what ``upload`` shares, and as long for every client of a run; ``own`` is
@@ -466,7 +460,7 @@ class MethodStrategy(Strategy, Generic[P]):
             return None, None
         if isinstance(self.aggregator, PlainAggregator):
             uploads = self.aggregator.uploads(replies)
-            numbers = dict(self.aggregate(uploads, server_round))
+            numbers: dict[str, Any] = dict(self.aggregate(uploads, server_round))
         else:
             assert replies.total is not None
             numbers = dict(self.combine(replies.total, server_round))

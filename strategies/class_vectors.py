@@ -33,7 +33,7 @@ def declared(info: ClientInfo) -> tuple[Array, Array]:
 
 def payloads_of(uploads: Sequence[Upload]) -> list[ClassVectors]:
     """Return the uploads' vectors, in the uploads' order."""
-    return [u.payload for u in uploads if isinstance(u.payload, ClassVectors)]
+    return [upload.payload for upload in uploads]
 
 
 def stacked(uploads: Sequence[Upload]) -> tuple[Tensor, Tensor]:
@@ -43,9 +43,8 @@ def stacked(uploads: Sequence[Upload]) -> tuple[Tensor, Tensor]:
     return labels, torch.from_numpy(np.concatenate([p.vectors for p in payloads]))
 
 
-def shared_by(upload: Payload, own: Own) -> ClassVectors:
+def shared_by(upload: ClassVectors, own: Own) -> ClassVectors:
     """Return the vectors of an upload whose classes have enough owners."""
-    assert isinstance(upload, ClassVectors)
     kept = own.shares(upload.classes)
     return ClassVectors(upload.classes[kept], upload.counts[kept], upload.vectors[kept])
 
@@ -86,9 +85,8 @@ class ClassVectorStrategy(MethodStrategy[P]):
         vectors = ClassVectors(own, images, blank((len(own), self.width)))
         return Reference(vectors, bounded=self.bounded)
 
-    def check(self, info: ClientInfo, payload: Payload) -> None:
+    def check(self, info: ClientInfo, payload: ClassVectors) -> None:
         """Check the declared classes and counts."""
-        assert isinstance(payload, ClassVectors)
         own, images = declared(info)
         check_declared("vectors of classes", payload.classes, own)
         check_declared("images per class", payload.counts, images)

@@ -79,10 +79,9 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
                 "uploads are probabilities: use method=fedproto"
             )
 
-    def check(self, info: ClientInfo, payload: Payload) -> None:
+    def check(self, info: ClientInfo, payload: ClassVectors) -> None:
         """Check also that every vector is a probability distribution."""
         super().check(info, payload)
-        assert isinstance(payload, ClassVectors)
         sums = payload.vectors.sum(axis=1, dtype=np.float64)
         if (payload.vectors < 0).any() or (np.abs(sums - 1) > _TOLERANCE).any():
             raise Rejected("a vector is not a probability distribution")
@@ -92,7 +91,6 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         stale = ~np.isin(self.owners, [upload.info.client for upload in uploads])
         owners, labels, vectors = [self.owners[stale]], [self.labels[stale]], [self.vectors[stale]]
         for upload in uploads:
-            assert isinstance(upload.payload, ClassVectors)
             owners.append(np.full(len(upload.payload.classes), upload.info.client))
             labels.append(upload.payload.classes)
             vectors.append(upload.payload.vectors)

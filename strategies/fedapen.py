@@ -34,7 +34,6 @@ class FedAPENStrategy(AveragingStrategy[FedAPENParams]):
     """Averages shared models."""
 
     not_summed = ""  # `aggregate` adds the mean of a metric alone, which `sum-metrics` gives
-
     aggregations = ROBUST
     shares_small_model = True
     metric_ranges = {"ensemble_weight": (0.0, 1.0)}  # lambda

@@ -11,20 +11,10 @@ A client's own architecture is not used; FLOPs and floats are the common model's
 the client's trained copy. BatchNorm's running statistics are averaged like the rest.
 """
 
-from pydantic import Field
-
-from fedhet.config.schema import Params
 from fedhet.strategies.averaging import AveragingStrategy
 
 
-class FedAvgParams(Params):
-    """Hyper-parameters of FedAvg."""
-
-    common_model: str = Field("", description="common architecture; empty: small-model")
-
-
-class FedAvgStrategy(AveragingStrategy[FedAvgParams]):
+class FedAvgStrategy(AveragingStrategy):
     """Averages whole models."""
 
     shares_small_model = True
-    small_key = "common_model"

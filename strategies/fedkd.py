@@ -26,7 +26,7 @@ needs every client in every round.
 
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -162,7 +162,6 @@ def blanks(ranks: Array, shapes: Sequence[Shape]) -> list[Array]:
 class FedKDParams(Params):
     """Hyper-parameters of FedKD."""
 
-    student: str = Field("", description="shared architecture; empty: small-model")
     compress: Literal["svd", "off"] = Field("svd", description="how updates go up: svd, or dense")
     compress_down: bool = False
     """also send updates down as svd; needs fraction=1 and compress=svd"""
@@ -190,7 +189,6 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
     growing = ("update-ranks", "update")  # both are empty before the first update
     aggregations = ROBUST
     shares_small_model = True
-    small_key = "student"
     plans_rounds = True  # the energy grows from t-start to t-end over all rounds
 
     @classmethod
@@ -227,14 +225,12 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         """Return no shapes, which follow from the ranks: see :meth:`check`."""
         return Reference(None, start=size(self.tensors), step=self._length)
 
-    def check(self, info: ClientInfo, payload: Payload) -> None:
+    def check(self, info: ClientInfo, payload: LowRank) -> None:
         """Check that every tensor fits its rank and parameter."""
-        assert isinstance(payload, LowRank)
         check_shapes(payload.tensors, blanks(payload.ranks, self.shapes))
 
-    def _length(self, payload: Payload) -> float:
+    def _length(self, payload: Any) -> float:
         """Return the update's own size, which its factors' norms do not give."""
-        assert isinstance(payload, LowRank)
         norm, most = update_norm(payload, self.shapes), self.config.max_update_norm
         if not norm <= most:
             raise Rejected(f"norm {norm:.4g} of the update is above max-update-norm={most:g}")
@@ -250,7 +246,7 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
 
     def _mean(self, uploads: Sequence[Upload]) -> list[Array]:
         """Return the updates' mean, trimmed mean or median, float32."""
-        payloads = [u.payload for u in uploads if isinstance(u.payload, LowRank)]
+        payloads = [upload.payload for upload in uploads]
         if self.rule.name != "mean":
             single = [[a.astype(np.float32) for a in dense(p, self.shapes)] for p in payloads]
             return [self.rule.middle_of(list(column)) for column in zip(*single, strict=True)]

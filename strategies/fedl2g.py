@@ -89,9 +89,8 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
         every = np.arange(self.classes, dtype=np.int64)
         return ClassVectors(every, np.ones(self.classes, dtype=np.int64), self.guides)
 
-    def check(self, info: ClientInfo, payload: Payload) -> None:
+    def check(self, info: ClientInfo, payload: ClassVectors) -> None:
         """Check for the declared classes, each with or without a gradient."""
-        assert isinstance(payload, ClassVectors)
         check_declared("gradients of classes", payload.classes, declared(info)[0])
         if not np.isin(payload.counts, (0, 1)).all():
             raise Rejected("the mark of a gradient must be 0 or 1")

@@ -45,7 +45,7 @@ def global_model(
 ) -> SplitModel:
     """Return G with representation d1; without ``matryoshka`` it is G_ex alone."""
     make = small_model if params.matryoshka else small_extractor
-    return make(config, inputs, "", classes, params.d1)
+    return make(config, inputs, classes, params.d1)
 
 
 class FedMRLStrategy(AveragingStrategy[FedMRLParams]):

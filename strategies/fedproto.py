@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedhet.config.schema import RunConfig
-from fedhet.protocol.payload import Array, Payload
+from fedhet.protocol.payload import Array, ClassVectors
 from fedhet.strategies.aggregator import ROBUST
 from fedhet.strategies.averaging import class_totals, late_factors
 from fedhet.strategies.base import Upload
@@ -66,7 +66,7 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
         return self.count(uploads)
 
     @classmethod
-    def contribution(cls, upload: Payload, own: Own) -> Summand:
+    def contribution(cls, upload: ClassVectors, own: Own) -> Summand:
         """Return images x mean (C, d) and images (C,), in units of weights; C ones and zeros."""
         payload = shared_by(upload, own)
         weights = own.weigh(payload.counts)

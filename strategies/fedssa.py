@@ -83,10 +83,9 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         """Return the rows of the same classes, which come back."""
         return Reference(self._rows(info, self.params.upload_rows))
 
-    def check(self, info: ClientInfo, payload: Payload) -> None:
+    def check(self, info: ClientInfo, payload: HeaderRows) -> None:
         """Check for exactly the declared classes, each once."""
         expected = self._rows(info, self.params.upload_rows)
-        assert isinstance(payload, HeaderRows)
         check_declared("rows of classes", payload.classes, expected.classes)
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
@@ -102,7 +101,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         return self._set(sums.means(self.header), round_)
 
     @classmethod
-    def contribution(cls, upload: Payload, own: Own) -> Summand:
+    def contribution(cls, upload: HeaderRows, own: Own) -> Summand:
         """Return rows (C, d + 1), zero if unseen, and C ones and zeros; whole headers weigh w_k."""
         whole = cls._whole(own.config)
         classes, rows = _unpack(upload)
@@ -161,7 +160,6 @@ def joined(weight: Array, bias: Array) -> Array:
     return np.column_stack([weight, bias])
 
 
-def _unpack(payload: Payload) -> tuple[Array, Array]:
+def _unpack(payload: HeaderRows) -> tuple[Array, Array]:
     """Return class ids and rows of those that a client has seen."""
-    assert isinstance(payload, HeaderRows)
     return payload.classes, joined(payload.weight, payload.bias)

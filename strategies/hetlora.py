@@ -124,9 +124,8 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
             return Reference(None, bounded=False)
         return Reference(self.download(info, 0))
 
-    def check(self, info: ClientInfo, payload: Payload) -> None:
+    def check(self, info: ClientInfo, payload: Adapters) -> None:
         """Check the digest, and that factors fit each other and the client's rank."""
-        assert isinstance(payload, Adapters)
         rank, each = rank_of(info), len(self._sent(payload.digest, payload.digest))
         tensors = payload.tensors
         if payload.digest.shape != (DIGITS,) or not tensors or len(tensors) % each:
@@ -139,7 +138,7 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Combine the adapters layer by layer."""
-        payloads = {u.info.client: u.payload for u in uploads if isinstance(u.payload, Adapters)}
+        payloads = {upload.info.client: upload.payload for upload in uploads}
         if not self.layers:
             counts = Counter(tuple(p.digest.tolist()) for p in payloads.values())
             self.digest = np.array(counts.most_common(1)[0][0], dtype=np.int64)

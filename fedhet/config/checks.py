@@ -163,7 +163,7 @@ def check_combinations(config: RunConfig) -> None:
     if config.clients:
         check_replies(config)
     if strategy.shares_small_model:
-        small_name(config, kind, strategy.own_small(config.params))
+        small_name(config, kind)
     check_kind(config, kind)
     if config.aggregation not in strategy.aggregations:
         raise UserError(

@@ -103,7 +103,7 @@ def _ours(name: str, spelling: str, about: str) -> Method:
     """Return a method of ours, whose classes are named by its spelling: pFedES is PFedES there."""
     words = spelling.replace("-", "")
     kind = f"fedhet.{{}}.{name}:{words[0].upper()}{words[1:]}{{}}"
-    own = name not in {"standalone", "lg_fedavg"}
+    own = name not in {"standalone", "lg_fedavg", "fedavg"}
     params = kind.format("strategies", "Params") if own else Params
     client = kind.format("clients", "Client")
     return Method(kind.format("strategies", "Strategy"), client, about, params)

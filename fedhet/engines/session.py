@@ -355,7 +355,7 @@ def check_models(config: RunConfig, classes: int, inputs: Inputs) -> None:
     names = list(config.models)
     strategy = find_method(config.method).strategy
     if strategy.shares_small_model:
-        names.append(small_name(config, inputs.kind, strategy.own_small(config.params)))
+        names.append(small_name(config, inputs.kind))
     with torch.random.fork_rng(devices=[]):
         for name in dict.fromkeys(names):
             build_model(name, classes=classes, d=config.representation, inputs=inputs)

@@ -196,14 +196,14 @@ def validate_model_name(name: str, kind: str = "") -> None:
     )
 
 
-def small_name(config: RunConfig, kind: str, chosen: str = "") -> str:
-    """Return which model all clients share: ``chosen``, ``small-model``, or the kind's smallest.
+def small_name(config: RunConfig, kind: str) -> str:
+    """Return which model all clients share: ``small-model``, or the kind's smallest.
 
     An empty ``kind`` is not known yet. If all clients have the same CNN it is that one, the papers'
     homogeneous setting; if all have the same of torchvision's it is CNN-1. Raises UserError if a
     client's model is a user's own.
     """
-    name, models = chosen or config.small_model, public_names(config.models)
+    name, models = config.small_model, public_names(config.models)
     smallest = SMALLEST[kind or IMAGE]
     if " " in name or name.startswith(FOLDER):
         raise UserError(

@@ -385,17 +385,17 @@ def _form(tensor: Tensor) -> str:
 
 
 def small_model(
-    config: RunConfig, inputs: Inputs, chosen: str, classes: int, d: int | None = None
+    config: RunConfig, inputs: Inputs, classes: int, d: int | None = None
 ) -> SplitModel:
     """Return a new model of :func:`small_name`; d is by default the run's ``representation``."""
-    name = small_name(config, inputs.kind, chosen)
+    name = small_name(config, inputs.kind)
     return build_model(name, classes=classes, d=d or config.representation, inputs=inputs)
 
 
 def small_extractor(
-    config: RunConfig, inputs: Inputs, chosen: str, classes: int, d: int | None = None
+    config: RunConfig, inputs: Inputs, classes: int, d: int | None = None
 ) -> SplitModel:
     """Return a new :func:`small_model` without its header."""
-    model = small_model(config, inputs, chosen, classes, d)
+    model = small_model(config, inputs, classes, d)
     model.head = nn.Identity()  # type: ignore[assignment]
     return model

@@ -24,7 +24,7 @@ class Task:
     """A message of a run, with the application that came with it."""
 
     def __init__(self, sent, config, limits):
-        kind = "train" if {"models", "common-model"} & set(config) else "query"
+        kind = "train" if {"models", "small-model"} & set(config) else "query"
         what = Instruction("e", int(kind == "train"), classes=tuple("0123"))
         self.message, self.sent, self.reply = request(kind, 1, what, 600.0), sent, None
         posted(self.message)
@@ -111,7 +111,7 @@ def test_a_link_to_a_file_with_code_is_refused(site, sent):
 @pytest.mark.parametrize(
     "names",
     [{"method": "evil:METHOD"}, {"models": ["evil:make"]}, {"dataset": "evil:load"},
-     {"method": "fedavg", "common-model": "evil:make"},
+     {"method": "fedavg", "small-model": "evil:make"},
      {"dataset": "os:system"}, {"models": ["subprocess:Popen"]}, {"method": "antigravity:METHOD"}],
 )  # fmt: skip
 def test_a_run_names_modules_of_installed_packages_only(site, names):

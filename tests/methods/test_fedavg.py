@@ -29,7 +29,7 @@ def test_one_round_by_hand(tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "width"),
-    [({}, 500), ({"models": ["cnn-4"]}, 800), ({"common_model": "cnn-3"}, 1000)],
+    [({}, 500), ({"models": ["cnn-4"]}, 800), ({"small_model": "cnn-3"}, 1000)],
 )
 def test_which_model_that_is(tmp_path, changes, width):
     client = make_client(fedavg(tmp_path, **changes), 0, tmp_path)
@@ -39,7 +39,7 @@ def test_which_model_that_is(tmp_path, changes, width):
 def test_running_statistics_are_sent_averaged_and_never_below_zero(tmp_path):
     """A model with BatchNorm is sent whole: by name, two arrays more for each such layer."""
     keys = {"dataset": "synthetic:96x4", "image_size": 16, "representation": 16}
-    config = fedavg(tmp_path, common_model="shufflenet_v2_x0_5", **keys)
+    config = fedavg(tmp_path, small_model="shufflenet_v2_x0_5", **keys)
     strategy = make_strategy(config, [[0], [1]], [100, 300], 4)
     names = list(strategy.arrays())
     client = make_client(config, 0, tmp_path)

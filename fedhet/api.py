@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 
 from fedhet.cli.common import RunProgress, tell
-from fedhet.config.load import load_noted
+from fedhet.config.load import find_preset, load_noted
 from fedhet.config.registry import folder_name, named
 from fedhet.config.schema import METRICS, kebab
 from fedhet.data.inputs import safe_ids
@@ -158,7 +158,7 @@ def run(
     was interrupted; :func:`resume` then goes on.
     """
     look_here()
-    path = None if config is None else session.find_preset(os.fspath(config))
+    path = None if config is None else find_preset(os.fspath(config))
     values, objects = _named(keys)
     with giving(objects):
         loaded, notes = load_noted(path, changes=_keys(values))

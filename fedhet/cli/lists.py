@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from fedhet import plugins
 from fedhet.cli.common import Json, Trust, loading, show_json, show_table, tell
-from fedhet.config.registry import METHODS
+from fedhet.config.registry import METHODS, find_method, method_name
 from fedhet.config.schema import METRICS, RunConfig, Schema, as_yaml, kebab
 from fedhet.errors import RunFailed, UserError, nearest, one_line
 from fedhet.files import plain_path
@@ -87,18 +87,12 @@ def runs(
         print(f"no runs in {base}")
         return
     rows = [
-        (
-            str(Path(row["folder"]).relative_to(base)),
-            row["status"],
-            row["method"] or "-",
-            row["dataset"] or "-",
-            f"{row['rounds'] or 0}/{row['rounds_wanted'] or '-'}",
-            headline(row["metric"], row),
-        )
+        (str(Path(row["folder"]).relative_to(base)), row["status"], row["method"] or "-",
+         row["dataset"] or "-", f"{row['rounds'] or 0}/{row['rounds_wanted'] or '-'}",
+         headline(row["metric"], row))
         for row in table
-    ]
-    columns = ("run", "status", "method", "dataset", "rounds", "last mean")
-    show_table(str(base), columns, rows)
+    ]  # fmt: skip
+    show_table(str(base), ("run", "status", "method", "dataset", "rounds", "last mean"), rows)
 
 
 def _run_row(path: Path) -> dict[str, Any]:
@@ -106,18 +100,16 @@ def _run_row(path: Path) -> dict[str, Any]:
     from fedhet.records.run_folder import RunFolder
 
     folder = RunFolder(path)
-    identity = path / "checkpoint" / "run.json"
-    row: dict[str, Any] = {"folder": str(path), "started": identity.stat().st_mtime}
-    row |= dict.fromkeys(("method", "dataset", "rounds", "rounds_wanted"), None)
-    row["metric"] = "accuracy"
+    row: dict[str, Any] = {"folder": str(path), "started": folder.identity.stat().st_mtime}
+    row |= dict.fromkeys(("method", "dataset", "rounds", "rounds_wanted")) | {"metric": "accuracy"}
     try:
         config, (summary, rounds) = folder.started_config(), folder.read_result()
         row |= {"method": config["method"], "dataset": config["dataset"]}
         row |= {"rounds": len(rounds), "rounds_wanted": config["rounds"]}
         row["metric"] = config["metric"] if config.get("metric") in METRICS else "accuracy"
+        last = rounds[-1] if rounds else {}
         kept = {"test_accuracy_mean", f"test_{row['metric']}_mean"}
-        row |= {key: rounds[-1].get(key) if rounds else None for key in sorted(kept)}
-        row["run_sha256"] = rounds[-1]["sha256"] if rounds else None
+        row |= {key: last.get(key) for key in sorted(kept)} | {"run_sha256": last.get("sha256")}
         row["status"] = summary.get("status") or ("running" if folder.being_written() else "killed")
     except (UserError, RunFailed, ValueError, KeyError, TypeError) as error:
         row |= {"status": "damaged", "test_accuracy_mean": None, "reason": str(error)}
@@ -132,34 +124,27 @@ def keys(
     as_json: Json = False,
 ) -> None:
     """List the keys of a configuration with defaults, ranges and meaning, or search them."""
-    from fedhet.config.registry import find_method, method_name
-
     known = [*METHODS, *plugins.installed("method")]
     method = word if word and (method_name(word) in known or ":" in word) else None
     searched = "" if method or word is None else word.lower()
-    schemas: dict[str, type[Schema]] = {"": RunConfig}
-    for owner in [method] if method else METHODS if searched else []:
-        schemas[owner] = find_method(owner).params
     rows = [
-        {"key": key, "method": owner or None, **what}
-        for owner, schema in schemas.items()
-        for key, what in schema_keys(schema).items()
+        (key, owner, what)
+        for owner in ["", *([method] if method else METHODS if searched else ())]
+        for key, what in schema_keys(find_method(owner).params if owner else RunConfig).items()
         if searched in f"{key} {what['meaning']} {what['allowed']}".lower()
     ]
     if not rows:
         near = nearest(searched, [*schema_keys(RunConfig), *METHODS])
         raise UserError(f"keys: no key has '{word}' in its name or meaning{near}")
-    if as_json:
-        by_key = {
-            row["key"]: {k: row[k] for k in ("default", "allowed", "meaning")} for row in rows
-        }
-        show_json(rows if searched else by_key)
-        return
-    for row in rows:
-        whose = f"method={row['method']}: " if searched and row["method"] else ""
-        print(whose + _key_line(row["key"], row))
-    if word is None:
-        print("and each method's own: fedhet methods, fedhet keys METHOD")
+    if as_json and searched:
+        show_json([{"key": key, "method": owner or None, **what} for key, owner, what in rows])
+    elif as_json:
+        show_json({key: what for key, _, what in rows})
+    else:
+        for key, owner, what in rows:
+            print((f"method={owner}: " if searched and owner else "") + _key_line(key, what))
+        if word is None:
+            print("and each method's own: fedhet methods, fedhet keys METHOD")
 
 
 def schema_keys(schema: type[Schema]) -> dict[str, dict[str, Any]]:
@@ -200,14 +185,10 @@ def methods(
     as_json: Json = False,
 ) -> None:
     """List the methods and the keys that only they have; one with what it does and sends."""
-    from fedhet.config.registry import find_method, method_name
-
-    if name is None:
-        table = [_method_row(one) for one in (*METHODS, *plugins.installed("method"))]
-    else:
-        method = find_method(name)
-        table = [_method_row(method_name(name))]
-        table[0]["text"] = inspect.getdoc(inspect.getmodule(method.strategy)) or ""
+    names = [*METHODS, *plugins.installed("method")] if name is None else [method_name(name)]
+    table = [_method_row(one) for one in names]
+    if name is not None:
+        table[0]["text"] = inspect.getdoc(inspect.getmodule(find_method(name).strategy)) or ""
     if as_json:
         show_json(table if name is None else table[0])
         return
@@ -215,16 +196,13 @@ def methods(
         print(f"{row['name']}: {row['about']}")
         for key, what in row["keys"].items():
             print(f"    {_key_line(key, what)}")
-        if "text" in row:
-            known = row["name"] in METHODS  # only ours have a preset
-            run = row["name"] if known else f"quickstart method={row['name']}"
+        if "text" in row:  # only ours have a preset
+            run = row["name"] if row["name"] in METHODS else f"quickstart method={row['name']}"
             print(f"\n{row['text']}\n\nfedhet run {run}  (all other keys: fedhet keys)")
 
 
 def _method_row(name: str) -> dict[str, Any]:
     """Return what is listed; a method that is installed and broken does not hide the rest."""
-    from fedhet.config.registry import find_method
-
     try:
         method = find_method(name)
         return {"name": name, "about": method.about, "keys": schema_keys(method.params)}
@@ -246,60 +224,47 @@ def models(
     """List the models with parameters, size and cost; your own too, if you name them."""
     from fedhet.config.load import build_config, read_overrides
     from fedhet.data.inputs import IMAGE, Inputs
-    from fedhet.models import GROUPS, MODELS, model_sizes
-    from fedhet.models.names import FORM, expand
+    from fedhet.models import GROUPS, MODELS, model_sizes, validate_model_name
+    from fedhet.models.names import FORM, expand, kinds_of, parse
     from fedhet.models.zoo import EXAMPLES
     from fedhet.site.local_data import load_dataset
 
-    texts = words or []
-    pairs = [word for word in texts if " " not in word.partition("=")[0] and "=" in word]
+    pairs = [one for one in words or [] if " " not in one.partition("=")[0] and "=" in one]
     values = read_overrides(pairs)
     config = build_config(values)
-    names: Sequence[str] = expand([word for word in texts if word not in pairs])
+    names: Sequence[str] = expand([word for word in words or [] if word not in pairs])
     names = names or (config.models if "models" in values else ())
+    asked: dict[str, Inputs] = EXAMPLES | {IMAGE: Inputs.image(config.image_size)}
+    count = classes or CLASSES
     if {"dataset", "data-path"} & values.keys():
         dataset = load_dataset(config)
-        asked: dict[str, Inputs] = {dataset.inputs.kind: dataset.inputs}
+        asked = {dataset.inputs.kind: dataset.inputs}
         count = classes or len(dataset.classes)
-    else:
-        asked = EXAMPLES | {IMAGE: Inputs.image(config.image_size)}
-        count = classes or CLASSES
+    for name in names:
+        validate_model_name(name, next(iter(asked)) if len(asked) == 1 else "")
     table: list[dict[str, Any]] = []
-    for one_kind, inputs in asked.items():
-        chosen = _of_kind(names, one_kind, list(asked)) if names else MODELS[one_kind]
-        if chosen:
-            table += model_sizes(chosen, count, config.representation, inputs)
+    for kind, inputs in asked.items():
+        # The kind of other people's models is unknown: images, or the one kind that is asked for.
+        chosen = [
+            name for name in names
+            if len(asked) == 1
+            or kind in (kinds_of(parse(name).plain) or (IMAGE,))
+        ] or ([] if names else MODELS[kind])  # fmt: skip
+        rows = model_sizes(chosen, count, config.representation, inputs) if chosen else []
+        if rows and not as_json:
+            columns = ("model", "parameters", "MiB", "buffers", "FLOPs per example, forward")
+            cells = [
+                (row["name"], row["parameters"], f"{row['mib']:.2f}", row["buffers"],
+                 row["forward_flops"]) for row in rows
+            ]  # fmt: skip
+            show_table(f"{count} classes, {inputs}", columns, cells)
+        table += rows
     if as_json:
         show_json(table)
-        return
-    keys = ("name", "parameters", "mib", "buffers", "forward_flops")
-    columns = ("model", "parameters", "MiB", "buffers", "FLOPs per example, forward")
-    for one_kind, inputs in asked.items():
-        shown = [row | {"mib": f"{row['mib']:.2f}"} for row in table if row["kind"] == one_kind]
-        if shown:
-            rows = [[row[key] for key in keys] for row in shown]
-            show_table(f"{count} classes, {inputs}", columns, rows)
-    if not names:
+    elif not names:
         print("for images also any classifier of torchvision, and timm:NAME; for texts hf:FOLDER")
         print(f"or your own: module:factory; with weights: '{FORM}'; groups: {', '.join(GROUPS)}")
         print("buffers: BatchNorm statistics, sent of a shared model only")
-
-
-def _of_kind(names: Sequence[str], kind: str, kinds: Sequence[str]) -> list[str]:
-    """Return those of ``names`` to be built for ``kind``, of the ``kinds`` that are asked for.
-
-    The kind of other people's models is unknown: they are built for images, or the one kind asked.
-    """
-    from fedhet.data.inputs import IMAGE
-    from fedhet.models import validate_model_name
-    from fedhet.models.names import kinds_of, parse
-
-    chosen = []
-    for name in names:  # a model that is for others than the one kind is told that it is
-        validate_model_name(name, kind if len(kinds) == 1 else "")
-        fitting = kinds_of(parse(name).plain) or (IMAGE,)
-        chosen += [name] if len(kinds) == 1 or kind in fitting else []
-    return chosen
 
 
 # --- a method's skeleton, reports --------------------------------------------------------------
@@ -326,15 +291,12 @@ def new(
         )
     if name in METHODS:
         raise UserError(f"fedhet already has a method '{name}': choose another name")
-    texts = {
-        Path.cwd() / f"{name}.py": template("method"),
-        Path.cwd() / f"test_{name}.py": template("test_method"),
-    }
+    texts = {Path.cwd() / f"{name}.py": "method", Path.cwd() / f"test_{name}.py": "test_method"}
     for path in texts:
         if path.exists():
             raise UserError(f"'{path}' already exists: choose another name, or move it away")
     for path, text in texts.items():
-        path.write_text(text.format(name=name, spelling=spelling), encoding="utf-8")
+        path.write_text(template(text).format(name=name, spelling=spelling), encoding="utf-8")
         print(path)
     print(f"fedhet run quickstart method={name}:METHOD")
 

@@ -45,13 +45,13 @@ def run(  # noqa: PLR0913, PLR0917  (one argument per option)
 ) -> None:
     """Run a configuration; the last line printed is the run folder."""
     loading(as_json=as_json)
-    from fedhet.config.load import load_noted
+    from fedhet.config.load import find_preset, load_noted
     from fedhet.engines import session
     from fedhet.engines.fork_server import start_early
 
     words = list(overrides or [])
     words += [f"{key}={value}" for key, value in (("out", out), ("name", name)) if value]
-    path = session.find_preset(config)
+    path = find_preset(config)
     loaded, notes = load_noted(path, words, deployed=superlink is not None)
     if superlink is None and loaded.engine == "processes":
         start_early()
@@ -75,23 +75,24 @@ def _print_result(folder: "RunFolder", *, as_json: bool) -> None:
         low = "" if p10 is None else f" (10th percentile of clients {percent(p10)})"
         few, all_ = summary["clients"], summary.get("clients_expected", 0)
         fewer = f"{few} of {all_} clients took part; " if few < all_ else ""
-        print(
-            f"{one_line(summary['method'])}: {fewer}{main}test accuracy "
-            f"{percent(summary['test_accuracy_mean'])}{low}, "
-            f"{summary['rounds']} rounds in {duration(summary['wall_seconds'])}, "
-            f"{len(summary['failures'])} failures"
-        )
+        lines = [
+            f"{summary['method']}: {fewer}{main}test accuracy "
+            f"{percent(summary['test_accuracy_mean'])}{low}, {summary['rounds']} rounds in "
+            f"{duration(summary['wall_seconds'])}, {len(summary['failures'])} failures"
+        ]
         for first in summary["failures"][:1]:
-            print(one_line(f"the first failure: round {first['round']}, {left_out(first)}"))
+            lines.append(f"the first failure: round {first['round']}, {left_out(first)}")
         summed = summary.get("secure_sum", {})
         if few := summed.get(UNSUMMED):
-            print(
+            lines.append(
                 f"{few} classes had fewer than sum-owners={summed['sum_owners']} owners, so their "
                 "rows were not shared (docs/how-to/private-sums.md)"
             )
         for lost in summary["clients_lost"]:
             about = f"is lost since round {lost['round']}: {lost['reason']}"
-            print(one_line(f"client {lost['client']} {about}", None))
+            lines.append(f"client {lost['client']} {about}")
+        for line in lines:
+            print(one_line(line, None))
     print(folder.path)
 
 
@@ -147,7 +148,7 @@ def partition(
 ) -> None:
     """Show how many examples of each class each client gets."""
     loading(as_json=as_json)
-    from fedhet.config.load import load_config
+    from fedhet.config.load import absolute_paths, find_preset, load_config
     from fedhet.data.inputs import noun
     from fedhet.engines import session
     from fedhet.site.local_data import load_partition
@@ -157,16 +158,14 @@ def partition(
         raise UserError(
             f"--plot: '{plot}' is not allowed: its name ends in {' or '.join(PICTURES)}"
         )
-    loaded = session.absolute_paths(load_config(session.find_preset(config), overrides or []))
+    loaded = absolute_paths(load_config(find_preset(config), overrides or []))
     session.announce(loaded, tell)
     loaded = session.resolve_clients(loaded)
     dataset, dealt = load_partition(loaded, loaded.clients)
-    repeats = dataset.about_repeats(dealt.clients)
-    warnings = [*dataset.warnings, *dealt.warnings, *repeats]
-    for line in (*(f"note: {one}" for one in dataset.notes), *(f"warning: {w}" for w in warnings)):
+    notes, warnings = session.remarks(dataset, dealt)
+    for line in (*notes, *warnings):
         tell(line)
-    counts = dealt.counts(dataset.labels, len(dataset.classes))
-    what = noun(loaded.dataset)
+    counts, what = dealt.counts(dataset.labels, len(dataset.classes)), noun(loaded.dataset)
     if picture:
         import pandas as pd
 
@@ -176,28 +175,23 @@ def partition(
         save_partition(pd.DataFrame(counts, dealt.ids, dataset.classes), what, picture)
     if as_json:
         rows = dict(zip(dealt.ids, counts.tolist(), strict=True))
+        warnings = [line.removeprefix("warning: ") for line in warnings]
         document = {"classes": dataset.classes, "clients": rows, "warnings": warnings}
         print(json.dumps(document | {"picture": str(picture) if picture else None}))
         return
-    _partition_table(counts, dataset.classes, dealt.ids, what)
+    columns: Sequence[str] = dataset.classes
+    cells: list[list[Any]] = [[int(n) or "" for n in row] for row in counts]
+    if len(columns) > WIDEST:  # those that a client has
+        named = [zip(columns, row, strict=True) for row in counts]
+        cells = [[", ".join(f"{name}: {n}" for name, n in row if n)] for row in named]
+        columns = (f"{what} of each class",)
+    table = [
+        (client, *texts, int(row.sum()))
+        for client, texts, row in zip(dealt.ids, cells, counts, strict=True)
+    ]
+    show_table(f"{what} per client and class", ("client", *columns, "all"), table)
     if picture:
         print(picture)
-
-
-def _partition_table(counts: Any, classes: Sequence[str], ids: Sequence[str], what: str) -> None:
-    """Print counts (N, C) by client and class; with many classes only those that a client has."""
-    columns: Sequence[str] = classes
-    if len(classes) <= WIDEST:
-        cells: list[list[Any]] = [[int(n) or "" for n in row] for row in counts]
-    else:
-        columns = (f"{what} of each class",)
-        named = [zip(classes, row, strict=True) for row in counts]
-        cells = [[", ".join(f"{name}: {n}" for name, n in row if n)] for row in named]
-    rows = [
-        (client, *texts, int(row.sum()))
-        for client, texts, row in zip(ids, cells, counts, strict=True)
-    ]
-    show_table(f"{what} per client and class", ("client", *columns, "all"), rows)
 
 
 def watch(

@@ -32,7 +32,6 @@ from fedhet.errors import RunFailed, UserError, one_line
 from fedhet.files import check_folder, plain_path, write_text
 
 if TYPE_CHECKING:
-    from fedhet.records.run_folder import RunFolder
     from fedhet.sweeps.grid import Cell, Search, Trial
     from fedhet.sweeps.sweep import Sweep
 
@@ -55,7 +54,8 @@ def run_cell(words: list[str]) -> int:
 def demo(out: Annotated[str, typer.Option(help="folder of run folders")] = "runs") -> None:
     """Compare FedSSA, LG-FedAvg and Standalone on the embedded digits, in a minute or two."""
     loading()
-    from fedhet.records.run_folder import RunFolder
+    from fedhet.records.summary import percent
+    from fedhet.reports.report import load_sweep
     from fedhet.sweeps.sweep import FINISHED
 
     base = plain_path(out) / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
@@ -66,32 +66,19 @@ def demo(out: Annotated[str, typer.Option(help="folder of run folders")] = "runs
     for job in opened.jobs:
         if job.state != FINISHED:
             raise RunFailed(f"{job.cell.config.method} {job.state}: {job.reason} ({base})")
-    show_table(
-        "10 clients with 4 of 10 classes each, models CNN-1 to CNN-5",
-        ("method", "accuracy", "10th percentile", "floats up", "floats down", "GFLOPs", "seconds"),
-        [_demo_row(RunFolder(job.folder)) for job in opened.jobs],
-    )
+    frame = load_sweep(base).frame().set_index("method").loc[list(DEMO_METHODS)]
+    rows = [
+        (name, percent(row.accuracy), percent(row.accuracy_p10), f"{row.floats_up:,.0f}",
+         f"{row.floats_down:,.0f}", f"{row.gflops:.1f}", f"{row.wall_seconds:.0f}")
+        for name, row in frame.iterrows()
+    ]  # fmt: skip
+    columns = "method", "accuracy", "10th percentile", "floats up", "floats down", "GFLOPs"
+    show_table("10 clients with 4 of 10 classes, CNN-1 to CNN-5", (*columns, "seconds"), rows)
     print(
         "accuracy: own test images, mean over clients (simulated sites); "
         "floats and GFLOPs: per client and round"
     )
     print(base)
-
-
-def _demo_row(folder: "RunFolder") -> list[str]:
-    from fedhet.records.summary import percent
-
-    summary = folder.read_summary()
-    replies = sum(record["replied"] for record in folder.read_rounds())
-    return [
-        summary["method"],
-        percent(summary["test_accuracy_mean"]),
-        percent(summary["test_accuracy_p10"]),
-        f"{summary['uplink_floats_per_client_round']:,.0f}",
-        f"{summary['downlink_floats_per_client_round']:,.0f}",
-        f"{(summary['train_flops_total'] or 0) / max(1, replies) / 1e9:.1f}",
-        f"{summary['wall_seconds']:.0f}",
-    ]
 
 
 # --- sweep --------------------------------------------------------------------------------------
@@ -115,15 +102,24 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
     """Run every combination of a preset's grid; skip finished cells, continue interrupted ones."""
     only_one(dry_run=dry, ray=ray)
     loading(as_json=as_json)
+    from fedhet.sweeps.sweep import ENDED
+
     path, opened = _open_sweep(preset, overrides or [], out, profile, part)
     if dry:
         _list_cells(index_name(preset, path), opened, as_json=as_json)
+        return
+    if not accept_mixed:
+        _check_mixed(opened, "results", "--out, or --accept-mixed")
+    _run_all(opened, workers, ray, quiet=as_json)
+    if as_json:
+        show_json(opened.index() | {"folder": str(opened.out)})
     else:
-        if not accept_mixed:
-            _check_mixed(opened, "results", "--out, or --accept-mixed")
-        _run_all(opened, workers, ray, quiet=as_json)
-        _print_result(opened, as_json=as_json)
-        _raise_failed(opened, f"cells of '{path.stem}' failed")
+        for job in opened.jobs:
+            if job.state in ENDED and job.reason:
+                print(f"{job.cell.name} {job.state}: {job.reason}", file=sys.stderr)
+        for line in filter(None, (_counted(opened) or "no cells", opened.note, str(opened.out))):
+            print(line)
+    _raise_failed(opened, f"cells of '{path.stem}' failed")
 
 
 def _check_mixed(opened: "Sweep", what: str, other: str) -> None:
@@ -137,35 +133,17 @@ def _raise_failed(opened: "Sweep", what: str) -> None:
     """Raise RunFailed if a cell failed; one that diverged is a result."""
     from fedhet.sweeps.sweep import DAMAGED, FAILED
 
-    counts = opened.counts()
-    if failed := counts[FAILED] + counts[DAMAGED]:
+    if failed := sum(job.state in {FAILED, DAMAGED} for job in opened.jobs):
         raise RunFailed(
             f"{failed} of {len(opened.jobs)} {what}; the same command tries them again "
             f"(logs: {opened.folder})"
         )
 
 
-def _print_result(opened: "Sweep", *, as_json: bool) -> None:
-    from fedhet.sweeps.sweep import ENDED
-
-    if as_json:
-        show_json(opened.index() | {"folder": str(opened.out)})
-        return
-    for job in opened.jobs:
-        if job.state in ENDED and job.reason:
-            print(f"{job.cell.name} {job.state}: {job.reason}", file=sys.stderr)
-    print(_counted(opened.counts()) or "no cells")
-    for line in filter(None, (opened.note, str(opened.out))):
-        print(line)
-
-
 def _run_all(
     opened: "Sweep", workers: int, ray: str = "", *, quiet: bool, blind: bool = False
 ) -> None:
-    """Run the cells here, or on a Ray cluster, and show progress.
-
-    ``--ray`` comes before ``RAY_ADDRESS``; ``blind`` as of :class:`SweepProgress`.
-    """
+    """Run the cells here, or on the Ray cluster of ``--ray`` or RAY_ADDRESS; show progress."""
     from fedhet.sweeps.sweep import for_ray, joined
 
     address = ray or os.environ.get("RAY_ADDRESS", "")
@@ -184,16 +162,14 @@ def _run_all(
 def _list_cells(name: str, opened: "Sweep", *, as_json: bool) -> None:
     """List the cells with their state; write nothing."""
     if as_json:
-        rows = [
-            {"name": job.cell.name, "values": dict(job.cell.values), "state": job.state}
-            for job in opened.jobs
-        ]
-        show_json({"note": opened.note, "cells": rows})
+        rows = [(job.cell.name, dict(job.cell.values), job.state) for job in opened.jobs]
+        cells = [dict(zip(("name", "values", "state"), row, strict=True)) for row in rows]
+        show_json({"note": opened.note, "cells": cells})
         return
     print(f"{name}: {len(opened.jobs)} cells in '{opened.out}'")
     for job in opened.jobs:
         print(f"{job.cell.name}  {job.state:9} {one_line(job.cell.label, None)}")
-    print(f"{_counted(opened.counts())}; {sum(job.due for job in opened.jobs)} to run")
+    print(f"{_counted(opened)}; {sum(job.due for job in opened.jobs)} to run")
     if opened.note:
         print(opened.note)
 
@@ -203,8 +179,7 @@ def _open_sweep(
 ) -> tuple[Path, "Sweep"]:
     """Return the preset's file and its cells as they stand; UserError for a mistake in any."""
     from fedhet.config.checks import check_cells
-    from fedhet.config.load import read_overrides
-    from fedhet.engines.session import find_preset
+    from fedhet.config.load import find_preset, read_overrides
     from fedhet.sweeps.grid import read_cells, title_of
     from fedhet.sweeps.sweep import Sweep, shard
 
@@ -215,9 +190,9 @@ def _open_sweep(
     configs = [one.config for one in cells]
     for line in check_cells(configs, read_overrides(overrides)):
         tell(f"note: {line}")
-    name = index_name(preset, path)
-    name += f"-{profile}" if profile != "full" else ""
-    name += f"-{part.replace('/', 'of')}" if part != "1/1" else ""
+    names = {index_name(preset, path): True, profile: profile != "full"}
+    names |= {part.replace("/", "of"): part != "1/1"}
+    name = "-".join(name for name, holds in names.items() if holds)
     note = QUICK if profile == "quick" else ""
     opened = Sweep.open(name, out, shard(cells, part), run_cell, note)
     opened.title = title_of(path)
@@ -231,15 +206,15 @@ def index_name(preset: str, path: Path) -> str:
 
 def placed(cell: "Cell", out: Path) -> "Cell":
     """Return the cell with its folder and with paths that hold everywhere."""
-    from fedhet.engines import session
+    from fedhet.config.load import absolute_paths
     from fedhet.sweeps.grid import Cell
 
     config = cell.config.model_copy(update={"out": str(out), "name": cell.name})
-    return Cell(cell.values, session.absolute_paths(config))
+    return Cell(cell.values, absolute_paths(config))
 
 
-def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+def _counted(opened: "Sweep") -> str:
+    return ", ".join(f"{count} {state}" for state, count in opened.counts().items() if count)
 
 
 class SweepProgress(Bar):
@@ -268,7 +243,7 @@ class SweepProgress(Bar):
         left = opened.seconds_left()
         more = f", about {duration(left)} left" if left else ""
         done = sum(job.rounds for job in opened.jobs)
-        self.show(done, f"{_counted(opened.counts())}{more}")
+        self.show(done, f"{_counted(opened)}{more}")
         for job in () if self.quiet else opened.jobs:
             name = job.cell.name
             if job.waits and name not in self.waiting:
@@ -302,8 +277,8 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
 ) -> None:
     """Search keys by validation metric, with equal trials per method; write the best preset."""
     loading(as_json=as_json)
-    from fedhet.engines.session import find_preset
-    from fedhet.records.summary import headline
+    from fedhet.config.load import find_preset
+    from fedhet.config.schema import METRICS
     from fedhet.sweeps.grid import Search, best, once, validation
     from fedhet.sweeps.sweep import Sweep
 
@@ -319,19 +294,25 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
     _check_mixed(opened, "trials", "--runs")
     _run_all(opened, workers, ray, quiet=as_json, blind=True)
     _raise_failed(opened, "runs failed")
-    metric = tried[0].cells[0].config.metric
-    scores = [validation([folder / cell.name for cell in trial.cells], metric) for trial in tried]
+    name = tried[0].cells[0].config.metric
+    scores = [validation([folder / cell.name for cell in trial.cells], name) for trial in tried]
     chosen = best(tried, scores)
-    seeds = f" --search-seed {search_seed}" if search_seed else ""
-    count = f" --trials {trials}" if trials else ""
-    command = f"by: fedhet tune {shlex.join([config, *(words or [])])}{count}{seeds}"
-    scored = list(zip(tried, scores, strict=True))
+    scored = [
+        (
+            trial,
+            "diverged" if score is None else f"{METRICS[name].title} {METRICS[name].text(score)}",
+        )
+        for trial, score in zip(tried, scores, strict=True)
+    ]
+    options = {"--trials": trials, "--search-seed": search_seed}
+    options = [f" {key} {value}" for key, value in options.items() if value]
+    command = f"by: fedhet tune {shlex.join([config, *(words or [])])}{''.join(options)}"
     written = _write(target, command, search, scored, chosen)
     if as_json:
         rows = [
-            {"method": trial.method, "values": dict(trial.values), f"val_{metric}_mean": score,
+            {"method": trial.method, "values": dict(trial.values), f"val_{name}_mean": score,
              "chosen": chosen.get(trial.method) == i}
-            for i, (trial, score) in enumerate(scored)
+            for i, (trial, score) in enumerate(zip(tried, scores, strict=True))
         ]  # fmt: skip
         show_json({"trials": rows, "presets": [str(one) for one in written]})
         return
@@ -339,12 +320,10 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
         f"{len(tried)} trials, {len(tried) // len(search.methods)} for each method",
         ("method", "values", "validation", ""),
         [
-            (trial.method, trial.label, "diverged" if score is None else
-             headline(metric, {f"val_{metric}_mean": score}, "val"),
-             "chosen" if chosen.get(trial.method) == i else "")
-            for i, (trial, score) in enumerate(scored)
+            (trial.method, trial.label, figure, "chosen" if chosen.get(trial.method) == i else "")
+            for i, (trial, figure) in enumerate(scored)
         ],
-    )  # fmt: skip
+    )
     for one in written:
         print(plain_path(one))
 
@@ -353,33 +332,27 @@ def _write(
     out: Path,
     command: str,
     search: "Search",
-    trials: Sequence[tuple["Trial", float | None]],
+    scored: Sequence[tuple["Trial", str]],
     chosen: Mapping[str, int],
 ) -> list[Path]:
     """Write a preset of every method's best trial; of several methods ``out`` is a sweep of all.
 
     The presets of the single methods have the method's name in theirs.
     """
-    from fedhet.config.schema import METRICS
     from fedhet.sweeps.grid import preset_text
 
     out.parent.mkdir(parents=True, exist_ok=True)
     texts = {}
     for method, position in chosen.items():
         name = f"{out.stem}-{method}{out.suffix}" if len(search.methods) > 1 else out.name
-        metric = METRICS[trials[position][0].cells[0].config.metric]
-        lines = [f"validation {metric.title} of each trial:"]
-        lines += [
-            f"{'-' if score is None else metric.text(score)}  {trial.label}"
-            for trial, score in trials
-            if trial.method == method
-        ]
-        texts[name] = preset_text(search.preset(trials[position][0]), f"run {name}", command, lines)
+        lines = ["validation of each trial:"]
+        lines += [f"{figure}  {trial.label}" for trial, figure in scored if trial.method == method]
+        keys = search.preset(scored[position][0])
+        texts[out.with_name(name)] = preset_text(keys, f"run {name}", command, lines)
     if len(chosen) > 1:
-        keys = search.sweep([trials[position][0] for position in chosen.values()])
+        keys = search.sweep([scored[position][0] for position in chosen.values()])
         lines = ["every method with its chosen values, on seeds that no trial used"]
-        texts[out.name] = preset_text(keys, f"sweep {out.name} --out DIR", command, lines)
-    for name, text in texts.items():
-        write_text(out.with_name(name), text)
-    written = [out.with_name(name) for name in texts]
-    return written
+        texts[out] = preset_text(keys, f"sweep {out.name} --out DIR", command, lines)
+    for path, text in texts.items():
+        write_text(path, text)
+    return list(texts)

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fedhet import TOP
 from fedhet.config.checks import (
     ASKED,
     COMMON,
@@ -20,10 +21,10 @@ from fedhet.config.checks import (
     wrong_value,
 )
 from fedhet.config.registry import find_method, method_keys, method_name
-from fedhet.config.schema import Params, RunConfig, Schema
+from fedhet.config.schema import PATHS, Params, RunConfig, Schema
 from fedhet.data.inputs import IMAGE, kind_of
-from fedhet.errors import UserError
-from fedhet.files import parse_object, read_yaml
+from fedhet.errors import UserError, nearest
+from fedhet.files import parse_object, plain_path, read_yaml
 from fedhet.models.names import DEFAULT_GROUP, expand
 
 # Keys that `fedhet resume` may change: where a run computes, how long, and when it gives up.
@@ -46,6 +47,27 @@ def read_overrides(pairs: Sequence[str]) -> dict[str, str]:
         overrides[key.strip()] = value.strip()
     check_single(RunConfig, "method", overrides.get("method"))
     return overrides
+
+
+def find_preset(name: str) -> Path:
+    """Return a YAML file by its path, or by its name in ``configs``; UserError if there is none."""
+    path = Path(name).expanduser()
+    if path.suffix in {".yaml", ".yml"}:
+        return path
+    if path.is_file():
+        raise UserError(
+            f"config '{name}' is no .yaml file: `fedhet init {name}` writes a preset for data"
+        )
+    folder = TOP / "configs"
+    files = sorted(folder.rglob("*.yaml"))
+    shipped = {str(preset.relative_to(folder).with_suffix("")): preset for preset in files}
+    name = method_name(name)  # FedSSA is fedssa here as well
+    if name not in shipped:
+        raise UserError(
+            f"config '{name}' is neither a file nor a preset{nearest(name, list(shipped))}; "
+            f"presets: {', '.join(shipped)}"
+        )
+    return shipped[name]
 
 
 def load_config(
@@ -148,6 +170,12 @@ def _validate(schema: type[Schema], values: Mapping[str, Any]) -> Schema:
         error = errors.errors(include_url=False)[0]
         key = str(error["loc"][0])
         raise UserError(wrong_value(schema, key, values.get(key, error["input"]), error)) from None
+
+
+def absolute_paths(config: RunConfig) -> RunConfig:
+    """Return the configuration with paths that mean the same in every process."""
+    paths = {key: str(getattr(config, key)) for key in (path.replace("-", "_") for path in PATHS)}
+    return config.model_copy(update={k: str(plain_path(path)) for k, path in paths.items() if path})
 
 
 def envelope(config: RunConfig, run: Mapping[str, Any]) -> str:

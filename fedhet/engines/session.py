@@ -14,12 +14,11 @@ from urllib.parse import urlsplit
 
 import torch
 
-from fedhet import TOP
 from fedhet.config import checks
 from fedhet.config.checks import check_kind, check_replies
-from fedhet.config.load import build_config, resumed_config
-from fedhet.config.registry import find_method, method_name
-from fedhet.config.schema import PATHS, RunConfig
+from fedhet.config.load import absolute_paths, build_config, resumed_config
+from fedhet.config.registry import find_method
+from fedhet.config.schema import RunConfig
 from fedhet.data.cache import Dataset
 from fedhet.data.inputs import Inputs
 from fedhet.data.partition import Partition, count_clients, says_clients
@@ -30,7 +29,7 @@ from fedhet.engines.grid import processes
 from fedhet.engines.grid import run as simulate
 from fedhet.engines.launch import Launch, OnRound, one_run
 from fedhet.engines.system import Interrupted, interruptible
-from fedhet.errors import Damaged, UserError, nearest
+from fedhet.errors import Damaged, UserError
 from fedhet.files import check_entries, check_folder, plain_path
 from fedhet.models import build_model
 from fedhet.models.names import small_name
@@ -66,29 +65,6 @@ class Console:
     progress: Callable[[str, int, str], AbstractContextManager[Any]]
 
 
-def find_preset(name: str) -> Path:
-    """Return a YAML file by its path, or by its name in ``configs``; UserError if there is none."""
-    path = Path(name).expanduser()
-    if path.suffix in {".yaml", ".yml"}:
-        return path
-    if path.is_file():
-        raise UserError(
-            f"config '{name}' is no .yaml file: `fedhet init {name}` writes a preset for data"
-        )
-    folder = TOP / "configs"
-    shipped = {
-        str(preset.relative_to(folder).with_suffix("")): preset
-        for preset in sorted(folder.rglob("*.yaml"))
-    }
-    name = method_name(name)  # FedSSA is fedssa here as well
-    if name not in shipped:
-        raise UserError(
-            f"config '{name}' is neither a file nor a preset{nearest(name, list(shipped))}; "
-            f"presets: {', '.join(shipped)}"
-        )
-    return shipped[name]
-
-
 @one_run()
 def start(
     config: RunConfig,
@@ -110,21 +86,19 @@ def start(
         config = config.model_copy(update={"engine": "ray"})
         notes = [*notes, "engine=ray, since RAY_ADDRESS is set"]
     check(config, console, connection)
-    warnings: list[str] = []
-    data = ""
+    lines, warnings, data = list[str](), list[str](), ""
     if connection is None:
         config = resolve_clients(config)
         dataset, partition = check_simulation(config)
-        notes, data = [*dataset.notes, *notes], dataset.digest
-        warnings = [*dataset.warnings, *partition.warnings]
-        warnings += dataset.about_repeats(partition.clients)
+        data = dataset.digest
+        lines, warnings = remarks(dataset, partition)
         counts = partition.counts(dataset.labels, len(dataset.classes)).sum(axis=0).tolist()
-        line = imbalance(config, dict(zip(dataset.classes, counts, strict=True)))
-        warnings += [line] if line else []
+        if line := imbalance(config, dict(zip(dataset.classes, counts, strict=True))):
+            warnings.append(f"warning: {line}")
     with interruptible():
         folder = RunFolder.create(config, default_name, data)
         with folder.log.open("a", encoding="utf-8") as log:
-            for line in (*(f"note: {one}" for one in notes), *(f"warning: {w}" for w in warnings)):
+            for line in (*lines, *(f"note: {one}" for one in notes), *warnings):
                 console.say(line)
                 print(f"fedhet {line}", file=log)
         try:
@@ -248,6 +222,13 @@ def check(config: RunConfig, console: Console, connection: str | None) -> None:
         ServerFolder(Path(tls)).check_running()
 
 
+def remarks(dataset: Dataset, partition: Partition) -> tuple[list[str], list[str]]:
+    """Return the notes and the warnings on data and how they are dealt."""
+    repeats = dataset.about_repeats(partition.clients)
+    warnings = [*dataset.warnings, *partition.warnings, *repeats]
+    return [f"note: {one}" for one in dataset.notes], [f"warning: {one}" for one in warnings]
+
+
 def announce(config: RunConfig, say: Callable[[str], None]) -> None:
     """Say why nothing happens for a while; in a pipe a mistake must stay the only line."""
     quick = config.dataset == "digits" or config.dataset.startswith("synthetic")
@@ -328,16 +309,6 @@ def _beginning(launch: Launch, connection: str | None) -> str:
 
 
 # --- checks before anything is started ----------------------------------------------------------
-
-
-def absolute_paths(config: RunConfig) -> RunConfig:
-    """Return the configuration with paths that mean the same in every process."""
-    paths = {
-        key: str(plain_path(value))
-        for key in (path.replace("-", "_") for path in PATHS)
-        if (value := str(getattr(config, key)))
-    }
-    return config.model_copy(update=paths)
 
 
 def resolve_clients(config: RunConfig) -> RunConfig:

@@ -14,10 +14,9 @@ from flwr.app import Error, Message
 from helpers.tiny import tiny
 
 from fedhet.cli.app import execute
-from fedhet.config.load import build_config, load_config
+from fedhet.config.load import build_config, find_preset, load_config
 from fedhet.engines import grid
 from fedhet.engines.launch import Launch
-from fedhet.engines.session import find_preset
 from fedhet.records.run_folder import RunFolder
 from fedhet.testing import simulate
 

@@ -5,8 +5,7 @@ import signal
 import psutil
 from engines.commands import WORK, run, summary
 
-from fedhet.config.load import load_config
-from fedhet.engines.session import find_preset
+from fedhet.config.load import find_preset, load_config
 from fedhet.testing import simulate
 
 

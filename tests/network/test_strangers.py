@@ -6,8 +6,7 @@ import pytest
 from engines.commands import Command, summary
 from network.federation import EXAMPLES
 
-from fedhet.config.load import load_config
-from fedhet.engines.session import find_preset
+from fedhet.config.load import find_preset, load_config
 from fedhet.testing import simulate
 
 pytestmark = pytest.mark.network

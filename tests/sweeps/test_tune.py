@@ -122,7 +122,7 @@ def test_the_best_validation_accuracy_of_the_last_round_wins(preset, tmp_path, c
     text = path.read_text()
     by = f"# by: fedhet tune {preset} method=fedproto"  # as it was given: it can be given again
     assert text.startswith(f"# fedhet run best-standalone.yaml\n{by}")
-    assert "90.50 %  lr=0.01" in text and "-  lr=0.003" in text
+    assert "90.50 %  lr=0.01" in text and "diverged  lr=0.003" in text
     proto = load_config(out.with_name("best-fedproto.yaml"))
     assert proto.params.lam == chosen["fedproto"]["values"]["lam"]
     cells = [cell.config for cell in read_cells(out, [])]

@@ -264,12 +264,11 @@ class SweepProgress(Bar):
 def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
     config: ConfigName,
     words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUES...", help="KEY=V1,V2, KEY=LOW..HIGH, seed=0,1"),
+        list[str] | None, typer.Argument(metavar="KEY=VALUES...", help="KEY=V1,V2, seed=0,1")
     ] = None,
     out: Annotated[Path, typer.Option(help="the preset to write")] = Path("tuned.yaml"),
     runs: Annotated[Path, typer.Option(help="folder of the run folders")] = Path("runs"),
-    trials: Annotated[int, typer.Option(min=0, help="per method; 0: the smallest grid, or 10")] = 0,
+    trials: Annotated[int, typer.Option(min=0, help="per method; 0: the smallest grid")] = 0,
     search_seed: Annotated[int, typer.Option(min=0, help="seed of drawn trials")] = 0,
     workers: Workers = 0,
     ray: Ray = "",

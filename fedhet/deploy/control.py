@@ -162,14 +162,14 @@ def _told(run: RunStatus) -> dict[str, Any]:
     with contextlib.suppress(Damaged, OSError):
         records = folder.read_rounds()
     with contextlib.suppress(Damaged, OSError):
-        for client, images in read_partition(folder.partition).counts.items():
+        for client, images in read_partition(folder.partition)[1].items():
             # A masked sum tells the server no counts: all are zero.
             clients[client] = {"images": sum(images)} if any(images) else {}
     with contextlib.suppress(Damaged, OSError):
         for row in read_evaluations(folder.clients):
-            accuracy = math.nan if row.test_accuracy is None else row.test_accuracy
-            clients.setdefault(row.client, {}).update(
-                model=row.model, last_round=row.generation, test_accuracy=accuracy
+            accuracy = math.nan if row["test_accuracy"] is None else row["test_accuracy"]
+            clients.setdefault(row["client"], {}).update(
+                model=row["model"], last_round=row["generation"], test_accuracy=accuracy
             )
     failures = Counter(f["client"] for record in records for f in record["failures"])
     for client, known in clients.items():

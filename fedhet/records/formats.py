@@ -5,21 +5,16 @@ Every field that fedhet reads is of its kind. A file that does not fit is named 
 
 import csv
 import io
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from fedhet.config.schema import BESIDE_ACCURACY, kebab
 from fedhet.errors import Damaged
-from fedhet.files import decoded, is_id, parse_object, read_bytes, shaped, unquoted
+from fedhet.files import decoded, is_id, parse_object, read_bytes, unquoted
 
 
 def _id(name: str) -> str:
@@ -123,7 +118,7 @@ class Line(_Strict):
     downlink_bytes: Count
     uplink_message_bytes: Count
     downlink_message_bytes: Count
-    train_flops: float | None
+    train_flops: Annotated[float, Field(ge=0)] | None
     seconds: float
     failures: list[Failure]
     lost: list[LostClient]
@@ -156,80 +151,68 @@ class Meta(_Strict):
     environment: Digest
 
 
-# --- tables: each line is read by the class that says what it holds ------------------------------
+# --- tables ------------------------------------------------------------------------------------
 
-
-Figure = Annotated[float | None, BeforeValidator(lambda text: None if text == "" else text)]
-Other = Annotated[dict[str, Any], BeforeValidator(lambda text: parse_object(text or "{}"))]
-
-
-class _Row(BaseModel):
-    """A line of a CSV, whose fields are texts."""
-
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False, frozen=True)
-    __pydantic_extra__: dict[str, Figure]
-
-
-class ClientLine(_Row):
-    """A line of ``clients.csv``; accuracies in percent, None where there is none."""
-
-    round: Count
-    client: Id
-    model: str
-    generation: Annotated[int, Field(lt=2**63)]
-    test_accuracy: Figure
-    val_accuracy: Figure
-    more: Other = Field({}, alias="other")
-
-    @property
-    def other(self) -> dict[str, Any]:
-        """The other metrics that the client has."""
-        return {k: v for k, v in self.__pydantic_extra__.items() if v is not None} | self.more
-
-
-FIRST = tuple(ClientLine.model_fields)[:-1]
+FIRST = ("round", "client", "model", "generation", "test_accuracy", "val_accuracy")
 CLIENT_COLUMNS = (*FIRST, *sorted(BESIDE_ACCURACY))
 OTHER = "other"  # further numbers of an evaluation, as JSON
 
 
-class Dealt(BaseModel):
-    """``partition.csv``: training images per client, in the order of ``classes``."""
+def _figure(text: str) -> float | None:
+    if not math.isfinite(number := float(text or 0)):
+        raise ValueError(f"'{text}' is not finite")
+    return number if text else None
 
-    classes: tuple[str, ...]
-    counts: dict[Id, tuple[Count, ...]]
+
+_KINDS: dict[str, Callable[[str], Any]]
+_KINDS = {"round": int, "client": _id, "model": str, "generation": int, OTHER: parse_object}
 
 
-def read_evaluations(path: Path) -> list[ClientLine]:
-    """Return the lines of a ``clients.csv``; OSError where there is none."""
-    (_, columns), *rows = read_rows(path) or [(0, list(FIRST))]
+def read_evaluations(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a ``clients.csv`` with the figures that they have, accuracies in percent.
+
+    The accuracies of a client without any are None. OSError where there is no file.
+    """
+    columns, *rows = _rows(path) or [list(FIRST)]
     if tuple(columns[: len(FIRST)]) != FIRST:
         raise Damaged.at(f"'{path}'", "line 1", f"other columns than {', '.join(FIRST)}")
-    return [
-        shaped(ClientLine, dict(zip(columns, row, strict=True)), f"'{path}'", f"line {number}")
-        for number, row in rows
-    ]
+    lines = []
+    for number, row in enumerate(rows, 2):
+        line: dict[str, Any] = {}
+        for name, text in zip(columns, row, strict=True):
+            if text or name in FIRST:
+                try:
+                    line[name] = _KINDS.get(name, _figure)(text)
+                except ValueError as error:
+                    raise Damaged.at(f"'{path}'", f"line {number}: {name}", str(error)) from error
+        lines.append(line | line.pop(OTHER, {}))
+    return lines
 
 
-def read_partition(path: Path) -> Dealt:
-    """Return a ``partition.csv``; OSError where there is none, Damaged for an empty file."""
-    rows = read_rows(path)
-    if not rows:
-        raise Damaged.at(f"'{path}'", "line 1", "no head of a table")
-    fields = {"classes": rows[0][1][1:], "counts": {row[0]: row[1:] for _, row in rows[1:]}}
-    return shaped(Dealt, fields, f"'{path}'")
+def read_partition(path: Path) -> tuple[list[str], dict[str, list[int]]]:
+    """Return the classes of a ``partition.csv``, and every client's training examples of each.
+
+    OSError where there is no file, Damaged for an empty one.
+    """
+    rows = _rows(path)
+    try:
+        (_, *classes), *rows = rows
+        return classes, {_id(client): [int(count) for count in row] for client, *row in rows}
+    except ValueError as error:
+        raise Damaged.at(f"'{path}'", "", str(error)) from error
 
 
-def read_rows(path: Path) -> list[tuple[int, list[str]]]:
-    """Return the lines of a CSV of ours with their numbers, the head first; Damaged for others."""
+def _rows(path: Path) -> list[list[str]]:
+    """Return the lines of a CSV of ours, the head first; Damaged for others. No cell has two."""
     source = f"'{path}'"
     reader = csv.reader(io.StringIO(decoded(read_bytes(path), source), newline=""), strict=True)
-    rows: list[tuple[int, list[str]]] = []
+    rows: list[list[str]] = []
     try:
         for row in reader:
-            if rows and len(row) != (width := len(rows[0][1])):
-                what = f"has {len(row)} fields, and {width} are needed"
+            if rows and len(row) != len(rows[0]):
+                what = f"has {len(row)} fields, and {len(rows[0])} are needed"
                 raise Damaged.at(source, f"line {reader.line_num}", what)
-            rows.append((reader.line_num, [unquoted(one) for one in row]))
+            rows.append([unquoted(one) for one in row])
     except csv.Error as error:
         raise Damaged.at(source, f"line {reader.line_num}", f"not CSV: {error}") from error
     return rows

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import secrets
 import shutil
 import subprocess
@@ -78,12 +79,11 @@ class RunFolder:
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         base = plain_path(config.out)
         path = base / (config.name or f"{default_name}-{stamp}")
-        made_by = environment(config) | {
-            DATA: data
-        }  # before there is a folder: one killed meanwhile leaves none
-        for number in range(2, 1000):
-            if config.name or not path.exists():
-                break
+        # Before there is a folder: a run that is killed meanwhile leaves none.
+        made_by = environment(config) | {DATA: data}
+        number = 1
+        while not config.name and path.exists():
+            number += 1
             path = base / f"{default_name}-{stamp}-{number}"
         try:
             base.mkdir(parents=True, exist_ok=True)
@@ -109,9 +109,8 @@ class RunFolder:
 
     def check_data(self, data: str) -> None:
         """Raise UserError if the run was started on data with another digest."""
-        before: str | None = ""
-        with contextlib.suppress(OSError):  # a missing file is found by `verify`
-            before = read_json(self.environment).get(DATA)
+        # A missing file is found by `verify`.
+        before = read_json(self.environment).get(DATA) if self.environment.exists() else ""
         if before and before != data:
             raise UserError(
                 f"run '{self.path}' cannot be resumed: its data has other values than when it was "
@@ -497,25 +496,17 @@ def source_digest() -> str:
 
 
 def processor() -> str:
-    """Architecture, make and model as far as the system tells, and the vector instructions in use.
+    """Architecture, model as far as the system tells, and the vector instructions in use.
 
     Sums are rounded in an order that depends on them: runs that were made on two kinds of processor
-    drift apart. Example: ``x86_64, AMD EPYC (family 25, model 17), AVX512``.
+    drift apart. Example: ``x86_64, AMD EPYC 9354, AVX512``.
     """
     import torch  # noqa: PLC0415  (who only reads a run folder waits for no torch)
 
-    cpu: dict[str, str] = {}
-    with contextlib.suppress(OSError):  # Linux's; not there elsewhere
+    make = platform.processor()
+    with contextlib.suppress(OSError):  # Linux's; the second name is what ARM has
         text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
-        first = text.partition("\n\n")[0]
-        pairs = (line.split(":", 1) for line in first.split("\n") if ":" in line)
-        cpu = {key.strip(): value.strip() for key, value in pairs}
-    numbers = {"family": "cpu family", "model": "model"}
-    if cpu.get("CPU part"):  # ARM
-        numbers = {"implementer": "CPU implementer", "part": "CPU part"}
-    known = [f"{word} {cpu[key]}" for word, key in numbers.items() if cpu.get(key)]
-    name = cpu.get("model name") or cpu.get("cpu") or platform.processor()
-    make = f"{name} ({', '.join(known)})".strip() if known else name
+        make = next(iter(re.findall(r"(?m)^(?:model name|CPU part)\s*:\s*(\S.*)$", text)), make)
     parts = (platform.machine(), make, torch.backends.cpu.get_cpu_capability())
     return ", ".join(part for part in dict.fromkeys(parts) if part)
 

@@ -309,4 +309,4 @@ def privacy_summary(
 
 def partition_clients(path: Path) -> list[str]:
     """Return the clients of ``partition.csv``; none while it is not there."""
-    return list(read_partition(path).counts) if path.exists() else []
+    return list(read_partition(path)[1]) if path.exists() else []

@@ -125,12 +125,12 @@ def _misfits(
     if digest(folder.environment) != meta["environment"]:
         yield f"'{folder.environment}' is missing, or not what was written"
     try:
-        dealt = read_partition(folder.partition)
+        classes, dealt = read_partition(folder.partition)
     except OSError:
         yield f"'{folder.partition}' is missing"
     else:  # clients that joined later are not in it
-        known = {client: tuple(row) for client, row in roster.counts()}
-        if dealt.classes != tuple(roster.classes) or not dealt.counts.items() <= known.items():
+        known = dict(roster.counts())
+        if classes != list(roster.classes) or any(known.get(c) != row for c, row in dealt.items()):
             yield f"'{folder.partition}' is not what the clients declared"
     rounds = int(summary.get("rounds", meta["round"]))
     if not int(meta["round"]) <= rounds <= len(records):

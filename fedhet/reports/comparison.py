@@ -66,8 +66,9 @@ _NOTHING = pd.DataFrame(columns=STATISTICS, dtype=float)
 class Comparison:
     """One setting: its variants compared with each other and with the baseline.
 
-    ``runs``, ``rounds`` and ``clients`` are the frames of the runs that are compared; ``others``
-    are runs in another precision. ``metric`` is the headline, ``second`` the figure beside it.
+    ``runs``, ``rounds`` and ``clients`` are the frames of the runs that are compared, ``every``
+    has those in another precision as well. ``metric`` is the headline, ``second`` the figure beside
+    it; ``sign`` is -1 where less of the metric is better.
     """
 
     def __init__(
@@ -90,26 +91,10 @@ class Comparison:
         self.metric = next(iter(asked)) if len(asked) == 1 and asked <= set(known) else "accuracy"
         beside = [n for n in ("balanced_accuracy", "accuracy") if n in known and n != self.metric]
         self.second = beside[0] if beside else ""
-
-    @property
-    def sign(self) -> int:
-        """-1 where less of the metric is better, else 1."""
-        return -1 if METRICS[self.metric].less_is_better else 1
-
-    @property
-    def digits(self) -> int:
-        """Decimal places of the headline: two of percent, four of a small number."""
-        return 2 if METRICS[self.metric].percent else 4
-
-    @cached_property
-    def blocks(self) -> list[str]:
-        """All blocks of any variant."""
-        return sorted(self.runs["block"].unique())
-
-    @cached_property
-    def precision(self) -> dict[str, str]:
-        """The precision of every variant."""
-        return dict(self.runs.groupby("variant")["precision"].first())
+        self.sign = -1 if METRICS[self.metric].less_is_better else 1
+        self.digits = 2 if METRICS[self.metric].percent else 4  # decimal places of the headline
+        self.blocks: list[str] = sorted(self.runs["block"].unique())  # of any variant
+        self.precision = dict(self.runs.groupby("variant")["precision"].first())
 
     @cached_property
     def shown(self) -> dict[str, str]:
@@ -210,14 +195,14 @@ class Comparison:
     @cached_property
     def course(self) -> pd.DataFrame:
         """The rounds with what was spent until then: ``floats`` and ``flops`` of all clients."""
-        made = self.rounds.sort_values(["number", "round"])
-        sent = made["uplink_floats"] + made["downlink_floats"]
-        by_run = made["number"]
-        spent = {
-            "floats": sent.groupby(by_run).cumsum(),
-            "flops": made["train_flops"].groupby(by_run).cumsum(),
-        }
-        return made.assign(**spent, figure=made[f"test_{self.metric}_mean"]).dropna(subset="figure")
+        course = self.rounds.sort_values(["number", "round"])
+        course = course.assign(
+            floats=course["uplink_floats"] + course["downlink_floats"],
+            flops=course["train_flops"], figure=course[f"test_{self.metric}_mean"],
+        )  # fmt: skip
+        spent = ["floats", "flops"]
+        course[spent] = course.groupby("number")[spent].cumsum()
+        return course.dropna(subset="figure")
 
     @cached_property
     def costs(self) -> pd.DataFrame:
@@ -242,23 +227,16 @@ class Comparison:
     def reached(self, target: float) -> pd.DataFrame:
         """Per variant: runs that reached a target; mean rounds, floats and FLOPs until then."""
         hit = self.course[self.sign * (self.course["figure"] - target) >= 0]
-        first = (
-            hit.groupby("number")[["variant", "round", "floats", "flops"]]
-            .first()
-            .groupby("variant")
-        )
-        made = first[["round", "floats", "flops"]].mean()
-        made["blocks"] = first.size()
-        return made.reindex(self.variants)
+        first = hit.groupby("number").first().groupby("variant")
+        means = first[["round", "floats", "flops"]].mean()
+        return means.assign(blocks=first.size()).reindex(self.variants)
 
     @property
-    def own_target(self) -> float | None:
-        """The baseline's last accuracy in its worst block, in whole percent."""
-        if not self.baseline or self.metric != "accuracy":
-            return None
-        return float(
-            math.floor(self.runs.loc[self.runs["variant"] == self.baseline, self.metric].min())
-        )
+    def own_target(self) -> float:
+        """The baseline's last accuracy in its worst block, in whole percent; 0 without one."""
+        of_baseline = self.runs.loc[self.runs["variant"] == self.baseline, self.metric]
+        known = len(of_baseline) and self.metric == "accuracy"
+        return float(math.floor(of_baseline.min())) if known else 0.0
 
 
 def compare(
@@ -313,8 +291,9 @@ def variability(setting: Setting, blocks: Sequence[str]) -> str:
     """Say which variability an interval over the blocks covers."""
     partitions, seeds = ({block.split("/")[i] for block in blocks} for i in (0, 1))
     dealt = 1 if setting.keys["partition"] == "file" else len(partitions)
-    found = _many(len(blocks), "block"), _many(dealt, "partition"), _many(len(seeds), "seed")
-    return "over {}: {}, {}".format(*found)
+    return (
+        f"over {many(len(blocks), 'block')}: {many(dealt, 'partition')}, {many(len(seeds), 'seed')}"
+    )
 
 
 # --- the verdict ---------------------------------------------------------------------------------
@@ -329,39 +308,34 @@ _LEVEL = f"{100 * LEVEL:g} %"
 def sentences(comparisons: Sequence[Comparison]) -> list[str]:
     """Return the verdict, at most five sentences and one for each of few settings of one block."""
     counted = longest(comparisons)
-    found = gains(counted)
+    results = gains(counted)
     base = next((one.baseline for one in comparisons if one.baseline), "")
-    told = base and len(found) > 0
-    made = [_extent(comparisons, counted), *_single(counted)]
-    made += [_winners(found, base), _losers(found, base), _traffic(found)] if told else []
-    made.append(_limits(counted, len(found), base))
-    return [sentence for sentence in made if sentence]
+    verdict = [_extent(comparisons, counted), *_single(counted, alone=len(comparisons) == 1)]
+    if base and len(results):
+        verdict += [_winners(results, base), _losers(results, base), _traffic(results)]
+    verdict.append(_limits(counted, len(results), base))
+    return [sentence for sentence in verdict if sentence]
 
 
-def _single(comparisons: Sequence[Comparison]) -> list[str]:
+def _single(counted: Sequence[Comparison], *, alone: bool) -> list[str]:
     """Return a sentence for each setting of one block and few methods, if they are few."""
-    single = [one for one in comparisons if len(one.blocks) == 1 and len(one.shown) <= _NAMED + 1]
+    single = [one for one in counted if len(one.blocks) == 1 and len(one.shown) <= _NAMED + 1]
     sentences = []
     for one in single if len(single) <= _NAMED else ():
-        means = one.levels["mean"][list(one.shown.values())].set_axis(list(one.shown))
-        means = means.sort_values(ascending=one.sign < 0, kind="stable")
+        means = {row: one.levels["mean"][variant] for row, variant in one.shown.items()}
+        means = dict(sorted(means.items(), key=lambda row: -one.sign * row[1]))
         figures = ", ".join(f"{row} {mean:.{one.digits}f}" for row, mean in means.items())
-        pairs = {row: v for row, v in one.shown.items() if v in one.paired.index}
-        apart = [
-            f"{f'{row} ' * (len(pairs) > 1)}{_apart(one, one.paired['mean'][pairs[row]])}"
-            for row in means.index
-            if row in pairs
-        ]
+        pairs = {row: v for row in means if (v := one.shown[row]) in one.paired.index}
+        apart = []
+        for row, variant in pairs.items():
+            gap = one.paired["mean"][variant]
+            size, unit = f"{abs(gap):.{one.digits}f}", " points" * METRICS[one.metric].percent
+            text = f"{size}{unit} {'above' if gap > 0 else 'below'}" if float(size) else "equal"
+            apart.append(f"{row} {text}" if len(pairs) > 1 else text)
         gaps = f": {', '.join(apart)}{f' {one.baseline}' * (len(pairs) > 1)}" if apart else ""
-        title = f"{one.setting.title}: " * (len(comparisons) > 1)
+        title = "" if alone else f"{one.setting.title}: "
         sentences.append(f"{title}{figures}{gaps} (one repetition, no interval).")
     return sentences
-
-
-def _apart(one: Comparison, difference: float) -> str:
-    unit = " points" * METRICS[one.metric].percent
-    size = f"{abs(difference):.{one.digits}f}"
-    return f"{size}{unit} {'above' if difference > 0 else 'below'}" if float(size) else "equal"
 
 
 def gains(comparisons: Sequence[Comparison]) -> pd.DataFrame:
@@ -383,47 +357,44 @@ def gains(comparisons: Sequence[Comparison]) -> pd.DataFrame:
 
 
 def _extent(comparisons: Sequence[Comparison], counted: Sequence[Comparison]) -> str:
-    runs = sum(len(one.every[0]) for one in comparisons)
-    methods = {method for one in comparisons for method in one.runs["method"]}
-    blocks = pd.concat([one.levels["blocks"] for one in comparisons])
-    low, high = int(blocks.min()), int(blocks.max())
-    shorter = [one.setting.title for one in comparisons if one not in counted]
-    apart = f"; not counted below, as the first rounds of longer settings: {'; '.join(shorter)}"
+    runs = many(sum(len(one.every[0]) for one in comparisons), "run")
+    methods = many(len({method for one in comparisons for method in one.runs["method"]}), "method")
+    blocks = {int(count) for one in comparisons for count in one.levels["blocks"]}
+    low, high = f"{min(blocks)} to " * (len(blocks) > 1), many(max(blocks), "block")
+    shorter = "; ".join(one.setting.title for one in comparisons if one not in counted)
+    apart = f"; not counted below, as the first rounds of longer settings: {shorter}"
     return (
-        f"{_many(runs, 'run')} of {_many(len(methods), 'method')} in "
-        f"{_many(len(comparisons), 'setting')}, {f'{low} to ' * (low < high)}"
-        f"{_many(high, 'block')} (partition and seed) a method{apart * bool(shorter)}."
+        f"{runs} of {methods} in {many(len(comparisons), 'setting')}, {low}{high} (partition and "
+        f"seed) a method{apart * bool(shorter)}."
     )
 
 
-def _winners(found: pd.DataFrame, base: str) -> str:
-    told = f"{base} (each client alone)" if base == method_name(BASELINE) else base
-    above = set(found.loc[found["sign"] > 0, "setting"])
-    if not above:
-        return f"No method is above {told} with a {_LEVEL} interval that excludes zero."
-    without = [name for name in found["setting"].unique() if name not in above]
+def _winners(results: pd.DataFrame, base: str) -> str:
+    named = f"{base} (each client alone)" if base == method_name(BASELINE) else base
+    above = results.loc[results["sign"] > 0, "setting"].unique()
+    if not len(above):
+        return f"No method is above {named} with a {_LEVEL} interval that excludes zero."
+    without = [name for name in results["setting"].unique() if name not in above]
     nobody = f"; no method in {_some(without)}" if without else ""
-    most = " (in brackets the largest difference, in points)" * (found["setting"].nunique() > 1)
+    most = " (in brackets the largest difference, in points)" * (results["setting"].nunique() > 1)
     excludes = f"with a {_LEVEL} interval that excludes zero{most}"
-    return f"Above {told}, {excludes}: {_listed(1, found)}{nobody}."
+    return f"Above {named}, {excludes}: {_listed(1, results)}{nobody}."
 
 
-def _losers(found: pd.DataFrame, base: str) -> str:
-    decided = found.groupby("method")["sign"].any()
+def _losers(results: pd.DataFrame, base: str) -> str:
+    decided = results.groupby("method")["sign"].any()
     neither = ", ".join(sorted(decided.index[~decided], key=str.casefold))
-    said = [f"below {base}, likewise: {below}"] if (below := _listed(-1, found)) else []
-    said += [f"no difference from {base} shown anywhere: {neither}"] if neither else []
-    return f"{text[0].upper()}{text[1:]}." if (text := "; ".join(said)) else ""
+    below = _listed(-1, results)
+    texts = [f"below {base}, likewise: {below}"] * bool(below)
+    texts += [f"no difference from {base} shown anywhere: {neither}"] * bool(neither)
+    return f"{text[0].upper()}{text[1:]}." if (text := "; ".join(texts)) else ""
 
 
-def _traffic(found: pd.DataFrame) -> str:
-    above = set(found.loc[found["sign"] > 0, "method"])
-    times = found[found["method"].isin(above)].groupby("method")["traffic"].median().dropna()
-    over = " (median over settings)" * (found["setting"].nunique() > 1)
-    sent = ", ".join(
-        f"{method} {value:.2g}" if value < 10 else f"{method} {value:,.0f}"
-        for method, value in times.sort_values(kind="stable").items()
-    )
+def _traffic(results: pd.DataFrame) -> str:
+    winners = results.groupby("method").filter(lambda rows: (rows["sign"] > 0).any())
+    times = winners.groupby("method")["traffic"].median().dropna().sort_values(kind="stable")
+    over = " (median over settings)" * (results["setting"].nunique() > 1)
+    sent = ", ".join(f"{m} {x:.2g}" if x < 10 else f"{m} {x:,.0f}" for m, x in times.items())
     return f"Traffic per round of these methods, {_AGAINST} = 1{over}: {sent}." if sent else ""
 
 
@@ -445,22 +416,22 @@ def _limits(comparisons: Sequence[Comparison], compared: int, base: str) -> str:
 
 def _listed(sign: int, results: pd.DataFrame) -> str:
     """``FD in 3 of 5 settings (+4.3; below in 1), FML in 1 of 4 (+9.0)``, most settings first."""
-    decided = results[results["sign"] == sign].assign(size=results["points"].abs())
-    order = decided.groupby("method")["size"].agg(["count", "max"])
-    order = order.sort_values(["count", "max"], ascending=False, kind="stable")
     entries = []
-    for method, count in order["count"].items():
-        of_method = results[results["method"] == method]
-        most = decided[decided["method"] == method].sort_values("size")["points"].iloc[-1]
-        points = f"{most:+.1f}".replace("-", "−")
-        if results["setting"].nunique() == 1:
-            entries.append(f"{method} {points}")
+    for method, rows in results.groupby("method"):
+        decided = rows.loc[rows["sign"] == sign, "points"]
+        if not len(decided):
             continue
-        other = int((of_method["sign"] == -sign).sum())
-        against = f"; {'below' if sign > 0 else 'above'} in {other}" if other else ""
-        entries.append(f"{method} in {count} of {len(of_method)}{'' if entries else ' settings'} "
-                    f"({points}{against})")  # fmt: skip
-    return ", ".join(entries)
+        most = decided[decided.abs().idxmax()]
+        other = int((rows["sign"] == -sign).sum())
+        against = f"; {'below' if sign > 0 else 'above'} in {other}" * bool(other)
+        points = f"{most:+.1f}".replace("-", "−")
+        entries.append((-len(decided), -abs(most), method, len(rows), f"{points}{against}"))
+    if results["setting"].nunique() == 1:
+        return ", ".join(f"{method} {points}" for *_, method, _, points in sorted(entries))
+    return ", ".join(
+        f"{method} in {-count} of {of}{' settings' * (not place)} ({points})"
+        for place, (count, _, method, of, points) in enumerate(sorted(entries))
+    )
 
 
 def _some(titles: Sequence[str]) -> str:
@@ -468,5 +439,6 @@ def _some(titles: Sequence[str]) -> str:
     return "; ".join(titles) if len(titles) <= _NAMED else f"{len(titles)} settings"
 
 
-def _many(count: int, name: str) -> str:
+def many(count: int, name: str) -> str:
+    """Return a count with its noun: ``1 block``, ``2 blocks``."""
     return f"{count} {name}{'' if count == 1 else 's'}"

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from fedhet.data.inputs import noun
 from fedhet.errors import Damaged, UserError, one_line
-from fedhet.reports.comparison import Comparison, in_order
+from fedhet.reports.comparison import Comparison, in_order, many
 from fedhet.reports.reading import Placed, RunRecord, at_default, cut
 from fedhet.reports.tables import said
 
@@ -115,7 +115,7 @@ def _panel(
     return drawn(name, size, lambda figure: draw(figure.add_axes(place)), title)
 
 
-def label(text: str, letters: int = 40) -> str:
+def _label(text: str, letters: int) -> str:
     """Return a name on one printable line, shortened."""
     return cut(one_line(text, None), letters)
 
@@ -141,7 +141,7 @@ def _name_ends(ax: Axes, ends: Sequence[tuple[str, float, float, str]]) -> None:
     for (y_end, x_end, name, colour), slot in zip(places, slots, strict=True):
         ax.plot([x_end, 1.05], [y_end, slot], transform=ax.transAxes, color=colour, lw=0.5,
                 alpha=0.45, clip_on=False)  # fmt: skip
-        ax.text(1.06, slot, label(name, 24), transform=ax.transAxes, fontsize=8.5, va="center",
+        ax.text(1.06, slot, _label(name, 24), transform=ax.transAxes, fontsize=8.5, va="center",
                 color=colour)  # fmt: skip
 
 
@@ -153,18 +153,18 @@ def _panels(
     draw: Callable[[Axes, Comparison], None], high: float, right: float,
 ) -> Picture:  # fmt: skip
     """Return a panel per setting, each headed by its title."""
-    panels = []
-    for one in comparisons:
+    edges = (_LEFT if right < _LEFT else 40, right, 20, 36)
 
-        def fill(ax: Axes, one: Comparison = one) -> None:
-            head = label(one.setting.title, 44)
+    def panel(one: Comparison) -> str:
+        def fill(ax: Axes) -> None:
+            head = _label(one.setting.title, 44)
             ax.figure.text(0, 1, head, fontsize=10.5, weight="bold", va="top")
             draw(ax, one)
 
-        edges = (_LEFT if right < _LEFT else 40, right, 20, 36)
         at, heading = f"{name}-{one.setting.slug}", f"{title}, {one.setting.title}"
-        panels.append((one.setting.slug, _panel(at, fill, (_WIDTH, high), heading, edges)))
-    return Picture(name, title, caption, panels)
+        return _panel(at, fill, (_WIDTH, high), heading, edges)
+
+    return Picture(name, title, caption, [(one.setting.slug, panel(one)) for one in comparisons])
 
 
 def differences(comparisons: Sequence[Comparison]) -> Picture:
@@ -205,7 +205,7 @@ def _draw_differences(ax: Axes, one: Comparison, rows: Sequence[str]) -> None:
             ax.plot(pair["mean"], y, "o", ms=5, mfc=colour if known else "none", **style)
             ax.text(1.02, y, f"{pair['mean']:+.{one.digits}f}".replace("-", "\u2212"), va="center",
                     transform=ax.get_yaxis_transform(), color=colour, fontsize=8.5)  # fmt: skip
-    ax.set_yticks(range(len(rows)), [label(row, 16) for row in rows])
+    ax.set_yticks(range(len(rows)), [_label(row, 16) for row in rows])
     for tick, mean in zip(ax.get_yticklabels(), pairs["mean"], strict=True):
         tick.set_alpha(0.35 if pd.isna(mean) else 1)
     ax.tick_params(axis="y", length=0)
@@ -214,8 +214,7 @@ def _draw_differences(ax: Axes, one: Comparison, rows: Sequence[str]) -> None:
     precisions = " and ".join(sorted(set(one.precision.values())))
     odd = f", {precisions}" if precisions != str(at_default("precision")) else ""
     points = "points" if one.metric == "accuracy" else said(one.metric)
-    plural = "" if len(one.blocks) == 1 else "s"
-    _finish(ax, f"{points} above {one.baseline}, {len(one.blocks)} block{plural}{odd}")
+    _finish(ax, f"{points} above {one.baseline}, {many(len(one.blocks), 'block')}{odd}")
 
 
 def traffic(comparisons: Sequence[Comparison]) -> Picture:
@@ -244,11 +243,12 @@ def _draw_traffic(ax: Axes, one: Comparison) -> None:
     ax.set(xscale="log", xlim=(zero / 2, right))
     ax.step([*front["x"], right], [*front["y"], front["y"].iloc[-1]], where="post", color=BLUE,
             alpha=0.5, lw=1)  # fmt: skip
-    ends = []
-    for row, (x, value) in points.iterrows():
-        colour = BLUE if row in front.index else INK
+    ends = [
+        (row, x, value, BLUE if row in front.index else INK)
+        for row, (x, value) in points.iterrows()
+    ]
+    for _, x, value, colour in ends:
         ax.plot(x, value, "o", ms=5, mew=0, color=colour, alpha=0.8)
-        ends.append((row, x, value, colour))
     powers = 10.0 ** np.arange(np.log10(zero) + (len(sent) > 0), np.floor(np.log10(right)) + 1)
     ticks = {p: EngFormatter(sep="")(p) for p in powers[:: 1 + len(powers) // 6]}
     ticks |= {zero: "0"} if len(sent) < len(points) else {}
@@ -262,7 +262,7 @@ def _draw_traffic(ax: Axes, one: Comparison) -> None:
 
 
 def of_setting(one: Comparison) -> list[Picture]:
-    """Figures of one setting."""
+    """Draw the figures of one setting."""
     return [rounds(one), _clients(one), _partition(one)]
 
 
@@ -311,7 +311,7 @@ def _clients(one: Comparison) -> Picture:
             showmeans=True, widths=0.6, boxprops=ink, whiskerprops=ink, showcaps=False,
             medianprops={"color": BLUE, "linewidth": 2},
             meanprops={"marker": "P", "markerfacecolor": INK, "markeredgewidth": 0},
-            tick_labels=[label(variant, 26) for variant in values],
+            tick_labels=[_label(variant, 26) for variant in values],
         )  # fmt: skip
         worst = [scores.max() if one.sign < 0 else scores.min() for scores in values.values()]
         ax.plot(worst, range(1, len(values) + 1), ".", color=ORANGE, ms=5)
@@ -361,7 +361,7 @@ def bubbles(counts: pd.DataFrame) -> tuple[float, Callable[[Axes], None]]:
         for size in np.unique(sizes):
             at = sizes == size
             ax.scatter(row[at], column[at], s=max(0.9 * cell**2 * size, 1), color=BLUE, lw=0)
-        names = [label(str(each), 14) for each in counts.columns[::step]]
+        names = [_label(str(each), 14) for each in counts.columns[::step]]
         ax.set_yticks(range(0, counts.shape[1], step), names, fontsize=8.5)
         ax.set(xlim=(-0.7, len(counts) - 0.3), ylim=(counts.shape[1] - 0.3, -0.7), xticks=[])
         ax.tick_params(length=0)
@@ -474,6 +474,7 @@ def representations(model: "Personalised", examples: "Tensor") -> NDArray[np.flo
 
 def _draw_clouds(setting: str, clouds: dict[str, Cloud]) -> Picture:
     from sklearn.manifold import TSNE
+    from sklearn.metrics import silhouette_score
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1):  # sums over threads would differ from run to run
@@ -493,8 +494,9 @@ def _draw_clouds(setting: str, clouds: dict[str, Cloud]) -> Picture:
                     x, y = plane[group == one].T
                     ax.plot(x, y, ".", ms=4, mew=0, color=HUES[number % len(HUES)])
                 ax.set(xticks=[], yticks=[])
-                score = _silhouette(points, group)
-                ax.set_title(f"{label(variant, 24)}, {what}: silhouette {score}",
+                several = 1 < len(np.unique(group)) < len(group)
+                score = f"{silhouette_score(points, group):.2f}" if several else "-"
+                ax.set_title(f"{_label(variant, 24)}, {what}: silhouette {score}",
                              fontsize=9, loc="left")  # fmt: skip
         figure.subplots_adjust(0.01, 0.01, 0.99, 1 - 0.08 / len(clouds), 0.05, 0.12)
 
@@ -506,11 +508,3 @@ def _draw_clouds(setting: str, clouds: dict[str, Cloud]) -> Picture:
     )
     svg = drawn(_TSNE, (560, 270 * len(clouds)), draw, _TSNE_TITLE)
     return Picture(_TSNE, _TSNE_TITLE, caption, [("", svg)])
-
-
-def _silhouette(points: NDArray[np.float32], labels: NDArray[np.int64]) -> str:
-    """Return the mean silhouette, or a dash where there is only one group."""
-    from sklearn.metrics import silhouette_score
-
-    known = 1 < len(np.unique(labels)) < len(labels)
-    return f"{silhouette_score(points, labels):.2f}" if known else "-"

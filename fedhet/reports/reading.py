@@ -47,13 +47,13 @@ from fedhet.records.summary import diverged, participants_mean
 
 FORMAT = "fedhet run record 1"
 SUFFIX = ".run"  # JSON inside; Flower sends every .json of a repository to all clients
-DEPTH = 2  # a sweep's folder holds run folders; a folder of sweeps may be given as well
 FILES = ("data-path", "partition-file", "public-path")  # keys of which the last part is kept
 _MACHINE = {"out", "name", "state-dir"}  # keys of the configuration that a record leaves out
 _CLOSE = 1e-6  # points; some packed records keep ten digits
-_NEEDED = ["round", "replied", "train_flops", "uplink_floats", "downlink_floats"]
-_ROUND = {*_NEEDED, "train_loss", "sampled", "failed", "evaluated_clients", "uplink_bytes",
-          "downlink_bytes"}  # fmt: skip
+_ROUND = {
+    "round", "replied", "train_flops", "uplink_floats", "downlink_floats", "train_loss", "sampled",
+    "failed", "evaluated_clients", "uplink_bytes", "downlink_bytes",
+}  # fmt: skip
 _FIGURES = ("test_", "val_", "participants_test_")
 _OLDER = {"test": "test_accuracy", "val": "val_accuracy"}  # columns of clients in older records
 # What reading a file that fedhet did not write can raise.
@@ -101,10 +101,7 @@ def read_runs(places: Iterable[Path]) -> tuple[list[RunRecord], list[LeftOut]]:
     runs: list[RunRecord] = []
     left_out: list[LeftOut] = []
     for place in places:
-        try:
-            paths, indexed = list(_find(place, DEPTH)), _indexes(place)
-        except OSError as error:
-            raise UserError(f"'{place}' cannot be read: {error.strerror or error}") from error
+        paths, indexed = _find(place), _indexes(place)
         if not paths:
             raise UserError(
                 f"'{place}' has no run folder (config.yaml and rounds.jsonl), sweep or packed "
@@ -113,98 +110,88 @@ def read_runs(places: Iterable[Path]) -> tuple[list[RunRecord], list[LeftOut]]:
                 else f"'{place}' does not exist{near(place)}"
             )
         for path in paths:
+            name = path.stem if path.is_file() else path.name
             try:
                 one = read_run(path)
             except Damaged as error:
-                name = path.stem if path.is_file() else path.name
                 one = LeftOut(name, f"cannot be read: {error}")
             if isinstance(one, LeftOut):
                 left_out.append(one)
             else:
-                title, note = indexed.get(one.name, ("", ""))
+                title, note = indexed.get(name, ("", ""))
                 runs.append(replace(one, title=one.title or title, note=note))
     return sorted(runs, key=lambda run: run.name), sorted(left_out)
 
 
-def _find(place: Path, depth: int) -> Iterable[Path]:
-    if place.is_file():
-        if place.suffix == SUFFIX:
-            yield place
-    elif (place / "config.yaml").is_file():
-        yield place
-    elif place.is_dir() and depth:
-        for child in sorted(place.iterdir()):
-            yield from _find(child, depth - 1)
+def _find(place: Path) -> list[Path]:
+    """Return a run folder, a packed record, or those in a folder of runs or of sweeps."""
+    if (place / "config.yaml").is_file() or (place.is_file() and place.suffix == SUFFIX):
+        return [place]
+    folders = [path.parent for depth in ("*", "*/*") for path in place.glob(f"{depth}/config.yaml")]
+    return sorted([*folders, *place.glob(f"*{SUFFIX}"), *place.glob(f"*/*{SUFFIX}")])
 
 
 def _indexes(place: Path) -> dict[str, tuple[str, str]]:
     """Return title and note of the sweep of every cell below a folder."""
-    told: dict[str, tuple[str, str]] = {}
+    titles: dict[str, tuple[str, str]] = {}
     for path in sorted([*place.glob("sweeps/*/sweep.json"), *place.glob("*/sweeps/*/sweep.json")]):
         with contextlib.suppress(*_DAMAGE):  # being written, or none of ours
             index = read_json(path)
-            note = f"{index.get('sweep')}: {index['note']}" if index.get("note") else ""
-            told |= {str(cell["name"]): (index.get("title") or "", note) for cell in index["cells"]}
-    return told
+            one = (
+                index.get("title") or "",
+                f"{index['sweep']}: {index['note']}" * bool(index["note"]),
+            )
+            titles |= {str(cell["name"]): one for cell in index["cells"]}
+    return titles
 
 
 def read_run(path: Path) -> RunRecord | LeftOut:
     """Read a run folder or a packed record; raise Damaged if it is damaged."""
     try:
         return _unpacked(path) if path.is_file() else _read_folder(path)
-    except KeyError as error:
-        raise Damaged(f"{error} is missing") from error
     except _DAMAGE as error:
-        raise Damaged(one_line(str(error).replace(f"{path}/", ""), 200)) from error
+        text = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise Damaged(one_line(text.replace(f"{path}/", ""), 200)) from error
 
 
 def evaluations(path: Path) -> pd.DataFrame:
     """Return ``clients.csv``, a row a client and evaluation; empty where there is none."""
-    rows = read_evaluations(path) if path.exists() else []
-    lines = [{key: getattr(row, key) for key in FIRST} | row.other for row in rows]
-    return pd.DataFrame(lines, columns=None if lines else list(FIRST))
+    return _table(read_evaluations(path) if path.exists() else [])
+
+
+def _table(lines: list[dict[str, Any]]) -> pd.DataFrame:
+    return pd.DataFrame(lines, columns=None if lines else list(FIRST)).astype(
+        dict.fromkeys(FIRST[-2:], float)
+    )
 
 
 def _read_folder(path: Path) -> RunRecord | LeftOut:
     check_entries(path)
-    folder = RunFolder(path)
+    folder, counts = RunFolder(path), None
     config, (summary, lines) = read_yaml(folder.config), folder.read_result()
     if not summary:
         reason = f"not finished: round {len(lines)} of {config.get('rounds', '?')}"
         return LeftOut(path.name, reason)
     if summary["status"] != "completed":
-        reason = f"{summary['status']}: {summary.get('reason') or 'no reason recorded'}"
+        reason = f"{summary['status']}: {summary['reason'] or 'no reason recorded'}"
         return LeftOut(path.name, one_line(reason))
     if diverged(lines[-1]):
         return LeftOut(path.name, "failed: it diverged: no reply of the last round was accepted")
-    rounds = pd.DataFrame.from_records(lines)
-    kept = [n for n in rounds if n in _ROUND or n.startswith(_FIGURES) or n.endswith("norm")]
-    rows = evaluations(folder.clients)
-    clients = rows.drop_duplicates("client", keep="last").drop(columns="round")
-    counts = None
+    kept = [n for n in lines[-1] if n in _ROUND or n.startswith(_FIGURES) or n.endswith("norm")]
+    rows = read_evaluations(folder.clients) if folder.clients.exists() else []
+    last = {line["client"]: line for line in rows}
     if folder.partition.exists():
-        dealt = read_partition(folder.partition)
-        counts = pd.DataFrame([*dealt.counts.values()], [*dealt.counts], [*dealt.classes])
+        classes, held = read_partition(folder.partition)
+        counts = pd.DataFrame([*held.values()], [*held], classes)
     return _checked(
         RunRecord(
             path.name, {key: value for key, value in config.items() if key not in _MACHINE},
             summary, read_json(folder.environment) if folder.environment.exists() else {},
-            _with_participants(rounds[kept].astype(float), rows),
-            clients.sort_values("client", key=lambda ids: ids.map(client_order)), counts, path,
+            pd.DataFrame([[line.get(n) for n in kept] for line in lines], columns=kept),
+            _table([last[name] for name in sorted(last, key=client_order)]).drop(columns="round"),
+            counts, path,
         )
     )  # fmt: skip
-
-
-def _with_participants(rounds: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """Add the participants' means to rounds that an older fedhet recorded without them."""
-    own = rows[rows["generation"] == rows["round"]].groupby("round")
-    whole = own.size().reindex(rounds["round"]).to_numpy() == rounds["replied"].to_numpy()
-    for name in METRICS:
-        if (column := f"test_{name}") in rows:
-            means = own[column].mean().reindex(rounds["round"]).set_axis(rounds.index).where(whole)
-            mean = participants_mean(name)
-            rounds[mean] = rounds.get(mean, means).astype(float).fillna(means)
-    return rounds
 
 
 def _unpacked(path: Path) -> RunRecord:
@@ -214,18 +201,57 @@ def _unpacked(path: Path) -> RunRecord:
         raise ValueError(f"not a packed record: no format '{FORMAT}'")
     counts = None
     if held := content["partition"]:
+        classes = list(map(str, held["classes"]))
         rows = [dict(pair.split(":") for pair in row.split()) for row in held["clients"].values()]
-        labels = list(map(str, range(len(held["classes"]))))
-        counts = pd.DataFrame(rows, list(held["clients"]), labels).fillna(0).astype(int)
-        counts = counts.set_axis(list(map(str, held["classes"])), axis="columns")
+        table = [[int(row.get(str(k), 0)) for k in range(len(classes))] for row in rows]
+        counts = pd.DataFrame(table, list(held["clients"]), classes)
     clients = {_OLDER.get(name, name): entry for name, entry in content["clients"].items()}
     return _checked(
         RunRecord(
             path.stem, content["config"], content["summary"], content["environment"],
-            pd.DataFrame(content["rounds"], dtype=float), pd.DataFrame(clients), counts,
+            pd.DataFrame(content["rounds"]), pd.DataFrame(clients), counts,
             title=str(content.get("title", "")),
         )
     )  # fmt: skip
+
+
+def _checked(run: RunRecord) -> RunRecord:
+    """Return a run with numbers as floats; raise ValueError for what does not fit the rest."""
+    shaped(Started, run.config, "its configuration")
+    shaped(Summary, run.summary, "its summary")
+    shaped(Environment, run.environment, "its environment")
+    config = {
+        key: Path(str(value)).name if key in FILES and value else value
+        for key, value in run.config.items()
+    }
+    rounds, clients = run.rounds.astype(float), run.clients.reset_index(drop=True)
+    clients = clients.astype({n: float for n in clients if n not in {"client", "model"}})
+    if rounds["round"].tolist() != list(range(1, run.summary.get("rounds", len(rounds)) + 1)):
+        raise ValueError(f"rounds.jsonl has other rounds than 1 to {run.summary['rounds']}")
+    if not clients["client"].is_unique:
+        raise ValueError("clients: one is there twice")
+    if (every := int(config.get("evaluate-every", 1))) > 1:
+        repeated = (rounds["round"] % every != 0) & (rounds["round"] < len(rounds))
+        rounds.loc[repeated, rounds.columns.str.startswith(_FIGURES)] = math.nan
+    if rounds["test_accuracy_mean"].isna().all():
+        raise ValueError("no round was evaluated")
+    # Where everybody replied, the participants' mean is that over all.
+    everybody = (rounds["replied"] == int(run.summary.get("clients") or 0)).all()
+    for name in METRICS if everybody else ():
+        if (column := f"test_{name}_mean") in rounds:
+            rounds[mean] = rounds.get(mean := participants_mean(name), rounds[column])
+    ends = {"rounds.jsonl": rounds["test_accuracy_mean"].iloc[-1]}
+    if not run.means_alone:
+        evaluated, tests = rounds.get("evaluated_clients"), clients["test_accuracy"]
+        if evaluated is not None and 0 < evaluated.iloc[-1] != tests.count():
+            raise ValueError(f"clients.csv has {tests.count()} of {evaluated.iloc[-1]:g} clients")
+        ends["clients.csv"] = tests.mean()
+    expected = run.summary.get("test_accuracy_mean")
+    for name, end in ends.items():
+        if expected is not None and not math.isclose(end, expected, rel_tol=0, abs_tol=_CLOSE):
+            whole = f"and summary.json with {expected:.2f} %"
+            raise ValueError(f"{name} ends with {end:.2f} %, {whole}")
+    return replace(run, config=config, rounds=rounds, clients=clients)
 
 
 def pack(runs: Iterable[RunRecord], folder: Path) -> None:
@@ -264,56 +290,6 @@ def _columns(frame: pd.DataFrame) -> dict[str, list[Any]]:
     short = frame.convert_dtypes()
     columns: dict[str, list[Any]] = short.astype(object).where(short.notna(), None).to_dict("list")
     return columns
-
-
-# --- checks --------------------------------------------------------------------------------------
-
-
-def _checked(run: RunRecord) -> RunRecord:  # noqa: PLR0912  (one a thing that must fit)
-    """Return a run with numbers as floats; raise ValueError for what does not fit the rest."""
-    shaped(Started, run.config, "its configuration")
-    shaped(Summary, run.summary, "its summary")
-    shaped(Environment, run.environment, "its environment")
-    config = {
-        key: Path(str(value)).name if key in FILES and value else value
-        for key, value in run.config.items()
-    }
-    rounds, clients = run.rounds, run.clients.reset_index(drop=True)
-    clients = clients.astype({n: float for n in clients if n not in {"client", "model"}})
-    if not len(rounds) or rounds["round"].tolist() != list(range(1, len(rounds) + 1)):
-        raise ValueError(f"rounds: {len(rounds)} lines are not the rounds from 1 on")
-    needed = rounds[_NEEDED]
-    if rounds["train_flops"].isna().all():  # sums do not tell it
-        needed = needed.drop(columns="train_flops")
-    if not (needed.to_numpy() >= 0).all():
-        raise ValueError(f"rounds: one of {', '.join(_NEEDED)} is missing or negative")
-    scores = clients[["test_accuracy", "val_accuracy"]].to_numpy()
-    if not clients["client"].is_unique or ((scores < 0) | (scores > 100)).any():
-        raise ValueError("clients: one is there twice, or an accuracy is not from 0 to 100")
-    if (every := int(config.get("evaluate-every", 1))) > 1:
-        repeated = rounds["round"] % every != 0
-        repeated.iloc[-1] = False
-        rounds.loc[repeated, rounds.columns.str.startswith(_FIGURES)] = math.nan
-    if rounds.get("test_accuracy_mean", pd.Series(dtype=float)).isna().all():
-        raise ValueError("no round was evaluated")
-    for name in METRICS:  # where everybody replied, the participants' mean is that over all
-        mean, column = participants_mean(name), f"test_{name}_mean"
-        if column in rounds and (rounds["replied"] == int(run.summary.get("clients") or 0)).all():
-            rounds[mean] = rounds.get(mean, rounds[column]).fillna(rounds[column])
-    ends = {"rounds.jsonl": rounds["test_accuracy_mean"].iloc[-1]}
-    if not run.means_alone:
-        evaluated, tests = rounds.get("evaluated_clients"), clients["test_accuracy"]
-        if evaluated is not None and 0 < evaluated.iloc[-1] != tests.count():
-            raise ValueError(f"clients.csv has {tests.count()} of {evaluated.iloc[-1]:g} clients")
-        ends["clients.csv"] = tests.mean()
-    if run.summary.get("rounds", len(rounds)) != len(rounds):
-        raise ValueError(f"rounds.jsonl has {len(rounds)} of {run.summary['rounds']} rounds")
-    expected = run.summary.get("test_accuracy_mean")
-    for name, end in ends.items():
-        if expected is not None and not math.isclose(end, expected, rel_tol=0, abs_tol=_CLOSE):
-            whole = f"and summary.json with {expected:.2f} %"
-            raise ValueError(f"{name} ends with {end:.2f} %, {whole}")
-    return replace(run, config=config, rounds=rounds, clients=clients)
 
 
 # --- settings, variants, blocks ------------------------------------------------------------------
@@ -462,24 +438,23 @@ def arrange(runs: Sequence[RunRecord], left_out: list[LeftOut]) -> list[Placed]:
     """Place every run; a second one of its setting, variant and block is added to ``left_out``."""
     every = [_place(run) for run in runs]
     _drop_constant(every)
-    first: dict[tuple[str, str, Block, str], Placed] = {}
+    first: dict[tuple[Any, ...], Placed] = {}
+    together: dict[str, list[Placed]] = {}
     for one in every:
-        cell = one.setting.slug, one.variant, one.block, one.precision
-        other = first.setdefault(cell, one)
-        if other is not one:
+        other = first.setdefault((one.setting.slug, one.variant, one.block, one.precision), one)
+        if other is one:
+            together.setdefault(one.setting.slug, []).append(one)
+        else:
             same = other.run.summary.get("run_sha256") == one.run.summary.get("run_sha256")
             what = "the same result as" if same else "ANOTHER result than"
             reason = f"a second run of one cell, with {what} '{other.run.name}'"
             left_out.append(LeftOut(one.run.name, reason))
     left_out.sort()
-    placed = list(first.values())
-    slugs = dict.fromkeys(one.setting.slug for one in placed)
-    together = [[one for one in placed if one.setting.slug == slug] for slug in slugs]
-    for group in together:
+    for group in together.values():
         _choose_precision(group)
         _name(group)
-    _tell_titles_apart([group[0].setting for group in together])
-    return sorted(placed, key=lambda one: one.order)
+    _tell_titles_apart([group[0].setting for group in together.values()])
+    return sorted(first.values(), key=lambda one: one.order)
 
 
 def _place(run: RunRecord) -> Placed:
@@ -512,18 +487,16 @@ def _place(run: RunRecord) -> Placed:
     return Placed(run, Setting(shared), method, own_keys)
 
 
-def _drop_constant(found: Sequence[Placed]) -> None:
+def _drop_constant(every: Sequence[Placed]) -> None:
     """Of a method whose defaults are unknown, keep the keys in which its runs differ."""
-    unknown = [one for one in found if one.keys and not own_defaults(one.method)]
-    for method in {one.method for one in unknown}:
-        group = [one for one in unknown if one.method == method]
+    for method in {one.method for one in every if not own_defaults(one.method)}:
+        group = [one for one in every if one.method == method]
         differing = _differing([one.keys for one in group])
         for one in group:
-            one.keys = {key: value for key, value in one.keys.items() if key in differing}
+            one.keys = {key: one.keys[key] for key in differing if key in one.keys}
 
 
 def _differing(maps: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys that have not the same value in all."""
     keys = dict.fromkeys(key for one in maps for key in one)
     return [key for key in keys if len({plain(one.get(key)) for one in maps}) > 1]
 

@@ -6,20 +6,18 @@ client. The columns are described in docs/reference/report.md.
 The same runs give the same bytes: no output has a date, a machine's name or a path.
 """
 
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from jinja2 import Environment
+from jinja2 import Environment, PackageLoader
 
 from fedhet.config.registry import method_name as known_as
 from fedhet.config.schema import MAJORITY, METRICS
@@ -30,12 +28,19 @@ from fedhet.records.summary import participants, participants_mean
 from fedhet.reports import figures, tables
 from fedhet.reports.comparison import BASELINE, PARTICIPANTS, Comparison, compare, sentences
 from fedhet.reports.figures import Picture
-from fedhet.reports.reading import LeftOut, Placed, RunRecord, arrange, method_name, pack, read_runs
+from fedhet.reports.reading import (
+    LeftOut,
+    Placed,
+    RunRecord,
+    arrange,
+    method_name,
+    pack,
+    plain,
+    read_runs,
+)
 from fedhet.reports.tables import ReportTable, escaped, to_csv, to_latex, to_markdown
 
 _MADE = ("tables/*.csv", "tables/*.tex", "figures/*.svg", "tables.md", "runs.csv")
-
-
 COLUMNS = (  # of the frame of runs, before the keys of the configuration
     "run", "setting", "setting_id", "variant", "block", "compared", *METRICS, MAJORITY,
     "accuracy_best_validation", "best_validation", *PARTICIPANTS,
@@ -99,9 +104,6 @@ class Runs:
                 return figures.of_setting(one)
         raise UserError(f"setting: '{setting}' is not allowed: {'; '.join(self.settings)}")
 
-    def __repr__(self) -> str:
-        return f"<{len(self._runs)} runs in {len(self.settings)} settings>"
-
 
 def load_sweep(*places: str | os.PathLike[str], baseline: str = "") -> Runs:
     """Read and compare finished runs of sweeps, run folders or packed records.
@@ -127,10 +129,9 @@ def _frames(placed: Sequence[Placed]) -> tuple[pd.DataFrame, pd.DataFrame, pd.Da
         for name in ("rounds", "clients")
     )
     sampled = clients[clients["generation"] > 0].groupby("number")["test_accuracy"]
-    rows["accuracy_sampled"] = sampled.mean().reindex(rows["number"])
-    rows["accuracy_std"] = sampled.std(ddof=0).reindex(rows["number"])
-    rows["accuracy_p10"] = sampled.quantile(0.1).reindex(rows["number"])
-    rows["accuracy_worst"] = sampled.min().reindex(rows["number"])
+    over = {"sampled": sampled.mean(), "std": sampled.std(ddof=0), "p10": sampled.quantile(0.1),
+            "worst": sampled.min()}  # fmt: skip
+    rows[[f"accuracy_{name}" for name in over]] = pd.DataFrame(over).reindex(rows["number"])
     order = [name for name in COLUMNS if name in rows]
     return pd.concat([rows[["number", "method", *order]], keys], axis=1), rounds, clients
 
@@ -175,14 +176,11 @@ def _config(one: Placed) -> dict[str, Any]:
     """Keys of the configuration: lists with commas, maps as JSON; no key takes a figure's name."""
     taken = {*COLUMNS, "method", "number"}
     config = {"metric": "accuracy", "precision": one.precision} | dict(one.run.config)
-    cells = {key.replace("-", "_"): _flat(value) for key, value in config.items()}
+    cells = {
+        key.replace("-", "_"): plain(value) if isinstance(value, list | dict) else value
+        for key, value in config.items()
+    }
     return {key: value for key, value in cells.items() if key not in taken}
-
-
-def _flat(value: Any) -> Any:
-    if isinstance(value, list) and all(isinstance(one, str | int | float) for one in value):
-        return ",".join(map(str, value))
-    return json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else value
 
 
 # --- report -------------------------------------------------------------------------------------
@@ -218,25 +216,15 @@ class Report:
             "all", "All settings", tables=[tables.overview(comparisons)],
             figures=[figures.differences(comparisons), figures.traffic(comparisons)],
         )  # fmt: skip
-        self.sections = [_section(one) for one in comparisons]
-        drawn = [figures.t_sne(runs.placed, wanted=models, trust=trust)]
-        self.sections.append(Section("models", "Representations", figures=drawn))
-        self.sections.append(_about(runs))
-
-    @cached_property
-    def tables(self) -> list[ReportTable]:
-        """Of all sections."""
-        return [table for one in (self.whole, *self.sections) for table in one.tables]
-
-    @cached_property
-    def figures(self) -> list[Picture]:
-        """Of all sections."""
-        return [figure for one in (self.whole, *self.sections) for figure in one.figures]
-
-    @property
-    def absent(self) -> dict[str, str]:
-        """Figures that could not be drawn, and why."""
-        return {figure.title: figure.absent for figure in self.figures if figure.absent}
+        drawn = figures.t_sne(runs.placed, wanted=models, trust=trust)
+        self.sections = [
+            *map(_section, comparisons), Section("models", "Representations", figures=[drawn]),
+            _about(runs),
+        ]  # fmt: skip
+        every = self.whole, *self.sections
+        self.tables = [table for one in every for table in one.tables]
+        self.figures = [figure for one in every for figure in one.figures]
+        self.absent = {figure.title: figure.absent for figure in self.figures if figure.absent}
 
 
 def report(  # noqa: PLR0913
@@ -299,26 +287,6 @@ def _some(values: Iterable[object], otherwise: str = "not recorded") -> str:
     return "; ".join(sorted({v for v in values if isinstance(v, str) and v})) or otherwise
 
 
-# --- page ----------------------------------------------------------------------------------------
-
-
-def to_page(made: Report) -> str:
-    """Return the page, with all figures in it."""
-    return _filled("report.html", made, autoescape=True)
-
-
-def to_text(made: Report) -> str:
-    """Verdict and tables as Markdown with stable anchors, and which figures are absent and why."""
-    return re.sub(r"\n{3,}", "\n\n", _filled("tables.md", made, autoescape=False)).rstrip() + "\n"
-
-
-def _filled(name: str, made: Report, *, autoescape: bool) -> str:
-    source = files("fedhet.reports").joinpath(f"templates/{name}").read_text("utf-8")
-    environment = Environment(autoescape=autoescape, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"md": escaped, "table": to_markdown}
-    return environment.from_string(source).render(made=made, verdict=made.runs.verdict)
-
-
 # --- files ---------------------------------------------------------------------------------------
 
 
@@ -334,8 +302,15 @@ def _check_apart(out: Path, places: Sequence[Path]) -> None:
 
 def _content(made: Report) -> dict[str, str]:
     """Return the files of a report, named by kinds of tables and :attr:`Setting.slug`."""
-    content = {"report.html": to_page(made), "tables.md": to_text(made)}
-    content["runs.csv"] = to_csv(made.runs.frame())
+    content = {"runs.csv": to_csv(made.runs.frame())}
+    for name in ("report.html", "tables.md"):
+        pages = Environment(
+            autoescape=name == "report.html", trim_blocks=True, lstrip_blocks=True,
+            loader=PackageLoader("fedhet.reports"),
+        )  # fmt: skip
+        pages.filters |= {"md": escaped, "table": to_markdown}
+        content[name] = pages.get_template(name).render(made=made, verdict=made.runs.verdict)
+    content["tables.md"] = re.sub(r"\n{3,}", "\n\n", content["tables.md"]).rstrip() + "\n"
     for figure in made.figures:
         content |= {f"figures/{name}.svg": svg for name, svg in figure.files().items()}
     for table in made.tables:

@@ -6,7 +6,6 @@ when other runs are added.
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import pandas as pd
 
@@ -14,7 +13,7 @@ from fedhet.config.schema import METRICS
 from fedhet.files import quoted
 from fedhet.records.summary import RECENT
 from fedhet.reports.comparison import ENOUGH, LEVEL, PARTICIPANTS, Comparison, in_order, variability
-from fedhet.reports.reading import at_default, plain
+from fedhet.reports.reading import plain
 
 PERCENT = f"{100 * LEVEL:g} %"
 UNKNOWN = (
@@ -59,11 +58,6 @@ class ReportTable:
         self.data[title] = column
         self.shown[title] = [write(v) if pd.notna(v) else "-" for v in column]
         self.about[title] = about
-
-    def add_all(self, *columns: tuple[Any, ...]) -> None:
-        """Add columns of numbers, each with the arguments of :meth:`add`."""
-        for column in columns:
-            self.add(*column)
 
     def add_text(self, title: str, about: str, values: Iterable[str]) -> None:
         """Add a column of words."""
@@ -110,15 +104,13 @@ def overview(comparisons: Sequence[Comparison]) -> ReportTable:
                 text += OTHER
             table.shown.loc[i, title] = text
             table.ranks[i, title] = "best" if row == top else "tied" if row in tied else ""
-    foot = {
-        "blocks": [str(len(one.blocks)) for one in comparisons],
-        "precision": [str(one.setting.keys["precision"]) for one in comparisons],
-        "metric": [said(one.metric) for one in comparisons],
-        "second metric": [said(one.second) for one in comparisons],
-    }
-    usual = {"precision": str(at_default("precision")), "metric": "accuracy", "second metric": "-"}
-    for name, values in foot.items():
-        if set(values) != {usual.get(name)}:
+    for name, usual, values in (
+        ("blocks", "", [str(len(one.blocks)) for one in comparisons]),
+        ("precision", "fp32", [str(one.setting.keys["precision"]) for one in comparisons]),
+        ("metric", "accuracy", [said(one.metric) for one in comparisons]),
+        ("second metric", "-", [said(one.second) for one in comparisons]),
+    ):
+        if set(values) != {usual}:
             table.shown.loc[len(table.shown)] = [name, *values]
     metrics = " or ".join(sorted({said(one.metric) for one in comparisons}))
     table.note = (
@@ -169,14 +161,15 @@ def _levels(one: Comparison) -> ReportTable:
         about = "what the commonest class of every client's training examples would get"
         table.add("commonest class", about, level["majority_accuracy"])
     best, part = "in the round with the best validation metric", "clients that took part"
-    table.add_all(
+    for column in (
         ("at best validation", best, level["best_validation"], one.digits),
         ("ever sampled", f"mean over the {part} at least once", level["sampled"], one.digits),
         ("never sampled", f"clients that never took part, of {of}", level["never_sampled"], 0),
         ("std", "standard deviation over clients", level["std"], one.digits),
         ("10th pct.", "10th percentile of clients", level["p10"], one.digits),
         ("worst", "worst client", level["worst"], one.digits),
-    )
+    ):
+        table.add(*column)
     return table
 
 
@@ -196,9 +189,9 @@ def _paired(one: Comparison) -> ReportTable:
     about = "share of clients that lose; the rest are equal"
     table.add("clients worse, %", about, pairs["worse"], 1)
     if pairs["p"].notna().any():
-        table.add("p", "Wilcoxon signed-rank over blocks, two-sided", pairs["p"], p_value)
+        table.add("p", "Wilcoxon signed-rank over blocks, two-sided", pairs["p"], _p_value)
         about = "adjusted over all comparisons of all settings of this report"
-        table.add("p, Holm", about, pairs["adjusted"], p_value)
+        table.add("p, Holm", about, pairs["adjusted"], _p_value)
     return table
 
 
@@ -211,21 +204,17 @@ def _participants(one: Comparison) -> ReportTable:
     )
     table = _table(one, "participants", "By the papers' measure", note, trained.index)
     if len(table):
-        level = one.levels.loc[trained.index]
+        all_clients = one.levels["mean"].loc[trained.index]
         last, recent, best, best_round = (trained.get(name) for name in PARTICIPANTS)
-        mean = f"mean of the last {RECENT} rounds' means"
-        table.add_all(
-            (
-                "all clients",
-                "mean over all clients after the last round",
-                level["mean"],
-                one.digits,
-            ),
-            ("participants, last round", "mean over those who trained in it", last, one.digits),
-            (f"last {RECENT} rounds", mean, recent, one.digits),
-            ("best round", "the best of all rounds' means", best, one.digits),
-            ("which", "the best round, mean over blocks", best_round, 1),
+        table.add(
+            "all clients", "mean over all clients after the last round", all_clients, one.digits
         )
+        about = "mean over those who trained in it"
+        table.add("participants, last round", about, last, one.digits)
+        about = f"mean of the last {RECENT} rounds' means"
+        table.add(f"last {RECENT} rounds", about, recent, one.digits)
+        table.add("best round", "the best of all rounds' means", best, one.digits)
+        table.add("which", "the best round, mean over blocks", best_round, 1)
     return table
 
 
@@ -238,14 +227,12 @@ def _costs(one: Comparison) -> ReportTable:
     table = _table(one, "cost", f"Costs, and {metric} at equal compute", note, cost.index)
     equal = "when the cheapest method's training FLOPs are spent"
     last = "the last one within that budget, mean over blocks"
-    table.add_all(
-        ("floats up", "per client and round", cost["floats_up"], 0),
-        ("floats down", "per client and round", cost["floats_down"], 0),
-        ("GFLOPs", "training, per client and round", cost["gflops"], 1),
-        (f"x {base}", f"GFLOPs of {base} = 1", cost["relative"]),
-        (f"{metric} at equal compute", equal, cost["equal_figure"], one.digits),
-        ("after round", last, cost["equal_round"], 1),
-    )
+    table.add("floats up", "per client and round", cost["floats_up"], 0)
+    table.add("floats down", "per client and round", cost["floats_down"], 0)
+    table.add("GFLOPs", "training, per client and round", cost["gflops"], 1)
+    table.add(f"x {base}", f"GFLOPs of {base} = 1", cost["relative"])
+    table.add(f"{metric} at equal compute", equal, cost["equal_figure"], one.digits)
+    table.add("after round", last, cost["equal_round"], 1)
     return table
 
 
@@ -315,8 +302,7 @@ def said(metric: str) -> str:
     return f"{about.title} (less is better)" if about.less_is_better else about.title
 
 
-def p_value(p: float) -> str:
-    """Return a p value as text."""
+def _p_value(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
@@ -338,10 +324,6 @@ def escaped(value: str) -> str:
     for sign, entity in _ENTITIES:
         shown = sign.sub(entity, shown)
     return shown
-
-
-def _tex(value: str) -> str:
-    return value.translate(_LATEX)
 
 
 def _marked(
@@ -379,10 +361,14 @@ def to_markdown(
 
 def to_latex(table: ReportTable) -> str:
     """Return a float with booktabs rules; its label is ``tab:`` and the anchor."""
-    text: str = _marked(table, _tex, _LATEX_RANKED).rename(columns=_tex).to_latex(
+
+    def tex(value: str) -> str:
+        return value.translate(_LATEX)
+
+    text: str = _marked(table, tex, _LATEX_RANKED).rename(columns=tex).to_latex(
         index=False, escape=False, position="ht", label=f"tab:{table.name}",
         column_format="".join("l" if name in table.texts else "r" for name in table.shown.columns),
-        caption=_tex(f"{table.title}. {table.note}"),
+        caption=tex(f"{table.title}. {table.note}"),
     )  # fmt: skip
     return f"% needs \\usepackage{{booktabs}}\n{text}"
 

@@ -7,17 +7,16 @@ configuration, so that equal cells of different sweeps are one run.
 
 A search tries keys of one or several methods, judged by the validation ``metric`` alone. Every
 method gets the same number of trials, so that none wins by more tries. They are drawn with a seed
-from its grid or its ranges. Seeds repeat a trial. No test metric is read.
+from its grid. Seeds repeat a trial. No test metric is read.
 """
 
 import contextlib
 import hashlib
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
@@ -26,7 +25,7 @@ import numpy as np
 import yaml
 
 from fedhet.config.load import build_config, read_overrides
-from fedhet.config.registry import find_method, folder_name, method_keys, method_name
+from fedhet.config.registry import folder_name, method_keys, method_name
 from fedhet.config.schema import TUNABLE, RunConfig, as_yaml, kebab
 from fedhet.errors import UserError, nearest
 from fedhet.files import read_jsonl, read_yaml
@@ -39,15 +38,13 @@ PATHS = ("data-path", "partition-file")
 SWEEP_KEYS = {"grid", "paired", "title"}  # of a preset, not of its cells
 PROFILES = {"full": (1.0, 1.0), "quick": (0.1, 0.2)}  # shares of the rounds and of the epochs
 SEEDS = ("partition-seed", "seed")  # further values repeat a trial, and are not searched
-RANDOM_TRIALS = 10  # of a search that has ranges, unless said otherwise
-DRAWS = 1_000  # tries to draw a trial that was not drawn before
 BLOCKS = 5  # of the comparison after it
 _COMMON = {kebab(name) for name in RunConfig.model_fields}
-_KINDS = {kebab(name): field.annotation for name, field in RunConfig.model_fields.items()}
-LISTS = {key for key, kind in _KINDS.items() if ... in get_args(kind)}  # commas are no search
-TEXTS = {key for key, kind in _KINDS.items() if kind is str}  # paths among them: no range
-NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
-RANGE = re.compile(rf"({NUMBER})\.\.({NUMBER})")
+LISTS = {  # keys whose commas are no search
+    kebab(name)
+    for name, field in RunConfig.model_fields.items()
+    if ... in get_args(field.annotation)
+}
 
 
 @dataclass(frozen=True)
@@ -228,24 +225,6 @@ def _short(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Range:
-    """Numbers from ``low`` to ``high``, uniform in the logarithm if both are above 0."""
-
-    low: float
-    high: float
-    whole: bool = False
-
-    def draw(self, rng: np.random.Generator) -> float:
-        """Return a number of three digits, or a whole one."""
-        logarithmic, ends = self.low > 0, (self.low, self.high)
-        number = rng.uniform(*map(math.log, ends) if logarithmic else ends)
-        number = math.exp(number) if logarithmic else number
-        if self.whole:
-            return round(number)
-        return min(self.high, max(self.low, float(f"{number:.3g}")))
-
-
-@dataclass(frozen=True)
 class Trial:
     """Values that are tried with a method, and its runs: one for every seed."""
 
@@ -266,73 +245,72 @@ class Search:
     base: Mapping[str, Any]
     methods: Sequence[str]
     repeats: Sequence[Mapping[str, Any]]
-    axes: Mapping[str, Sequence[Any] | Range]
+    axes: Mapping[str, list[Any]]
     title: str = ""  # of the preset
 
     @classmethod
     def read(cls, path: Path, words: Sequence[str]) -> "Search":
-        """Read ``KEY=VALUE``, which fixes a key, and ``KEY=V1,V2`` or ``KEY=LOW..HIGH``.
+        """Read ``KEY=VALUE``, which fixes a key, and ``KEY=V1,V2``, which searches it.
 
         The methods are those of ``words``, else those of a sweep's preset.
         """
         preset = read_yaml(path)
         base = {key: v for key, v in preset.items() if key not in SWEEP_KEYS}
-        axes: dict[str, Sequence[Any] | Range] = {}
-        by_key: dict[str, Sequence[Any] | Range] = {}
-        if "grid" in preset and (compared := _compared(path, preset)):
-            axes["method"] = compared
+        by_key: dict[str, list[Any]] = {}
         for word in words:
             key, equals, text = word.partition("=")
             if not equals or not key:
-                raise UserError(f"'{word}': write key=value, key=v1,v2,... or key=low..high")
+                raise UserError(f"'{word}': write key=value or key=v1,v2,...")
             if key in by_key:
                 raise UserError(f"{key}: it is given twice: write {key}=V1,V2")
-            values = by_key[key] = _values(key, text)
-            if key == "method" or isinstance(values, Range) or len(values) > 1:
-                axes[key] = values
-            else:
-                base[key] = values[0]
-        named: Any = axes.pop("method", [base.get("method", "fedssa")])
-        methods = [method_name(str(name)) for name in named]
-        repeated = {key: axes.pop(key) for key in SEEDS if key in axes}
-        for key, values in repeated.items():
-            if isinstance(values, Range):
-                raise UserError(f"{key}: a list of seeds is allowed, not a range")
+            values = by_key[key] = [
+                _plain(one) for one in ([text] if key in LISTS else text.split(","))
+            ]
+            if twice := next((one for one, count in Counter(values).items() if count > 1), None):
+                raise UserError(f"{key}: {twice} is given twice in '{text}'")
+        axes = {key: values for key, values in by_key.items() if len(values) > 1}
+        named = by_key.get("method") or (_compared(path, preset) if "grid" in preset else [])
+        methods = [method_name(str(one)) for one in named or [base.get("method", "fedssa")]]
+        repeats = list(combinations({key: axes.pop(key) for key in SEEDS if key in axes}, []))
+        fixed = {key: values[0] for key, values in by_key.items() if len(values) == 1}
+        base |= {key: value for key, value in fixed.items() if key != "method"}
+        axes.pop("method", None)
         known = _COMMON.union(*map(method_keys, methods))
         for key in axes.keys() - known:
             hint = nearest(key, known)
             raise UserError(f"{key}: unknown key for {', '.join(methods)}{hint}")
         if not axes:
             raise UserError(
-                "give at least one key several values, KEY=V1,V2, or a range, "
-                "KEY=LOW..HIGH, such as lr=0.003,0.01,0.03"
+                "give at least one key several values, KEY=V1,V2, such as lr=0.003,0.01,0.03"
             )
-        repeats = list(combinations(repeated, []))  # type: ignore[arg-type]  # no range, as checked
-        typed = {key: _typed(key, values, methods) for key, values in axes.items()}
-        return cls(base, methods, repeats, typed, title_of(path))
+        return cls(base, methods, repeats, axes, title_of(path))
 
     def trials(self, count: int, seed: int) -> list[Trial]:
-        """Return ``count`` trials for each method (0: as many as the smallest grid has)."""
-        spaces = {
-            method: {key: v for key, v in self.axes.items() if key in method_keys(method) | _COMMON}
+        """Return ``count`` trials for each method (0: as many as the smallest grid has).
+
+        They are drawn, with a seed, and stand in the grid's order.
+        """
+        grids = {
+            method: list(
+                combinations(
+                    {k: v for k, v in self.axes.items() if k in method_keys(method) | _COMMON}, []
+                )
+            )
             for method in self.methods
         }
-        sizes = {
-            method: math.prod(math.inf if isinstance(v, Range) else len(v) for v in space.values())
-            for method, space in spaces.items()
-        }
-        ranged = any(isinstance(v, Range) for v in self.axes.values())
-        smallest = min(sizes, key=sizes.__getitem__)
-        wanted = count or (RANDOM_TRIALS if ranged else int(sizes[smallest]))
-        if wanted > sizes[smallest]:
+        smallest = min(grids, key=lambda method: len(grids[method]))
+        wanted = count or len(grids[smallest])
+        if wanted > len(grids[smallest]):
             raise UserError(
-                f"trials: {wanted} is more than the {sizes[smallest]:.0f} combinations of method "
+                f"trials: {wanted} is more than the {len(grids[smallest])} combinations of method "
                 f"'{smallest}'; every method gets the same number: give it more values"
             )
         return [
-            Trial(method, values, self._cells(method, values))
-            for method, space in spaces.items()
-            for values in _drawn(space, wanted, generator(seed, "tune", method))
+            Trial(method, grid[i], self._cells(method, grid[i]))
+            for method, grid in grids.items()
+            for i in sorted(
+                generator(seed, "tune", method).choice(len(grid), size=wanted, replace=False)
+            )
         ]
 
     def preset(self, trial: Trial) -> dict[str, Any]:
@@ -379,7 +357,7 @@ def _compared(path: Path, preset: Mapping[str, Any]) -> list[str]:
         raise UserError(
             f"config '{path}': tune takes the methods of a grid, and this one has "
             f"{', '.join(others)}, too: copy the preset without them, and give what is searched "
-            "as KEY=V1,V2 or KEY=LOW..HIGH"
+            "as KEY=V1,V2"
         )
     return list(dict.fromkeys(str(name) for grid in grids for name in grid.get("method", ())))
 
@@ -414,57 +392,9 @@ def preset_text(keys: Mapping[str, Any], use: str, command: str, lines: Sequence
     return head + "\n" + yaml.safe_dump(dict(keys), sort_keys=False, allow_unicode=True)
 
 
-def _values(key: str, text: str) -> Sequence[Any] | Range:
-    """Return the values that a word gives to a key."""
-    if ".." in text and key not in LISTS | TEXTS:
-        if not (ends := RANGE.fullmatch(text)):
-            raise UserError(f"{key}: '{text}' is not a range of numbers, such as 0.001..0.1")
-        low, high = float(ends[1]), float(ends[2])
-        if not low < high or math.isinf(low) or math.isinf(high):
-            why = "both numbers must be finite, and the second one larger"
-            raise UserError(f"{key}: '{text}' is not a range: {why}")
-        return Range(low, high)
-    parts = [text] if key in LISTS else text.split(",")
-    values = [_plain(part.strip()) for part in parts]
-    for value, count in Counter(values).items():
-        if count > 1:
-            raise UserError(f"{key}: {value} is given twice in '{text}'")
-    return values
-
-
 def _plain(text: str) -> Any:
     """Return a number or truth value if the text is one; the configuration checks the rest."""
     for kind in (int, float):
         with contextlib.suppress(ValueError):
             return kind(text)
     return {"true": True, "false": False}.get(text, text)
-
-
-def _typed(
-    key: str, values: Sequence[Any] | Range, methods: Sequence[str]
-) -> Sequence[Any] | Range:
-    """Return a range as one of whole numbers where the key takes no others."""
-    known = [RunConfig.model_fields, *(find_method(m).params.model_fields for m in methods)]
-    kinds = [f.annotation for fields in known for name, f in fields.items() if kebab(name) == key]
-    if not isinstance(values, Range) or int not in kinds:
-        return values
-    if not (values.low.is_integer() and values.high.is_integer()):
-        raise UserError(f"{key}: whole numbers are needed, such as 1..{math.ceil(values.high)}")
-    return replace(values, whole=True)
-
-
-def _drawn(
-    space: Mapping[str, Sequence[Any] | Range], count: int, rng: np.random.Generator
-) -> list[dict[str, Any]]:
-    """Return ``count`` different choices; those of a grid in its own order."""
-    if not any(isinstance(v, Range) for v in space.values()):
-        grid = list(product(*space.values()))  # type: ignore[arg-type]  # lists, as just checked
-        chosen = sorted(rng.choice(len(grid), size=count, replace=False).tolist())
-        return [dict(zip(space, grid[i], strict=True)) for i in chosen]
-    rows, axes = dict[tuple[Any, ...], None](), space.values()
-    for _ in range(DRAWS * count):
-        one = (v.draw(rng) if isinstance(v, Range) else v[int(rng.integers(len(v)))] for v in axes)
-        rows[tuple(one)] = None
-        if len(rows) == count:
-            return [dict(zip(space, row, strict=True)) for row in rows]
-    raise UserError(f"trials: {count} different values cannot be drawn from {', '.join(space)}")

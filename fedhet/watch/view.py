@@ -4,6 +4,7 @@ Only files are read. A look has facts, tables and curves. A column of a table is
 text, count, percent, number or bytes.
 """
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,18 +77,19 @@ class _Files:
     def busy(self, ask: Callable[[], bool]) -> bool:
         """Return whether somebody holds a lock, asked for every :data:`ASK` seconds."""
         if time.monotonic() - self._asked >= ASK:
-            self._asked = time.monotonic()
-            try:
+            self._asked, self._busy = time.monotonic(), False
+            with contextlib.suppress(Damaged):  # not a lock of a run, such as a link
                 self._busy = ask()
-            except Damaged:  # not a lock of a run, such as a link
-                self._busy = False
         return self._busy
 
+    def config(self, path: Path) -> dict[str, Any]:
+        """Return a configuration; empty while it is not there, or is damaged."""
 
-def _read_config(path: Path) -> dict[str, Any]:
-    config = read_yaml(path)
-    shaped(Started, config, f"'{path}'")
-    return config
+        def read(path: Path) -> dict[str, Any]:
+            shaped(Started, config := read_yaml(path), f"'{path}'")
+            return config
+
+        return dict(self.get(path, read, {}))
 
 
 class RunView:
@@ -102,7 +104,7 @@ class RunView:
         folder, get = self.folder, self.files.get
         summary = get(folder.summary, lambda _: folder.read_summary(), {})  # a run writes it last
         rounds = get(folder.rounds, lambda _: folder.read_rounds(), [])
-        return summary, rounds, get(folder.config, _read_config, {})
+        return summary, rounds, self.files.config(folder.config)
 
     def status(self, summary: Mapping[str, Any], begun: object) -> tuple[str, str]:
         """Return the state of the run, and a sentence about it."""
@@ -123,9 +125,9 @@ class RunView:
         folder, get = self.folder, self.files.get
         summary, rounds, config = self.read()
         status, says = self.status(summary, rounds)
-        scores = {line.client: line for line in get(folder.clients, read_evaluations, ())}
-        dealt = get(folder.partition, read_partition, None)
-        examples = {client: sum(row) for client, row in dealt.counts.items()} if dealt else {}
+        scores = {line["client"]: line for line in get(folder.clients, read_evaluations, ())}
+        _, dealt = get(folder.partition, read_partition, ((), {}))
+        examples = {client: sum(row) for client, row in dealt.items()}
         metrics, wanted = _metrics(config, rounds), config.get("rounds", 0)
         failed = [
             (line["round"], one_line(one["client"], 80), one_line(one["reason"], 300))
@@ -182,10 +184,10 @@ def _column(metric: str) -> tuple[str, str]:
 def _rounds(rounds: Sequence[Line], metrics: Sequence[str]) -> tuple[Columns, list[list[Any]]]:
     """Return columns and a row a round."""
     headline, *second = metrics
-    title, kind = _column(headline)
+    _, kind = _column(headline)
     of_accuracy = "" if headline == "accuracy" else " of accuracy"
     table = [
-        ("round", "count", "round"), (title, kind, f"test_{headline}_mean"),
+        ("round", "count", "round"), (*_column(headline), f"test_{headline}_mean"),
         ("validation", kind, f"val_{headline}_mean"),
         *((*_column(name), f"test_{name}_mean") for name in second),
         (f"10th percentile{of_accuracy}", "percent", "test_accuracy_p10"),
@@ -205,16 +207,15 @@ def _curves(rounds: Sequence[Line], metric: str) -> list[Look]:
     title, kind = _column(metric)
     keys = {"test": f"test_{metric}_mean", "validation": f"val_{metric}_mean"}
     keys |= {"10th percentile": "test_accuracy_p10"} if metric == "accuracy" else {}
-    scores = {name: [line.get(key) for line in shown] for name, key in keys.items()}
-    loss = {"loss": [line["train_loss"] for line in shown]}
-    sums = {
-        way: list(accumulate(line[f"{way}link_bytes"] for line in rounds)) for way in ("up", "down")
-    }
-    sent = {way: [total[line["round"] - 1] for line in shown] for way, total in sums.items()}
+    sums = {w: list(accumulate(line[f"{w}link_bytes"] for line in rounds)) for w in ("up", "down")}
     first, last = shown[0]["round"], shown[-1]["round"]
     curves = []
-    kinds = {title: (kind, scores), "training loss": ("number", loss), "traffic": ("bytes", sent)}
-    for name, (unit, lines) in kinds.items():
+    for name, unit, lines in (
+        (title, kind, {name: [line.get(key) for line in shown] for name, key in keys.items()}),
+        ("training loss", "number", {"loss": [line["train_loss"] for line in shown]}),
+        ("traffic", "bytes",
+         {way: [total[line["round"] - 1] for line in shown] for way, total in sums.items()}),
+    ):  # fmt: skip
         known = [value for values in lines.values() for value in values if value is not None]
         low, high = (min(known), max(known)) if known else (0, 0)
         drawn = []
@@ -245,12 +246,11 @@ def _clients(
     chosen = sorted(known, key=lambda c: (c not in trouble, client_order(c)))[:CLIENTS]
     rows = []
     for client in sorted(chosen, key=client_order):
-        score, (at, why) = scores.get(client), trouble.get(client, (0, ""))
-        done = score.generation if score else None
-        figures = vars(score) | dict(score.other) if score else {}
+        score, (at, why) = scores.get(client, {}), trouble.get(client, (0, ""))
+        done = score.get("generation")
         rows.append(
-            [client, one_line(score.model, 80) if score else "", examples.get(client), done,
-             *(figures.get(f"test_{name}") for name in metrics), times[client],
+            [client, one_line(score.get("model", ""), 80), examples.get(client), done,
+             *(score.get(f"test_{name}") for name in metrics), times[client],
              "failed" if at == now > 0 else "replied" if done == now and now > 0 else "",
              one_line(lost.get(client, ""), 300) or (f"round {at}: {why}" if at else "")]
         )  # fmt: skip
@@ -317,8 +317,7 @@ class SweepView:
         run = self.runs.setdefault(name, RunView(self.path / name))
         summary, rounds, config = run.read()
         if not config and sweep:
-            preset = self.path / "sweeps" / sweep / f"{name}.yaml"
-            config = self.files.get(preset, _read_config, {})
+            config = self.files.config(self.path / "sweeps" / sweep / f"{name}.yaml")
         state, why = run.status(summary, rounds)
         recorded, problems = entry.get("state"), list(run.files.problems.values())
         idle = BROKEN if rounds else PENDING
@@ -332,8 +331,7 @@ class SweepView:
         why = "" if state in {FINISHED, RUNNING, PENDING, BROKEN} else why
         headline = _metrics(config, rounds)[0]
         seconds = [line["seconds"] for line in rounds][-10:]
-        values = entry.get("values")
-        values = values if isinstance(values, dict) else {}
+        values = entry["values"] if isinstance(entry.get("values"), dict) else {}
         done, of = summary.get("rounds", len(rounds)), config.get("rounds", 0)
         return {
             "name": name, "sweep": sweep, "state": state, "why": one_line(why, 200),
@@ -388,18 +386,17 @@ def follow(view: RunView | SweepView) -> Iterator[str]:
     """Yield lines as they come, until the run or all runs are over."""
     look = view.look()
     yield f"{look['name']}: {look['title']}"
-    last_state, rounds, idle = "", 0, 0
-    states: dict[str, str] = {}
+    last_state, rounds, idle, states = "", 0, 0, dict[str, str]()
     while True:
         if len(look["rounds"]) < rounds:
             rounds = 0
             yield "it started again"
         yield from _new_rounds(look, rounds)
-        for table in look["tables"]:
-            for row in table["rows"] if table["name"] == "cells" else ():
-                if states.get(row[0]) != row[1]:
-                    states[row[0]] = row[1]
-                    yield _said(table["columns"], row)
+        cells = next((table for table in look["tables"] if table["name"] == "cells"), {})
+        for row in cells.get("rows", ()):
+            if states.get(row[0]) != row[1]:
+                states[row[0]] = row[1]
+                yield _said(cells["columns"], row)
         if len(look["rounds"]) > rounds and (left := look["facts"].get("time left")):
             yield f"time left: {left}"
         rounds = len(look["rounds"])

@@ -258,4 +258,4 @@ def test_a_resumed_run_keeps_the_columns_of_an_older_header(tmp_path):
     assert folder.clients.read_text().splitlines()[1] == (
         '1,0,cnn-1,1,50.0,40.0,"{""test_ece"": 3.0}"'
     )
-    assert read_evaluations(folder.clients)[0].other["test_ece"] == 3.0
+    assert read_evaluations(folder.clients)[0]["test_ece"] == 3.0

@@ -21,12 +21,10 @@ def test_the_processor_is_named_with_the_instructions_that_round():
 @pytest.mark.parametrize(
     ("cpuinfo", "said"),
     [
-        (b"model name : X\xff\ncpu family: 6\nmodel: 8\n\nmodel: 9", "X\ufffd (family 6, model 8)"),
-        (b"model name : X\n", "X"),
-        (b"model name :\ncpu family: 6\nmodel: 85\n", "(family 6, model 85)"),
-        (b"CPU implementer : 0x41\nCPU part : 0xd40\n", "(implementer 0x41, part 0xd40)"),
+        (b"cpu family: 6\nmodel name : X\xff 1\n\nmodel name: Y", "X\ufffd 1"),
+        (b"CPU implementer : 0x41\nCPU part : 0xd40\n", "0xd40"),
     ],
-)  # fmt: skip
+)
 def test_every_kind_of_linux_says_what_it_runs_on(monkeypatch, tmp_path, cpuinfo, said):
     monkeypatch.setattr(room, "_CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(platform, "processor", lambda: "")

@@ -78,22 +78,6 @@ def test_a_whole_grid_is_walked_in_order_and_seeds_repeat_a_trial(preset):
     assert len({cell.name for t in trials for cell in t.cells}) == 12
 
 
-def test_ranges_are_drawn_on_a_logarithmic_scale(preset):
-    search = Search.read(preset, ["method=fedproto", "lr=0.0001..0.1", "lam=0..1"])
-    values = [t.values for t in search.trials(60, 0)]
-    rates = [v["lr"] for v in values]
-    assert all(0.0001 <= lr <= 0.1 for lr in rates) and len(set(rates)) > 40
-    assert 12 < sum(lr < 0.001 for lr in rates) < 32  # a third of three decades
-    assert 0.3 < sum(v["lam"] for v in values) / 60 < 0.7
-
-
-def test_a_range_of_what_is_counted_is_of_whole_numbers(preset):
-    trials = Search.read(preset, ["method=fedssa", "local-epochs=1..4"]).trials(4, 0)
-    assert sorted(t.values["local-epochs"] for t in trials) == [1, 2, 3, 4]
-    with pytest.raises(UserError, match=r"^local-epochs: whole numbers are needed, such as 1\.\.3"):
-        Search.read(preset, ["local-epochs=1..2.5"])
-
-
 def test_lists_mappings_and_paths_are_no_search(preset):
     fixed = ["ignore=a,b", "labels={ill: [1, 2], healthy: [0]}", "data-path=../t.csv",
              "models=cnn-5 weights=../w.safetensors"]  # fmt: skip
@@ -183,11 +167,8 @@ def test_of_equal_trials_the_first_and_of_none_nothing(preset, tmp_path):
         (["method=fd,fedssa", "lr=0.1", "seed=0,1"], "give at least one key several values"),
         (["lr=0.1,0.2", "lr=0.3,0.4"], "lr: it is given twice"),
         (["lr=0.1,0.10"], "lr: 0.1 is given twice in '0.1,0.10'"),
-        (["lr=0.1..1e999"], "lr: '0.1..1e999' is not a range: both numbers must be finite"),
-        (["lr=0.1..0.01"], "lr: '0.1..0.01' is not a range"),
         (["lrr=0.1,0.2"], "lrr: unknown key for fedssa (did you mean 'lr'"),
         (["method=fd,fml", "lam=1,2"], "lam: unknown key for fd, fml"),
-        (["seed=0..3"], "seed: a list"),
         (["split=8:0:2", "lr=0.1,0.2"], "split: its validation share is 0"),
     ],
 )

@@ -119,17 +119,10 @@ def test_a_sweeps_grid(tmp_path):
     with RunFolder(sweep(tmp_path) / "fedssa-1").lock():
         look = SweepView(tmp_path).look()
     states = {row["cell"]: row["state"] for row in table(look, "cells")}
-    assert states == {
-        "fedssa-0": "finished",
-        "fedssa-1": "running",
-        "fd-0": "failed",
-        "fd-1": "pending",
-    }
+    assert list(states.values()) == ["finished", "running", "failed", "pending"]
     (grid,) = look["grids"]
-    assert grid["columns"] == ["seed=0", "seed=1"] and [row[0] for row in grid["rows"]] == [
-        "fedssa",
-        "fd",
-    ]
+    assert grid["columns"] == ["seed=0", "seed=1"]
+    assert [row[0] for row in grid["rows"]] == ["fedssa", "fd"]
     assert [cell["text"] for cell in grid["rows"][0][1]] == ["10.00", "running 10.00 1/4"]
     assert grid["rows"][1][1][1] == {"text": "pending", "state": "pending", "run": ""}
     assert look["facts"]["time left"] == "about 0:06" and look["status"] == "running"

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedhet.data.inputs import Indices, Reading, canonical, listed, shown
-from fedhet.data.keys import PERSON, cut_labels, need, present, snake
+from fedhet.data.keys import PERSON, cut_labels, present, snake
 from fedhet.data.rows import RowFile, to_numbers
 from fedhet.errors import UserError
 
@@ -123,26 +123,19 @@ class Unclear(UserError):
 # --- one column ----------------------------------------------------------------
 
 
-@dataclass
 class Column:
-    """What the values of a column are, as chunk after chunk is seen."""
+    """What the values of a column are: all of them are added, then :meth:`decide` is called."""
 
-    name: str
-    rows: int = 0
-    gaps: int = 0
-    counts: dict[str, int] | None = field(default_factory=dict)  # None: more than are counted
-    words: int = 0  # values that are no numbers
-    word: str = ""  # the first of them
-    at: str = ""  # where it stands
-    dates: int = 0
-    whole: bool = True
-    low: float = np.inf
-    high: float = -np.inf
-    length: float = 0.0  # mean number of words of a text
-    blocks: int = 0  # of equal values that follow each other
-    is_smooth: bool = False  # rows that follow each other have nearly the same number
-    hashes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
-    examples: tuple[str, ...] = ()
+    def __init__(self, name: str) -> None:
+        self.name, self.rows, self.gaps = name, 0, 0
+        self.counts: dict[str, int] | None = {}  # None: more than are counted
+        self.words, self.word, self.at = 0, "", ""  # values that are no numbers; where the first is
+        self.dates, self.length = 0, 0.0  # length: mean number of words of a text
+        self.low, self.high, self.whole = np.inf, -np.inf, True
+        self.blocks = 0  # of equal values that follow each other
+        self.is_smooth = False  # rows that follow each other have nearly the same number
+        self.hashes = np.zeros(0, dtype=np.uint64)
+        self.examples: list[str] = []
 
     def add(self, values: pd.Series, file: RowFile) -> None:
         """See some more: numbers, or texts with NaN for gaps."""
@@ -152,7 +145,12 @@ class Column:
         known = values.dropna()
         numbers = known if plain else to_numbers(known, file.form)
         if (words := known[numbers.isna()]).size:
-            self._add_words(words, file)
+            if not self.words:
+                self.word, self.at = str(words.iloc[0]), file.at(words.index[0], self.name)
+            self.words += len(words)
+            head = words.head(200)
+            self.dates += int(head.str.fullmatch(_DATE.pattern, case=False).mean() * len(words))
+            self.length = max(self.length, float(head.str.split().str.len().mean()))
         if (numbers := numbers.dropna()).size:
             self.low, self.high = min(self.low, numbers.min()), max(self.high, numbers.max())
             self.whole = self.whole and bool((numbers == np.rint(numbers)).all())
@@ -165,101 +163,67 @@ class Column:
             codes = pd.util.hash_array(known.to_numpy())
             self.blocks += int((codes[1:] != codes[:-1]).sum()) + (len(codes) > 0)
             self.hashes = np.union1d(self.hashes, codes)
-        if len(self.examples) < 3:  # noqa: PLR2004
-            first = [v if isinstance(v, str) else f"{v:.10g}" for v in known.head(50)]
-            self.examples = tuple(dict.fromkeys((*self.examples, *first)))[:3]
+        first = map(_text, known.head(50) if len(self.examples) < 3 else ())  # noqa: PLR2004
+        self.examples = list(dict.fromkeys((*self.examples, *first)))[:3]
         if self.counts is not None:
             each = known.value_counts(sort=False)
             for value, count in each.items() if len(each) <= COUNTED else ():
-                text = str(value) if isinstance(value, int | str) else f"{value:.10g}"
-                key = canonical(text)
+                key = canonical(_text(value))
                 self.counts[key] = self.counts.get(key, 0) + int(count)
             if max(len(each), len(self.counts)) > COUNTED:
                 self.counts = None
 
-    def _add_words(self, words: pd.Series, file: RowFile) -> None:
-        if not self.word:
-            self.word, self.at = str(words.iloc[0]), file.at(words.index[0], self.name)
-        self.words += len(words)
-        head = words.head(200)
-        self.dates += int(head.str.fullmatch(_DATE.pattern, case=False).mean() * len(words))
-        self.length = max(self.length, float(head.str.split().str.len().mean()))
+    def decide(self) -> None:
+        """Decide what the values are and may be for; ``role`` is for a column that no key names."""
+        name, self.known, different = snake(self.name), self.rows - self.gaps, len(self.hashes)
+        counted = self.counts is not None
+        self.values = len(self.counts or ()) if counted else max(COUNTED + 1, different)
+        self.many = f"{self.values:,} values"
+        nested, sentences = re.match(r"b['\"]|[\[{]", self.word), self.length >= SENTENCE
+        worded = bool(self.words) and 2 * self.words >= self.known  # at least half are no numbers
+        self.is_worded, self.is_date = worded, self.dates > 0.8 * max(1, self.known)
+        # Values may name something. They may all differ, as those of a measurement do, too.
+        self.is_discrete = bool(self.known) and (self.whole or worded)
+        named = _ID.search(name) is not None
+        self.is_unique = self.is_discrete and self.rows >= ROWS_OF_IDS and (
+            (named and different >= 0.95 * self.rows) or different == self.rows
+        )  # fmt: skip
+        counts_rows = self.high - self.low == self.rows - 1
+        is_id = self.is_unique and not self.is_date and not (self.words and sentences) and (
+            worded or (self.whole and (counts_rows or named))
+        )  # fmt: skip
+        holes = not self.words and self.high - self.low + 1 != self.values
+        other = self.is_unique or self.is_date or sentences
+        self.is_group = self.is_discrete and not other and self._is_repeated(name, holes=holes)
+        self.is_class = bool(2 <= self.values <= min(100, self.known // 5 + 2) and not nested and (
+            (not sentences or self.values <= self.known // 20) and not self.is_date
+            if self.words else self.whole and (self.values <= HOLES or not holes)
+        ))  # fmt: skip
+        few = self.values <= min(FEW, max(2, self.known // 2))
+        long = sentences and self.values > self.known // 5
+        comma = self.values > CODES and _COMMA.fullmatch(self.word)
+        numbers = "whole numbers" if self.whole else "numbers"
+        # What fits; what the values are, for people; what becomes of them, and why.
+        table: tuple[tuple[Any, str, str, str], ...] = (
+            (not self.known, "empty", UNUSED, "without a value"),
+            (nested, "bytes or lists", UNUSED, _NESTED),
+            (comma, "", UNUSED, _COMMAS),
+            (self.is_group, "", IDENTIFIER, f"{different:,} values repeat"),
+            (is_id, "", IDENTIFIER, "a different value in every row"),
+            (not self.words, numbers, NUMBER, ""),
+            (self.is_date, "dates", DATE, _DATES),
+            (not worded, "numbers and words", UNUSED if self.values > CODES else "", _MIXED),
+            (sentences, "sentences", "", ""),
+            (few and not long, "", CATEGORY, ""),
+            (True, "words", TEXT, _MANY),
+        )
+        self.kind = next(kind for fits, kind, _, _ in table if fits and kind)
+        self.role = next((role, why) for fits, _, role, why in table if fits and role)
 
-    @property
-    def known(self) -> int:
-        """Return how many values are no gaps."""
-        return self.rows - self.gaps
-
-    @property
-    def values(self) -> int:
-        """Return how many different values there are; of measurements as far as counted."""
-        if self.counts is not None:
-            return len(self.counts)
-        return max(COUNTED + 1, len(self.hashes) if self.whole or self.words else 0)
-
-    @property
-    def many(self) -> str:
-        """Return their number for a message."""
-        return f"{self.values:,} values"
-
-    @property
-    def is_nested(self) -> bool:
-        """Return whether the values are bytes, lists or structs."""
-        return re.match(r"b['\"]|[\[{]", self.word) is not None
-
-    @property
-    def is_worded(self) -> bool:
-        """Return whether at least half of the values are no numbers."""
-        return bool(self.words) and 2 * self.words >= self.known
-
-    @property
-    def kind(self) -> str:
-        """Return what its values are, for people."""
-        for fits, kind in (
-            (not self.known, "empty"), (self.is_nested, "bytes or lists"),
-            (not self.words, "whole numbers" if self.whole else "numbers"),
-            (self.is_date, "dates"), (not self.is_worded, "numbers and words"),
-            (self.length >= SENTENCE, "sentences"),
-        ):  # fmt: skip
-            if fits:
-                return kind
-        return "words"
-
-    @property
-    def is_date(self) -> bool:
-        """Return whether most values are dates or times."""
-        return self.dates > 0.8 * max(1, self.known)
-
-    @property
-    def is_discrete(self) -> bool:
-        """Return whether its values may name something: words or whole numbers."""
-        return bool(self.known) and (self.whole or self.is_worded)
-
-    @property
-    def is_unique(self) -> bool:
-        """Return whether it differs in (nearly) every row, which a measurement may for all that."""
-        if not self.is_discrete or self.rows < ROWS_OF_IDS:
-            return False
-        nearly = _ID.search(snake(self.name)) and len(self.hashes) >= 0.95 * self.rows
-        return bool(nearly) or (not self.gaps and len(self.hashes) == self.known)
-
-    @property
-    def is_id(self) -> bool:
-        """Return whether it only tells rows apart: texts, or numbers that count or are named so."""
-        if not self.is_unique or self.is_date or (self.words and self.length >= SENTENCE):
-            return False
-        counts = self.high - self.low == self.rows - 1
-        named = counts or _ID.search(snake(self.name)) is not None
-        return self.is_worded or (self.whole and named)
-
-    @property
-    def is_group(self) -> bool:
-        """Return whether it names persons or the like that have several rows each."""
-        name, different = snake(self.name), len(self.hashes)
+    def _is_repeated(self, name: str, *, holes: bool) -> bool:
+        """Return whether values name persons or the like that have several rows each."""
+        different = len(self.hashes)
         share = self.known / max(1, different)
-        sentences = self.length >= SENTENCE
-        if not self.is_discrete or self.is_unique or self.is_date or sentences:
-            return False
         if share <= 1 or different < 5:  # noqa: PLR2004
             return False
         if PERSON.fullmatch(name):
@@ -268,48 +232,14 @@ class Column:
             return False
         # By its values: numbers that count blocks of rows, or codes such as S-001.
         whole = self.whole and not self.words and self.blocks == different
-        counts = (self.low in (0, 1) and not self.has_holes) or (
-            not self.gaps and share.is_integer()
-        )
+        counts = (self.low in (0, 1) and not holes) or (not self.gaps and share.is_integer())
         counts = whole and counts and not _DESCRIBES.search(name)
         coded = self.is_worded and all(map(_CODED.fullmatch, self.examples))
         return bool(_NUMBERED.fullmatch(name)) or ((counts or coded) and share >= 1.2)  # noqa: PLR2004
 
-    @property
-    def is_class(self) -> bool:
-        """Return whether its values may be classes: few of them, and numbers only without holes."""
-        if not 2 <= self.values <= min(100, self.known // 5 + 2) or self.is_nested:
-            return False
-        if self.words:
-            sentences = self.length >= SENTENCE and self.values > self.known // 20
-            return not sentences and not self.is_date
-        return self.whole and (self.values <= HOLES or not self.has_holes)
 
-    @property
-    def has_holes(self) -> bool:
-        """Return whether its numbers do not follow each other."""
-        return not self.words and self.high - self.low + 1 != self.values
-
-    @property
-    def role(self) -> tuple[str, str]:
-        """Return what becomes of it where no key says, and why."""
-        few = self.values <= min(FEW, max(2, self.known // 2))
-        sentences = self.length >= SENTENCE and self.values > self.known // 5
-        comma = self.values > CODES and _COMMA.fullmatch(self.word) is not None
-        for fits, what, why in (
-            (not self.known, UNUSED, "without a value"),
-            (self.is_nested, UNUSED, _NESTED),
-            (comma, UNUSED, _COMMAS),
-            (self.is_group, IDENTIFIER, f"{len(self.hashes):,} values repeat"),
-            (self.is_id, IDENTIFIER, "a different value in every row"),
-            (not self.words, NUMBER, ""),
-            (self.is_date, DATE, _DATES),
-            (not self.is_worded and self.values > CODES, UNUSED, _MIXED),
-            (few and not sentences, CATEGORY, ""),
-        ):
-            if fits:
-                return what, why
-        return TEXT, _MANY
+def _text(value: Any) -> str:
+    return str(value) if isinstance(value, int | str) else f"{value:.10g}"
 
 
 # --- all columns ----------------------------------------------------------------
@@ -333,13 +263,10 @@ class Description:
             if name and 2 <= columns[name].values <= columns[name].known // 5:
                 reading = replace(reading, site=(name,))
         if "group" in propose and not reading.group:
-            taken = reading.keyed
-            names = [
-                name for name, one in columns.items()
-                if name not in taken and one.is_group and not _SERIAL.match(snake(name))
-            ]  # fmt: skip
-            fewest = min(names, key=lambda name: columns[name].values, default="")
-            reading = replace(reading, group=(fewest,) if fewest else ())
+            free = (one for name, one in columns.items() if name not in reading.keyed)
+            groups = [one for one in free if one.is_group and not _SERIAL.match(snake(one.name))]
+            fewest = sorted(groups, key=lambda one: one.values)[:1]
+            reading = replace(reading, group=tuple(one.name for one in fewest))
         self.reading = reading
         self.roles = {name: self._role(name) for name in columns}
         if not self.features and not propose:  # better than nothing
@@ -440,26 +367,24 @@ class Description:
 
     def likely_sites(self) -> list[str]:
         """Return columns that may be the site, by a word of their names and their values."""
-        return [
-            name for name in self.of(CATEGORY, NUMBER, IDENTIFIER) for one in [self.columns[name]]
-            if site_like(name) and one.is_discrete
-            and 2 <= one.values <= one.known // 10
-        ]  # fmt: skip
+        columns = [self.columns[name] for name in self.of(CATEGORY, NUMBER, IDENTIFIER)]
+        likely = [one for one in columns if site_like(one.name) and one.is_discrete]
+        return [one.name for one in likely if 2 <= one.values <= one.known // 10]  # noqa: PLR2004
 
     def unusable(self) -> list[str]:
         """Return lines about all columns that cannot be features, with what to do."""
-        unused: dict[str, list[str]] = {}
-        for name, (_, why) in self.roles.items():
-            if why in _ADVICE:
-                unused.setdefault(why, []).append(name)
         lines = []
-        for why, names in unused.items():
-            columns = [self.columns[name] for name in names]
-            each = [f"{one.name} ({one.many}; {shown(one.word)} at {one.at})" if why == _MIXED
-                    else f"{one.name} ({one.many})" for one in columns]  # fmt: skip
-            joined = ",".join(names)
-            advice = _ADVICE[why].format(names=joined, first=names[0])
-            lines.append(f"{why}: {listed(each)}: ignore={joined} leaves them out; {advice}")
+        for why, advice in _ADVICE.items():
+            columns = [
+                self.columns[name] for name, (_, reason) in self.roles.items() if why == reason
+            ]
+            places = {
+                one.name: f"; {shown(one.word)} at {one.at}" * (why == _MIXED) for one in columns
+            }
+            each = listed([f"{one.name} ({one.many}{places[one.name]})" for one in columns])
+            names = ",".join(places)
+            hint = advice.format(names=names, first=names.partition(",")[0])
+            lines += [f"{why}: {each}: ignore={names} leaves them out; {hint}"] if columns else []
         return lines
 
     def line(self) -> str:
@@ -509,15 +434,14 @@ def _one_named(
 
 def describe(file: RowFile, reading: Reading, propose: Collection[str] = ()) -> Description:
     """Return what the columns of a file hold and are for, from all rows."""
-    if reading.target:
-        present(file, reading)
-    need(file, reading.ignore, "ignore")
-    need(file, reading.numbers, "numbers")
+    present(file, reading)
     columns = {name: Column(name) for name in named_columns(file, reading)}
     written = [name for name in columns if name in file.written]
     for part, frame in file.chunks(written, [name for name in columns if name not in written]):
         for name, column in columns.items():
             column.add(frame[name], part)
+    for column in columns.values():
+        column.decide()
     return Description(columns, reading, propose)
 
 

@@ -84,13 +84,17 @@ def present(file: RowFile, reading: Reading) -> Reading:
     """Return the reading, on a node without sites that its file has not.
 
     All rows of a node are its own. Raise UserError for a column that a key names and the file has
-    not.
+    not; a node may be without those of ``ignore``.
     """
     if reading.declared:
         reading = replace(reading, site=tuple(n for n in reading.site if n in file.columns))
-    keys = {"target": [reading.target], "site": reading.site, "group": reading.group}
-    for key, names in (keys | {"split-by": reading.when}).items():
-        need(file, names, key)
+    for key, names in {
+        "target": [reading.target], "site": reading.site, "group": reading.group,
+        "split-by": reading.when, "ignore": () if reading.declared else reading.ignore,
+        "categories": dict(reading.categories), "numbers": reading.numbers,
+        "text": [reading.text], "image": [reading.image], "time": [reading.time],
+    }.items():  # fmt: skip
+        need(file, filter(None, names), key)
     return reading
 
 
@@ -109,15 +113,15 @@ class Classes:
         self._reading, self._names = reading, wanted or declared
         self._code = {} if declared else places_of(wanted, "classes")
         self._ranges: list[tuple[float, float, int]] = []
-        for name, values in reading.labels:
+        pairs = [(name, value) for name, values in reading.labels for value in values or (name,)]
+        self._known = [value for _, value in pairs] or [*self._names]
+        for name, value in pairs:
             label = self._names.index(name)
-            for value in values or (name,):
-                if match := _RANGE.fullmatch(value.strip()):
-                    low, high = match.groups()
-                    ends = float(low or -np.inf), float(high or np.inf)
-                    self._ranges.append((*ends, label))
-                elif self._code.setdefault(canonical(value), label) != label:
-                    raise UserError(f"labels: value '{value}' belongs to two classes")
+            if match := _RANGE.fullmatch(value.strip()):
+                low, high = match.groups()
+                self._ranges.append((float(low or -np.inf), float(high or np.inf), label))
+            elif self._code.setdefault(canonical(value), label) != label:
+                raise UserError(f"labels: value '{value}' belongs to two classes")
         self._examples = 0
         self.warnings: list[str] = []
 
@@ -125,11 +129,10 @@ class Classes:
         """Return the labels of texts, -1 for a gap; ``where`` says where a row is."""
         labels = coded(values, self._label)
         for row, value in values[labels == _UNKNOWN].items():
-            key = "labels" if self._reading.labels else "classes"
-            known = [one for name, some in self._reading.labels for one in some or (name,)]
             raise UserError(
-                f"{where(row)}: {shown(str(value))} has no class in {key} "
-                f"({listed(known or self._names)}): add it there, or correct the file"
+                f"{where(row)}: {shown(str(value))} has no class in "
+                f"{'labels' if self._reading.labels else 'classes'} ({listed(self._known)}): add "
+                "it there, or correct the file"
             )
         self._examples += int((labels >= 0).sum())
         return labels
@@ -138,10 +141,9 @@ class Classes:
         plain = canonical(value)
         if plain in self._code:
             return self._code[plain]
-        if self._ranges and PLAIN.fullmatch(plain):
-            for low, high, label in self._ranges:
-                if low <= float(plain) < high:
-                    return label
+        number = float(plain) if self._ranges and PLAIN.fullmatch(plain) else np.nan
+        if inside := [label for low, high, label in self._ranges if low <= number < high]:
+            return inside[0]
         if plain.lower() in self._reading.form.missing:
             return _GAP
         if self._names:
@@ -154,44 +156,44 @@ class Classes:
         return self._code.setdefault(plain, len(self._code))
 
     def done(self) -> tuple[Indices, tuple[str, ...]]:
-        """Return the label of every code (C,), and class names, as numbers sorted by value."""
+        """Return the label of every code (C,), and class names, as numbers sorted by value.
+
+        Raise UserError for cells of several classes, and for a target that surely is a measurement.
+        """
         if self._names:
             return np.arange(len(self._names)), self._names
         self._refuse_several()
         numbers = bool(self._code) and all(map(PLAIN.fullmatch, self._code))
         names = sorted(self._code, key=float if numbers else str)
         if numbers and len(names) > MEASURED:
-            self._about_measurement([float(name) for name in names])
+            values = [float(name) for name in names]
+            whole = all(one.is_integer() for one in values)
+            surely = self._examples < 5 * len(values) or not whole
+            text = (
+                f"target: '{self._reading.target}' {'is' if surely else 'may be'} a measurement: "
+                f"{len(values):,} different values, {values[0]:g} to {values[-1]:g}; divide it by "
+                f"{cut_labels(values[len(values) // 2])}"
+            )
+            if surely:
+                raise UserError(text)
+            self.warnings = [text]
         return np.argsort([self._code[name] for name in names]), tuple(names)
 
     def _refuse_several(self) -> None:
         """Raise UserError for cells of several classes, such as ``a|b`` beside ``b|c``."""
-        names = list(self._code)
+        lists = [name for name in self._code if name.startswith("[")]
         for sign in "|;,":
-            split = {name: [*map(str.strip, name.split(sign))] for name in names}
-            parts = Counter(one for some in split.values() for one in {*some})
-            joined = [name for name in names if sign in name.strip(sign)]
-            known = {*names} if sign == "," else {one for one in parts if parts[one] > 1}
-            again = [name for name in joined if not known.isdisjoint(split[name])]
-            lists = [name for name in names if name.startswith("[")]
-            if lists or (joined and 2 * len(again) >= len(joined)):
+            split = {name: {*map(str.strip, name.split(sign))} for name in self._code}
+            counts = Counter(part for parts in split.values() for part in parts)
+            known = {*split} if sign == "," else {part for part in counts if counts[part] > 1}
+            joined = [name for name in split if sign in name.strip(sign)]
+            again = sum(not known.isdisjoint(split[name]) for name in joined)
+            if lists or (joined and 2 * again >= len(joined)):
                 raise UserError(
                     f"target: '{self._reading.target}' has several classes in one cell "
                     f"({shown((lists or joined)[0])}): multi-label data are not supported; "
                     "join values with labels, or make a column for one class"
                 )
-
-    def _about_measurement(self, values: Sequence[float]) -> None:
-        """Warn of a target that may be a measurement; raise UserError for one that surely is."""
-        surely = self._examples < 5 * len(values) or not all(one.is_integer() for one in values)
-        text = (
-            f"target: '{self._reading.target}' {'is' if surely else 'may be'} a measurement: "
-            f"{len(values):,} different values, {values[0]:g} to {values[-1]:g}; divide it by "
-            f"{cut_labels(values[len(values) // 2])}"
-        )
-        if surely:
-            raise UserError(text)
-        self.warnings = [text]
 
 
 # --- clients, groups and times ---------------------------------------------------------------
@@ -206,7 +208,6 @@ class _Codes:
         self.parts: list[Indices] = []  # of the rows that are kept, as they come
 
     def of(self, frame: pd.DataFrame) -> Indices:
-        """Return the codes of some rows."""
         first, *others = (frame[name].astype("str") for name in self.names)
         return coded(first.str.cat(others, sep="\x1f") if others else first, self._code)
 
@@ -241,15 +242,16 @@ class Keys:
         :func:`present`.
         """
         self.reading = reading = present(file, self.reading)
+        need(file, [reading.target], "target")
         if not self._sites.names:  # else one more file of a folder
             self._sites = _Codes(reading.site, self._missing)
         taken = reading.taken - {*reading.ignore} | {*others, reading.text, reading.time}
         persons = (n for n in file.columns if n not in taken and PERSON.fullmatch(snake(n)))
         columns = [reading.group] if reading.group else [[name] for name in persons]
-        self._groups = self._groups or [_Codes(names, self._missing) for names in columns]
-        self._groups = [one for one in self._groups if {*one.names} <= {*file.columns}]
-        groups = [n for one in self._groups for n in one.names if n not in features]
-        return [*dict.fromkeys([reading.target, *reading.site, *groups, *reading.when])]
+        groups = self._groups or [_Codes(names, self._missing) for names in columns]
+        self._groups = [one for one in groups if {*one.names} <= {*file.columns}]
+        read = [n for one in self._groups for n in one.names if n not in features]
+        return [*dict.fromkeys([reading.target, *reading.site, *read, *reading.when])]
 
     def add(
         self, file: RowFile, frame: pd.DataFrame, finite: npt.NDArray[np.bool_] | None = None,
@@ -294,25 +296,21 @@ class Keys:
         known = frame[name].mask(frame[name].str.lower().isin(list(self._missing)))
         times = as_times(known)
         for row, value in frame[name][known.notna() & np.isnan(times)].items():
-            raise UserError(
-                f"split-by: {file.at(row, name)}: {shown(str(value))} is neither a date nor a "
-                "number"
-            )
+            what = "is neither a date nor a number"
+            raise UserError(f"split-by: {file.at(row, name)}: {shown(str(value))} {what}")
         return times
 
-    def _grouped(self, recordings: Indices) -> dict[str, Any]:
-        """Return the groups of all rows: asked for, cut from one recording, or only suspected."""
+    def _grouped(self, recordings: Indices) -> tuple[Indices, str, bool]:
+        """Return groups of all rows, by what, and whether they were asked for or one recording."""
         if not self.reading.group and len(np.unique(recordings)) < len(recordings):
-            return {"groups": recordings, "group_by": RECORDING, "grouped": True}
+            return recordings, RECORDING, True
         for one in self._groups:
-            groups, by = np.concatenate(one.parts), " and ".join(one.names)
-            if self.reading.group:
-                return {"groups": groups, "group_by": by, "grouped": True}
-            if _FEW_GROUPS <= len(one.places) < len(groups):
+            groups, by, count = np.concatenate(one.parts), " and ".join(one.names), len(one.places)
+            if self.reading.group or _FEW_GROUPS <= count < len(groups):
                 # A gap is a group of its own.
-                groups = np.where(groups < 0, len(one.places) + np.arange(len(groups)), groups)
-                return {"groups": groups, "group_by": by}
-        return {"groups": recordings[:0]}
+                groups = np.where(groups < 0, count + np.arange(len(groups)), groups)
+                return groups, by, bool(self.reading.group)
+        return recordings[:0], "", False
 
     def content(
         self, inputs: Inputs, warnings: Sequence[str] = (), notes: Sequence[str] = ()
@@ -324,27 +322,21 @@ class Keys:
         order, classes = self._classes.done()
         all_of = {name: np.concatenate(parts) for name, parts in self._kept.items()}
         labels = order[all_of["labels"]] if len(all_of["labels"]) else all_of["labels"]
-        sites = ["-".join(values) for values in self._sites.places]
-        sites = sites or list(filter(None, self._files))
-        clients = all_of["owners"].astype(np.int32) if sites else np.zeros(0, dtype=np.int32)
-        rows, left = len(labels), +self._left
-        parts = [f"{rows:,} of {rows + left.total():,} rows" if left else f"{rows:,} rows"]
-        parts += [f"{count:,} rows {what} are left out (gaps)" for what, count in left.items()]
-        target = f"'{self.reading.target}': " if self.reading.target else ""
-        parts.append(f"{len(classes)} classes, {target}{counted(classes, labels)}")
+        sites = ["-".join(values) for values in self._sites.places] or [*filter(None, self._files)]
         ids = safe_ids(sites)
-        if ids:
-            parts.append(f"{len(ids)} sites: {counted(ids, clients)}")
-        groups = self._grouped(all_of.get("recordings", np.zeros(0, dtype=np.int64)))
-        groups["groups"] = groups["groups"].astype(np.int32)
-        if groups.get("grouped"):
-            number = len(np.unique(groups["groups"]))
-            parts.append(f"{number:,} groups by {groups['group_by']}")
-        lines = filter(None, ("; ".join(parts), *notes, *listed_ids(sites)))
-        every = filter(None, (*warnings, *self._classes.warnings))
+        clients = all_of["owners"].astype(np.int32) if sites else np.zeros(0, dtype=np.int32)
+        groups, by, grouped = self._grouped(all_of.get("recordings", np.zeros(0, dtype=np.int64)))
+        left, target = +self._left, self.reading.target
+        lines = [f"{len(labels):,}{f' of {len(labels) + left.total():,}' if left else ''} rows"]
+        lines += [f"{count:,} rows {what} are left out (gaps)" for what, count in left.items()]
+        lines.append(f"{len(classes)} classes, '{target}': {counted(classes, labels)}")
+        lines += [f"{len(ids)} sites: {counted(ids, clients)}"] if ids else []
+        lines += [f"{len(np.unique(groups)):,} groups by {by}"] if grouped else []
         return Content(
-            inputs, labels, classes, clients, ids, **groups, times=all_of.get("times", np.zeros(0)),
-            warnings=tuple(every), notes=tuple(lines),
+            inputs, labels, classes, clients, ids, groups.astype(np.int32), by, grouped,
+            times=all_of.get("times", np.zeros(0)),
+            warnings=tuple(filter(None, (*warnings, *self._classes.warnings))),
+            notes=tuple(filter(None, ("; ".join(lines), *notes, *listed_ids(sites)))),
         )  # fmt: skip
 
 

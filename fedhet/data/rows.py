@@ -15,7 +15,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -63,12 +63,12 @@ Rows = tuple["RowFile", pd.DataFrame]
 class RowFile:
     """A file of rows: its columns in order, what it is called in messages, what was found out.
 
-    ``index`` are columns that number the rows and are left out unless a key names them; ``site`` is
-    the path of one of several files.
+    ``index`` are columns that number the rows and are left out unless a key names them; ``files``
+    are those of a folder, in turn, else this one; ``site`` is the path of one that is a site.
     """
 
     def __init__(self, where: str, form: Form) -> None:
-        self.where, self.form = where, form
+        self.where, self.form, self.files = where, form, [self]
         self.site: Path | None = None
         self.columns: list[str] = []
         self.index: Collection[str] = ()
@@ -81,19 +81,20 @@ class RowFile:
         Texts are stripped ``str``; a column of numbers only is float64. Raise UserError for what
         cannot be read.
         """
-        count = 0
-        for frame in self._frames(list(dict.fromkeys((*texts, *numbers))), texts):
-            count += len(frame)
-            yield self, pd.DataFrame({
-                name: _texts(column) if name in texts else as_numbers(column, self.form)
-                for name, column in frame.items()
-            })  # fmt: skip
-        if not count:
-            raise UserError(f"{self.where}: there is no row")
+        for file in self.files:
+            rows = 0
+            for frame in file._frames(list(dict.fromkeys((*texts, *numbers))), texts):
+                rows += len(frame)
+                yield file, pd.DataFrame({
+                    name: _texts(column) if name in texts else as_numbers(column, file.form)
+                    for name, column in frame.items()
+                })  # fmt: skip
+            if not rows:
+                raise UserError(f"{file.where}: there is no row")
 
     def raw(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
         """Yield these columns of some rows as they are stored, such as bytes."""
-        return self._frames(list(columns), ())
+        return (frame for file in self.files for frame in file._frames(list(columns), ()))
 
     def _frames(self, columns: list[str], texts: Collection[str]) -> Iterator[pd.DataFrame]:
         """Yield these columns of some rows, whose index are their numbers."""
@@ -104,6 +105,10 @@ class RowFile:
         """Return one line of what was found out."""
         return "; ".join(self.found)
 
+    def lines(self) -> Iterator[int]:
+        """Yield the line, else the number, of every row."""
+        return count()
+
     def place(self, row: int) -> str:
         """Return where the row of that number is, such as ``line 7``."""
         return f"row {row}"
@@ -112,24 +117,21 @@ class RowFile:
         """Return the place of a value for messages."""
         return f"{self.where} {self.place(row)} column '{column}'"
 
-    def _named(self, cells: Sequence[str]) -> list[str]:
-        """Return names of columns: ``column-3`` for one without, ``age.2`` for a second ``age``."""
-        names: list[str] = []
+    def _name(self, cells: Sequence[str]) -> None:
+        """Set names of columns: ``column-3`` for one without, ``age.2`` for a second ``age``."""
         for place, cell in enumerate(cells, start=1):
-            name = first = cell or f"column-{place}"
-            number = 2
-            while name in names:
-                name, number = f"{first}.{number}", number + 1
+            first = cell or f"column-{place}"
+            others = (f"{first}.{number}" for number in count(2))
+            name = next(one for one in (first, *islice(others, place)) if one not in self.columns)
             if name != first:
                 self.found.append(f"the second column '{first}' is called '{name}'")
-            names.append(name)
-        return names
+            self.columns.append(name)
 
 
 def open_rows(paths: Sequence[Path], form: Form = Form()) -> RowFile:
     """Open a file of rows, told apart by its first bytes, or several files in turn."""
     if len(paths) > 1:
-        return _Several(paths, form)
+        return _several(paths, form)
     (path,) = paths
     try:
         with path.open("rb") as file:
@@ -201,6 +203,8 @@ def _number(decimal: str, thousands: str) -> re.Pattern[str]:
 
 
 _PLAIN = _number(".", "")
+_GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")
+_CODE = re.compile(rf"0\d+|\d{{{EXACT_DIGITS + 1},}}", re.ASCII)
 
 
 # --- CSV ----------------------------------------------------------------
@@ -216,36 +220,34 @@ class CsvFile(RowFile):
         records = self._separated(self._text())
         if not records:
             raise UserError(f"{self.where}: the file is empty")
-        self._name_columns(records)
+        self._choose_numbers(self._name_columns(records))
 
     # --- its form
 
     def _text(self) -> str:
         """Return the first lines, whole ones, decoded; raise UserError for what is no table."""
         with self._bytes() as file:
-            data = file.read(SAMPLE)
-        marked = next((name for mark, name in _MARKS.items() if data.startswith(mark)), "")
+            head = file.read(SAMPLE)
+        marked = next((name for mark, name in _MARKS.items() if head.startswith(mark)), "")
         encoding = self.form.encoding or marked or "utf-8"
-        try:
-            decoder = codecs.getincrementaldecoder(encoding)()
-        except LookupError:
-            raise UserError(f"encoding: '{encoding}' is unknown; known: latin-1, ...") from None
         if marked not in ("", "utf-8-sig") and not self.form.encoding:
             self.found.append(f"{marked} by its mark (encoding)")
         self.form = replace(self.form, encoding=encoding)
-        if b"\0" in data and not encoding.lower().startswith(("utf-16", "utf-32")):
+        if b"\0" in head and not encoding.lower().startswith(("utf-16", "utf-32")):
             raise UserError(
                 f"{self.where}: not a text file, but a binary file of an unknown format: save its "
                 "rows as CSV or Parquet"
             )
         try:
-            text = decoder.decode(data, final=False)
+            with self._open() as file:
+                text = file.read(SAMPLE)
+        except LookupError:
+            raise UserError(f"encoding: '{encoding}' is unknown; known: latin-1, ...") from None
         except UnicodeDecodeError as error:
             raise self._bad_byte() from error
-        if len(data) == SAMPLE:
+        if len(text) == SAMPLE:
             text = text[: text.rfind("\n") + 1] or text
-        top = _TOP.match(text)
-        above = top[0] if top else ""
+        above = top[0] if (top := _TOP.match(text)) else ""
         self._skip = len(above.splitlines())
         if match := re.search(r"sep=(.)", above):
             self.form = replace(self.form, separator=self.form.separator or match[1])
@@ -285,7 +287,7 @@ class CsvFile(RowFile):
                     text = line + b"".join(islice(file, SAMPLE_ROWS))
                     best = from_bytes(text, cp_isolation=list(_ENCODINGS)).best()
                     likely = best.could_be_from_charset if best else ["latin_1"]
-                    usual = [one for one in ("latin_1", "cp1252") if one in likely] or likely[:2]
+                    usual = [one for one in _ENCODINGS[:2] if one in likely] or likely[:2]
                     names = " or ".join(f"encoding={one.replace('_', '-')}" for one in usual)
                     return UserError(
                         f"{self.where} line {number}: byte 0x{line[error.start]:02x} is not utf-8: "
@@ -305,45 +307,36 @@ class CsvFile(RowFile):
         single = dialect is not None and dialect.quotechar == "'" and '"' not in text
         if single and not self.form.quote:
             self.found.append("quoted by ' (quote)")
-        sign = given or signs.get((dialect and dialect.delimiter) or "", ",")
-        self.form = replace(self.form, quote=self.form.quote or ("'" if single else '"'))
-        for separator in dict.fromkeys((sign, given or ",")):
-            self.form = replace(self.form, separator=separator)
-            filled = (
-                one
-                for one in self._read(io.StringIO(text, newline=""))
-                if any(map(str.strip, one[1]))
-            )
+        quote = self.form.quote or ("'" if single else '"')
+        found = given or signs.get((dialect and dialect.delimiter) or "", ",")
+        for sign in dict.fromkeys((found, given or ",")):
+            self.form = replace(self.form, quote=quote, separator=sign)
+            filled = (one for one in self._read(io.StringIO(text, newline="")) if any(one[1]))
             records = list(islice(filled, SAMPLE_ROWS + 1))
-            if separator != SPACE or len({len(row) for _, row in records[1:]}) < 2:
+            if sign != SPACE or len({len(row) for _, row in records[1:]}) < 2:
                 break  # else words of a text
-        if separator != "," and not given:
-            word = next(name for name, one in SEPARATORS.items() if one == separator)
+        if sign != "," and not given:
+            word = next(name for name, one in SEPARATORS.items() if one == sign)
             self.found.append(f"separated by {word} (separator)")
         return records
 
-    def _name_columns(self, records: Sequence[_Record]) -> None:
-        """Find the header and the names, and with the values below how numbers are written."""
+    def _name_columns(self, records: Sequence[_Record]) -> list[list[str]]:
+        """Find the header and the names; return the columns of the values below."""
         width = Counter(len(row) for _, row in records[1:] or records).most_common(1)[0][0]
         if width > MAX_COLUMNS:
             raise UserError(f"{self.where}: {width:,} columns, at most {MAX_COLUMNS:,}")
         # A title may stand before the record that is the header, or the first row without one.
         least = width if width < 3 else width - 1
-        wide = (
-            k for k, (_, row) in enumerate(records) if sum(map(bool, map(str.strip, row))) >= least
-        )
+        wide = (k for k, (_, row) in enumerate(records) if sum(map(bool, row)) >= least)
         first = next(wide, 0)
         head, *body = [row for _, row in records[first:]]
         if first:
-            above = [" ".join(filter(None, map(str.strip, row))) for _, row in records[:first]]
-            self.found.append(
-                f"{first} rows above the header are left out: {one_line(' / '.join(above), 60)}"
-            )
-        if len(head) == width + 1 and not head[-1].strip():  # a delimiter after the header alone
+            above = " / ".join(" ".join(filter(None, row)) for _, row in records[:first])
+            self.found.append(f"{first} rows above the header are left out: {one_line(above, 60)}")
+        if len(head) == width + 1 and not head[-1]:  # a delimiter after the header alone
             del head[-1]
             self.found.append("the empty last column of the header is left out")
-        empty = all(len(row) < width or not row[-1].strip() for row in body)
-        empty = empty and bool(body) and not "".join(head[width - 1 : width]).strip()
+        empty = not any("".join(row[width - 1 : width]) for row in (head, *body))
         if len(head) < width and not empty:
             head.insert(0, "")  # R writes no name above the names of rows
         self._least = width - empty
@@ -351,12 +344,9 @@ class CsvFile(RowFile):
         if header or first:
             self._skip += records[first if header else first - 1][0]
         cells = [*self.form.columns] or (head if header else [])
-        if not self.form.columns and any(cell != cell.strip() for cell in cells):
-            self.found.append("spaces around names are left out")
-        cells = [cell.strip().strip("\ufeff") for cell in cells]
-        self.columns = self._named([*cells, *[""] * (width - len(cells))])
+        self._name([cell.strip("\ufeff ") for cell in (*cells, *[""] * (width - len(cells)))])
         rows = body if header else [head, *body]
-        values = [[r[k].strip() for r in rows if k < len(r)] for k in range(width)]
+        values = [[row[k] for row in rows if k < len(row)] for k in range(width)]
         self.index = [
             name for place, name in enumerate(self.columns)
             if re.fullmatch(r"column-\d+|Unnamed: \d+", name)
@@ -364,28 +354,28 @@ class CsvFile(RowFile):
         ]  # fmt: skip
         if self.index:
             self.found.append(f"without a name and left out: {', '.join(self.index)}")
-        code = re.compile(rf"0\d+|\d{{{EXACT_DIGITS + 1},}}", re.ASCII)
-        pairs = zip(self.columns, values, strict=True)
-        self.written = {name for name, cells in pairs if any(map(code.fullmatch, cells))}
-        self._choose_numbers(values)
+        self.written = {
+            name for name, cells in zip(self.columns, values, strict=True)
+            if any(map(_CODE.fullmatch, cells))
+        }  # fmt: skip
+        return values
 
-    def _is_header(self, head: Sequence[str], body: Sequence[list[str]], *, title: bool) -> bool:
+    def _is_header(self, head: list[str], body: Sequence[list[str]], *, title: bool) -> bool:
         """Return whether a row holds names; raise NoHeader if a key must give them.
 
         Below a ``title`` only different names are a header.
         """
-        cells, given, width = [cell.strip() for cell in head], list(self.form.columns), self._least
-        known = [cell for cell in cells if cell]
+        given, width, known = list(self.form.columns), self._least, [*filter(None, head)]
         named = len({*known}) == len(known) and not any(map(_PLAIN.fullmatch, known))
-        data = self._is_data(cells, body) or (title and not named)
-        if given and len(given) not in (width, len(cells)):
+        data = self._is_data(head, body) or (title and not named)
+        if given and len(given) not in (width, len(head)):
             raise UserError(f"columns: {len(given)} names, but {self.where} has {width} columns")
         if given:
-            return cells[: len(given)] == given or not data
+            return head[: len(given)] == given or not data
         if data:
             names = ",".join(f"c{k}" for k in range(1, width + 1))
             which = "row below the title" if title else "first line"
-            shown = one_line(", ".join(cells), 60)
+            shown = one_line(", ".join(head), 60)
             raise NoHeader(
                 f"{self.where}: the {which} looks like data ({shown}): without a header, name the "
                 f"columns: columns={one_line(names, 60)}", width
@@ -404,8 +394,8 @@ class CsvFile(RowFile):
         ]  # fmt: skip
         if not words:
             return any(numbers)
-        others = [row for row in body if [one.strip() for one in row] != cells]
-        again = [p for p in words if any(p < len(r) and r[p].strip() == cells[p] for r in others)]
+        others = [row for row in body if row != cells]
+        again = [p for p in words if any(p < len(r) and r[p] == cells[p] for r in others)]
         # A header's name may also be a value, such as y. Two such names, numbers or a sentence
         # mean data.
         other = any(numbers) or any(len(cell.split()) >= SENTENCE for cell in cells)
@@ -431,12 +421,12 @@ class CsvFile(RowFile):
         if thousands and not form.thousands:
             self.found.append(f"thousands by {thousands!r} (thousands)")
         self.form = replace(form, decimal=decimal, thousands=thousands)
-        if form.separator == ";" and decimal == "." and not form.decimal:
-            group = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")
-            dotted = ([one for one in column if "." in one] for column in known)
-            if some := next((one for one in dotted if one and all(map(group.fullmatch, one))), []):
-                other = some[0].replace(".", "")
-                self.found.append(f"{some[0]} has a decimal point (thousands=. reads {other})")
+        dotted = [[one for one in column if "." in one] for column in known]
+        grouped = [one for one in dotted if one and all(map(_GROUPED.fullmatch, one))]
+        if grouped and form.separator == ";" and decimal == "." and not form.decimal:
+            one = grouped[0][0]
+            other = one.replace(".", "")
+            self.found.append(f"{one} has a decimal point (thousands=. reads {other})")
 
     # --- its rows
 
@@ -449,10 +439,7 @@ class CsvFile(RowFile):
 
     def _frames(self, columns: list[str], texts: Collection[str]) -> Iterator[pd.DataFrame]:
         """See :class:`RowFile`."""
-        styles = (str.lower, str.upper, str.title)  # pandas distinguishes upper and lower case
-        gaps = {style(one) for one in self.form.missing for style in styles}
-        gaps |= {"NaN"} if "nan" in self.form.missing else set()
-        others = [name for name in columns if name not in texts]
+        gaps = {style(one) for one in self.form.missing for style in (str.lower, str.upper)}
         try:
             with self._open() as file:
                 reader = pd.read_csv(
@@ -461,7 +448,7 @@ class CsvFile(RowFile):
                     thousands=self.form.thousands or None, **self._quoting,
                     skipinitialspace=True, low_memory=False, index_col=False,
                     header=None, names=self.columns, dtype=dict.fromkeys(texts, "str"),
-                    na_values=dict.fromkeys(others, sorted(gaps)),
+                    na_values={name: sorted(gaps) for name in columns if name not in texts},
                     keep_default_na=False, chunksize=_size(len(self.columns)),
                 )  # fmt: skip
                 for frame in reader:
@@ -497,7 +484,7 @@ class CsvFile(RowFile):
         if pd.api.types.is_string_dtype(first):
             again = frame.index[first.str.strip() == self.columns[0]]
             again = [k for k in again if [str(v).strip() for v in frame.loc[k]] == self.columns]
-            frame = frame.drop(again) if again else frame
+            frame = frame.drop(again)
         return frame
 
     def place(self, row: int) -> str:
@@ -515,13 +502,13 @@ class CsvFile(RowFile):
                 yield self._skip + line, row
 
     def _read(self, lines: Any) -> Iterator[_Record]:
-        """Read rows as Python does: for samples, and for the lines of rows."""
+        """Read rows as Python does, cells stripped: for samples, and for the lines of rows."""
         sign = self.form.separator
         csv.field_size_limit(1 << 27)
         if sign == SPACE:
             sign, lines = " ", (re.sub(r"[ \t]+", " ", line.strip(" \t")) for line in lines)
         reader = csv.reader(lines, delimiter=sign, skipinitialspace=True, **self._quoting)
-        return ((reader.line_num, row) for row in reader if row)
+        return ((reader.line_num, [*map(str.strip, row)]) for row in reader if row)
 
 
 class NoHeader(UserError):
@@ -547,7 +534,7 @@ class FrameFile(RowFile):
     ) -> None:  # fmt: skip
         super().__init__(where, form)
         self._batches = batches
-        self.columns = self._named([str(name).strip() for name in stored])
+        self._name([str(name).strip() for name in stored])
         self._stored = dict(zip(self.columns, stored, strict=True))
         self.index = [name for name, old in self._stored.items() if old in index]
         if self.index:
@@ -594,43 +581,30 @@ def _open_parquet(path: Path, form: Form) -> RowFile:
     return FrameFile(where, form, schema.names, index, batches)
 
 
-class _Several(RowFile):
-    """Files of the same columns, in whatever order each has them; each is a site.
+def _several(paths: Sequence[Path], form: Form) -> RowFile:
+    """Return files of the same columns, in whatever order each has them; each is a site.
 
     Parts of one data set are none: ``train.csv`` beside ``test.csv``, ``x-00000-of-00002.parquet``.
     """
-
-    def __init__(self, paths: Sequence[Path], form: Form) -> None:
-        self.files = [open_rows([path], form) for path in paths]
-        first = self.files[0]
-        super().__init__(first.where, first.form)
-        self.columns, self.index = first.columns, first.index
-        self.written = {name for file in self.files for name in file.written}
-        self.found = list(dict.fromkeys(line for file in self.files for line in file.found))
-        stems = [re.sub(r"[-_]?\d+(-of-\d+)?$", "", p.name.split(".")[0].lower()) for p in paths]
-        numbered = [p for p in paths if re.search(r"-of-\d+\.", p.name)]
-        parts = {*stems} <= {*_PARTS} or len(numbered) == len(paths) > len({*stems})
-        if parts:
-            held: dict[str, list[str]] = {}
-            for stem, path in zip(stems, paths, strict=True):
-                held.setdefault(_PARTS.get(stem, "parts"), []).append(path.name)
-            each = "; ".join(f"{part}: {listed(names, 4)}" for part, names in held.items())
-            self.found.append(f"parts of one data set, pooled: {each}")
-        self.site = None if parts else paths[0].parent
-        names = set(self.columns) - set(self.index)
-        for file, path in zip(self.files, paths, strict=True):
-            file.site = None if parts else path
-            if other := sorted((set(file.columns) - set(file.index)) ^ names):
-                raise UserError(
-                    f"{file.where}: column '{other[0]}' is not in all files of the folder"
-                )
-
-    def chunks(self, texts: Collection[str], numbers: Collection[str]) -> Iterator[Rows]:
-        """See :class:`RowFile`."""
-        for file in self.files:
-            yield from file.chunks(texts, numbers)
-
-    def raw(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
-        """See :class:`RowFile`."""
-        for file in self.files:
-            yield from file.raw(columns)
+    files = [open_rows([path], form) for path in paths]
+    first = files[0]
+    whole = RowFile(first.where, first.form)
+    whole.files, whole.columns, whole.index = files, first.columns, first.index
+    whole.written = {name for file in files for name in file.written}
+    whole.found = list(dict.fromkeys(line for file in files for line in file.found))
+    stems = [re.sub(r"[-_]?\d+(-of-\d+)?$", "", p.name.split(".")[0].lower()) for p in paths]
+    numbered = all(re.search(r"-of-\d+\.", p.name) for p in paths)
+    parts = {*stems} <= {*_PARTS} or (numbered and len(paths) > len({*stems}))
+    if parts:
+        held: dict[str, list[str]] = {}
+        for stem, path in zip(stems, paths, strict=True):
+            held.setdefault(_PARTS.get(stem, "parts"), []).append(path.name)
+        each = "; ".join(f"{part}: {listed(names, 4)}" for part, names in held.items())
+        whole.found.append(f"parts of one data set, pooled: {each}")
+    whole.site = None if parts else paths[0].parent
+    names = {*first.columns} - {*first.index}
+    for file, path in zip(files, paths, strict=True):
+        file.site = None if parts else path
+        if other := sorted(({*file.columns} - {*file.index}) ^ names):
+            raise UserError(f"{file.where}: column '{other[0]}' is not in all files of the folder")
+    return whole

@@ -50,20 +50,21 @@ class Npz(RowFile):
                 f"{self.where}: x is {x.dtype} of shape {x.shape}, must be numbers (n, channels, "
                 "time)"
             )
-        n, second, third = x.shape if x.ndim == 3 else (len(x), 1, x.shape[1])
-        guessed = x.ndim == 3 and not axes and second >= LONGER * third
+        flat = x.ndim == 2  # noqa: PLR2004
+        if flat:
+            self.found.append(f"x of shape {x.shape} is taken as one channel of {x.shape[1]} steps")
+            x = x[:, None]
+        second, third = x.shape[1:]
+        guessed = not axes and second >= LONGER * third
         self.axes = axes or AXES[guessed]
         if max(second, third) > MAX_SIDE or second * third > MAX_SIZE:
             raise UserError(f"{self.where}: windows of {(second, third)} are too large")
-        if x.ndim == 2:
-            self.found.append(f"x of shape {x.shape} is taken as one channel of {third} steps")
         if guessed:
             self.found.append(
                 f"x of shape {x.shape} is taken as {third} channels of {second} steps: "
                 f"axes={AXES[0]} takes it the other way"
             )
-        turned = x.ndim == 3 and self.axes == AXES[1]
-        self.windows = x.transpose(0, 2, 1) if turned else x.reshape(n, second, third)
+        self.windows = x.transpose(0, 2, 1) if self.axes == AXES[1] and not flat else x
 
     def one_of(self, names: Sequence[str]) -> str:
         """Return the first of these names that there is; without any the first."""
@@ -97,7 +98,6 @@ class Npz(RowFile):
         return f"entry {row}"
 
     def _array(self, name: str) -> npt.NDArray[Any]:
-        """Return an array; UserError for one that is damaged, or not of numbers or texts."""
         try:
             return np.asarray(self._file[name])
         except _DAMAGE as error:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedhet.data.describe import about_site, described, leaks, named_columns, site_like
 from fedhet.data.inputs import TOKENS, Encoded, Inputs, Reading, Stream, canonical, listed, shown
-from fedhet.data.keys import Keys, coded, need, places_of, present
+from fedhet.data.keys import Keys, coded, places_of
 from fedhet.data.rows import DATA_FRAME, RowFile, to_numbers
 from fedhet.errors import UserError
 
@@ -38,18 +38,12 @@ class TableRows:
         if bad := [name for name in self.plain if frame[name].dtype.kind not in "iuf"]:
             column = frame[bad[0]].dropna()
             word = column[to_numbers(column, file.form).isna()]
-            what = (
-                f"name columns of words ({listed(bad)}) in ignore, or those of a table in "
-                "categories, each with its values"
-            )
-            if file.where == DATA_FRAME:
-                what = (
-                    "numbers are wanted there: name a column of words in categories, with its "
-                    'values; pandas reads decimal commas by decimal="," and gaps by na_values'
-                )
+            pandas = ' (of a DataFrame pandas: decimal="," and na_values)'
             raise UserError(
-                f"{file.at(word.index[0], bad[0])}: {shown(str(word.iloc[0]))} is not a "
-                f"number: {what}"
+                f"{file.at(word.index[0], bad[0])}: {shown(str(word.iloc[0]))} is not a number: "
+                f"name columns of words ({listed(bad)}) in ignore, or those of a table in "
+                "categories, each with its values; decimal and gaps say how numbers are written"
+                f"{pandas if file.where == DATA_FRAME else ''}"
             )
         numbers = np.empty((len(frame), len(self.inputs.columns)), dtype=np.float32)
         with np.errstate(over="ignore"):
@@ -57,8 +51,8 @@ class TableRows:
                 column = frame[name]
                 numbers[:, place] = self._coded(column, file) if name in self.codes else column
         infinite = np.isinf(numbers)
-        counts = dict(zip(self.inputs.columns, infinite.sum(axis=0).tolist(), strict=True))
-        self._infinite.update({name: count for name, count in counts.items() if count})
+        counts = zip(self.inputs.columns, infinite.sum(axis=0).tolist(), strict=True)
+        self._infinite.update({name: count for name, count in counts if count})
         numbers[infinite] = np.nan
         return numbers
 
@@ -68,7 +62,8 @@ class TableRows:
         return f"infinite numbers count as gaps: {listed(each)}" if each else ""
 
     def _coded(self, column: pd.Series, file: RowFile) -> npt.NDArray[np.float64]:
-        form, codes, unknown = file.form, self.codes[column.name], -2
+        form, name, unknown = file.form, str(column.name), -2
+        codes = self.codes[name]
 
         def code(value: str) -> int:
             plain = canonical(value)
@@ -78,12 +73,11 @@ class TableRows:
 
         places = coded(column, code)
         if self._unseen is not None:
-            self._unseen[str(column.name)] += int((places == unknown).sum())
-            places[places == unknown] = -1
-        for row, value in column[places == unknown].items():
+            self._unseen[name] += int((places == unknown).sum())
+        for row, value in column[places == unknown].items() if self._unseen is None else ():
             raise UserError(
-                f"{file.at(row, str(column.name))}: {shown(str(value))} is not one of its "
-                f"categories ({listed(list(codes))}): add it to categories, or correct the file"
+                f"{file.at(row, name)}: {shown(str(value))} is not one of its categories "
+                f"({listed(list(codes))}): add it to categories, or correct the file"
             )
         return np.where(places < 0, np.nan, places)
 
@@ -91,7 +85,7 @@ class TableRows:
 def of_rows(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
     """Return the rows of a file, in its order: the columns that are features."""
     reading, description = described(file, given)
-    _check_columns(file, reading)
+    _check_categories(reading)
     lines = [f"target: '{reading.target}' by its name"] if not given.target else []
     features, categories = left_columns(file, reading), dict(reading.categories)
     if reading.numbers:
@@ -118,12 +112,12 @@ def of_rows(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
         sampled.append(numbers[::step])
         count += len(numbers)
         yield numbers
-    seen = np.concatenate(sampled) if sampled else np.zeros((0, len(features)), dtype=np.float32)
+    seen = np.concatenate(sampled)
     if not (reading.site or reading.declared or file.site is not None):
         pairs = zip(features, seen.T, strict=True)
         different = {n: len(np.unique(x[~np.isnan(x)])) for n, x in pairs if site_like(n)}
         likely = [name for name, many in different.items() if 2 <= many <= len(seen) // 10]  # noqa: PLR2004
-        lines += [about_site(likely[0])] if likely else []
+        lines += [about_site(name) for name in likely[:1]]
     content = keys.content(rows.inputs, [rows.about_infinite()], [*lines, file.said])
     if reading.declared:
         return content
@@ -131,13 +125,7 @@ def of_rows(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
     return replace(content, warnings=(*content.warnings, *leaking))
 
 
-def _check_columns(file: RowFile, reading: Reading) -> None:
-    """Raise UserError for columns that keys name and that are not there, or are taken."""
-    present(file, reading)
-    if not reading.declared:  # a node's own file may be without them
-        need(file, reading.ignore, "ignore")
-    need(file, dict(reading.categories), "categories")
-    need(file, reading.numbers, "numbers")
+def _check_categories(reading: Reading) -> None:
     for name, values in reading.categories:
         if name in reading.taken:
             raise UserError(
@@ -175,7 +163,6 @@ def token_ids(texts: Sequence[str], inputs: Inputs) -> npt.NDArray[np.int32]:
 def of_texts(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
     """Return the texts of a file, in its order, with the target and the sites."""
     reading, _ = described(file, given, text=True)
-    need(file, [reading.text], "text")
     lines = [f"the texts are those of '{reading.text}'"] if not given.text else []
     used = {reading.text, *reading.taken, *file.index}
     if unused := [name for name in file.columns if name not in used]:

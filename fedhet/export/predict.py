@@ -5,9 +5,9 @@ length, scale), so that a file without classes and clients will do.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, count, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,11 +18,11 @@ from torch import Tensor
 
 from fedhet.config.schema import RunConfig
 from fedhet.data import rows
-from fedhet.data.formats import NPZ_SUFFIXES, ROW_SUFFIXES, holds
+from fedhet.data.formats import NPZ_SUFFIXES, holds
 from fedhet.data.images import SCAN, decode_all, files_below, is_image, losses
 from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TABLE, TOKENS, Examples, Form, Inputs
 from fedhet.data.keys import Classes, need
-from fedhet.data.rows import CsvFile, NoHeader, RowFile, open_rows
+from fedhet.data.rows import NoHeader, RowFile, open_rows
 from fedhet.data.signals import AXES, TARGETS, Npz, cut_recordings, finite, small_numbers
 from fedhet.data.table import TableRows, left_columns, token_ids
 from fedhet.errors import UserError, one_line
@@ -34,7 +34,7 @@ from fedhet.training.metrics import metrics_of
 _NAMED = 20  # unreadable files that a warning names
 # Names of examples, the examples (k, ...) as they are stored, and their classes if the file has any
 _Piece = tuple[list[str], Examples, pd.Series | None]
-_FILES = {SIGNAL: "NPZ or CSV", TABLE: "CSV or Parquet", TOKENS: "CSV, Parquet or text"}
+_FILES = {SIGNAL: "NPZ or CSV", TABLE: "CSV or Parquet", TOKENS: "CSV or Parquet"}
 
 
 class _Model(Protocol):
@@ -74,10 +74,7 @@ def classify(model: _Model, examples: Any) -> Answers:
     stored, of texts (n,). The index is the DataFrame's, else the names of files and lines; windows
     with gaps are left out. Raise UserError if they are not what the model takes.
     """
-    if isinstance(examples, np.ndarray) and examples.dtype.kind in "OU":
-        examples = _texts(model, examples)
-    elif isinstance(examples, pd.Series | Mapping):
-        examples = _frame(examples)
+    examples = _framed(model, examples)
     source, names, logits, targets = _Source(model), list[str](), list[Tensor](), []
     for each, stored, named in source.pieces(examples):
         good = finite(stored) if model.inputs.kind == SIGNAL else np.ones(len(each), dtype=bool)
@@ -89,32 +86,32 @@ def classify(model: _Model, examples: Any) -> Answers:
                 batch = torch.from_numpy(np.ascontiguousarray(stored[places]))
                 names += own
                 logits.append(_logits(model, own, batch))
-        gap = pd.Series([""] * len(each), dtype="str")
-        targets.append((gap if named is None else named.reset_index(drop=True))[good])
+        gaps = pd.Series([""] * len(each), dtype="str")
+        targets.append((gaps if named is None else named.reset_index(drop=True))[good])
     lost = source.lines()
     if not names:
         why = "; ".join(lost) or f"the files have no {source.what.removesuffix('s')}"
         raise UserError(f"examples: nothing to classify: {why}")
-    answers = torch.cat(logits).double()
-    target, labels = source.reading.target, torch.full((len(names),), -1)
+    answers, target = torch.cat(logits).double(), source.reading.target
+    known, metrics = np.zeros(len(names), dtype=bool), dict[str, Tensor]()
     try:
-        found = Classes(source.reading, model.classes).labels(
+        labels = Classes(source.reading, model.classes).labels(
             pd.concat(targets, ignore_index=True), lambda _: f"target '{target}'"
         )
-        labels = torch.from_numpy(found)
+        known = labels >= 0
     except UserError as error:
         lost.insert(0, f"no metrics: {error}")
+    if known.any():
+        pair = answers[torch.from_numpy(known)], torch.from_numpy(labels[known])
+        accuracy = 100 * (pair[0].argmax(dim=1) == pair[1]).double().mean()
+        metrics = {"accuracy": accuracy, **metrics_of(*pair)}
     framed = isinstance(examples, pd.DataFrame)
     index = examples.index[[int(name) for name in names]] if framed else names
     columns = [f"p_{name}" for name in model.classes]
     frame = pd.DataFrame(answers.softmax(dim=1).numpy(), index=index, columns=columns)
     frame.insert(0, "class", [model.classes[label] for label in answers.argmax(dim=1).tolist()])
-    known = labels >= 0
-    answers, labels = answers[known].log_softmax(dim=1), labels[known]
-    accuracy = 100 * (answers.argmax(dim=1) == labels).double().mean()
-    metrics = {"accuracy": accuracy, **(metrics_of(answers, labels) if len(labels) else {})}
     defined = {name: float(value) for name, value in metrics.items() if value.isfinite()}
-    return Answers(frame, source.what, "; ".join(lost), len(labels), defined)
+    return Answers(frame, source.what, "; ".join(lost), int(known.sum()), defined)
 
 
 @torch.inference_mode()
@@ -133,27 +130,20 @@ def _logits(model: _Model, names: Sequence[str], examples: Tensor) -> Tensor:
     return logits
 
 
-def _frame(examples: "pd.Series | Mapping[str, Any]") -> pd.DataFrame:
-    """Return one row, or columns of a dict, as a DataFrame."""
-    if isinstance(examples, pd.Series):
-        return examples.to_frame().T
-    several = any(isinstance(one, Sequence | np.ndarray | pd.Series) and not isinstance(one, str)
-                  for one in examples.values())  # fmt: skip
+def _framed(model: _Model, examples: Any) -> Any:
+    """Return one row, a dict, or an array of texts as a DataFrame; others as they are."""
     try:
-        return pd.DataFrame(examples if several else [examples])
+        if isinstance(examples, pd.Series):
+            return examples.to_frame().T
+        if isinstance(examples, Mapping):
+            several = any(map(np.ndim, examples.values()))
+            return pd.DataFrame(examples if several else [examples])
+        if isinstance(examples, np.ndarray) and examples.dtype.kind in "OU":
+            texts = examples.reshape(len(examples), -1)
+            return pd.DataFrame(texts, columns=list(model.inputs.columns))
     except ValueError as error:
-        raise UserError(f"examples: the columns of the dict differ in length: {error}") from error
-
-
-def _texts(model: _Model, examples: Any) -> pd.DataFrame:
-    """Return an array of text as the columns that the model takes."""
-    columns = list(model.inputs.columns)
-    if examples.size != len(examples) * len(columns):
-        raise UserError(
-            f"examples: an array of texts of shape {examples.shape}, but this model takes "
-            f"{f'columns {columns}' if columns else 'numbers'}"
-        )
-    return pd.DataFrame(examples.reshape(len(examples), -1), columns=columns)
+        raise UserError(f"examples: {error}; this model takes {model.inputs}") from error
+    return examples
 
 
 class _Source:
@@ -181,16 +171,21 @@ class _Source:
     def pieces(self, examples: Any) -> Iterator[_Piece]:
         """Yield examples of a frame, an array, or files.
 
-        A name is ``<file>:<line>`` of a CSV or of a text file with one text a line,
-        ``<file>:<index>`` of a Parquet file or an NPZ. Raise UserError with file, line and column
-        for what does not fit.
+        A name is ``<file>:<line>`` of a CSV, ``<file>:<index>`` of another file of many. Raise
+        UserError with file, line and column for what does not fit.
         """
         if isinstance(examples, pd.DataFrame):
             if len(twice := examples.columns[examples.columns.duplicated()]):
                 raise UserError(f"examples: column '{twice[0]}' is there twice")
             return self._rows(rows.of_frame(examples, Form(gaps=self.reading.form.gaps)))
         if isinstance(examples, np.ndarray | Tensor):
-            return iter([self._array(np.asarray(examples))])
+            stored, like = np.asarray(examples), self.inputs.zeros(1)
+            if stored.shape[1:] != like.shape[1:]:
+                raise UserError(
+                    f"examples: an array of shape {stored.shape}, but this model takes (n, "
+                    f"{', '.join(map(str, like.shape[1:]))}) {like.dtype}"
+                )
+            return iter([([*map(str, range(len(stored)))], stored.astype(like.dtype), None)])
         places = [examples] if isinstance(examples, str | Path) else examples
         paths = {Path(one).expanduser(): str(one) for one in places}
         for path, given in paths.items():
@@ -200,16 +195,7 @@ class _Source:
             return self._images(paths)
         return chain.from_iterable(self._file(path, given) for path, given in paths.items())
 
-    def _array(self, examples: Examples) -> _Piece:
-        like = self.inputs.zeros(1)
-        if examples.shape[1:] != like.shape[1:]:
-            raise UserError(
-                f"examples: an array of shape {examples.shape}, but this model takes (n, "
-                f"{', '.join(map(str, like.shape[1:]))}) {like.dtype}"
-            )
-        return [str(k) for k in range(len(examples))], examples.astype(like.dtype), None
-
-    def _images(self, places: Sequence[Path] | Mapping[Path, str]) -> Iterator[_Piece]:
+    def _images(self, places: Iterable[Path]) -> Iterator[_Piece]:
         """Yield the readable image files, each once, some at a time: a folder may be large.
 
         An image in a folder that is called like a class is of it. 8 bits are stretched to the
@@ -221,36 +207,36 @@ class _Source:
             paths |= dict.fromkeys(map(str, (place / one for one in below)))
             paths |= {} if place.is_dir() else {str(place): None}
         scans = self.window is not None
-        images = zip(
-            paths, decode_all(Path(), [*paths], self.inputs.image_shape, scans=scans), strict=True
-        )
+        decoded = decode_all(Path(), [*paths], self.inputs.image_shape, scans=scans)
+        images = zip(paths, decoded, strict=True)
+        low, high = self.window or (0.0, 255.0)
         while some := list(islice(images, EVALUATION_BATCH)):
             self._unreadable += [path for path, one in some if one.pixels is None]
-            good, pixels = list[str](), list[Examples]()
-            for path, one in some:
-                if one.pixels is not None:
-                    good.append(path)
-                    self._flags.append(one.flags)
-                    low, high = self.window or (0.0, 255.0)
-                    stretched = self.window and not one.flags & SCAN
-                    scale = (high - low) / 255.0
-                    pixels.append(low + one.pixels * scale if stretched else one.pixels)
-            folders = pd.Series([Path(path).absolute().parent.name for path in good])
+            good = {path: one for path, one in some if one.pixels is not None}
+            self._flags += [one.flags for one in good.values()]
+            stretched = (
+                low + one.pixels * ((high - low) / 255.0)
+                if scans and not one.flags & SCAN else one.pixels
+                for one in good.values()
+            )  # fmt: skip
+            folders = pd.Series([Path(path).absolute().parent.name for path in good], dtype="str")
             named = folders if folders.isin(self.classes).any() else None
             if good:
-                yield good, np.stack(pixels), named
+                yield [*good], np.stack([*stretched]), named
 
     def _file(self, path: Path, given: str) -> Iterator[_Piece]:
         kind = self.inputs.kind
-        if path.is_dir() or (kind != SIGNAL and holds(path, NPZ_SUFFIXES)):
+        npz = holds(path, NPZ_SUFFIXES)
+        if path.is_dir() or (npz and kind != SIGNAL):
             raise UserError(
                 f"'{given}' is {'a folder' if path.is_dir() else 'an NPZ of signals'}, but the "
                 f"model takes {PLURAL[kind]}: give {_FILES[kind]} files"
             )
-        if kind == TABLE or holds(path, ROW_SUFFIXES):
-            pieces = self._rows(self._opened(path, self.reading.form))
-        else:
-            pieces = iter([self._windows(path)]) if kind == SIGNAL else self._lines(path)
+        pieces = (
+            iter([self._windows(path)])
+            if npz
+            else self._rows(self._opened(path, self.reading.form))
+        )
         for names, stored, targets in pieces:
             yield [f"{given}:{name}" for name in names], stored, targets
 
@@ -258,11 +244,9 @@ class _Source:
         """Open a file of rows; one without a header has the model's columns, if it has as many."""
         try:
             return open_rows([path], form)
-        except NoHeader as error:
-            if error.width != len(self.inputs.columns):
-                raise
-            return open_rows([path], replace(form, columns=self.inputs.columns))
-        except UserError:
+        except UserError as error:
+            if isinstance(error, NoHeader) and error.width == len(self.inputs.columns):
+                return open_rows([path], replace(form, columns=self.inputs.columns))
             if not form.columns:  # names of the training file, which also had a target
                 raise
             return self._opened(path, replace(form, columns=()))
@@ -270,8 +254,9 @@ class _Source:
     def _rows(self, file: RowFile) -> Iterator[_Piece]:
         """Yield rows, texts, or windows; names are lines, or numbers."""
         inputs, reading = self.inputs, self.reading
-        self._need_columns(file.where)
         windows, target = inputs.kind == SIGNAL, reading.target
+        if not windows and not inputs.columns:  # ids that are not of texts
+            raise UserError(f"{file.where}: the model takes {inputs}, not rows or texts")
         wanted = tuple(left_columns(file, reading)) if windows else inputs.columns
         labelled = [target] if target in file.columns and target not in wanted else []
         if windows and reading.time in wanted:
@@ -285,16 +270,14 @@ class _Source:
         need(file, wanted, "the model's columns")
         table = TableRows(Inputs.table(wanted) if windows else inputs, self._unseen)
         texts = wanted if inputs.kind == TOKENS else tuple(table.codes)
-        lines = file.lines() if isinstance(file, CsvFile) else count()
-        numbers = [name for name in wanted if name not in texts]
+        lines, numbers = file.lines(), [name for name in wanted if name not in texts]
         for part, frame in file.chunks([*texts, *labelled], numbers):
-            targets = frame[target] if labelled else None
-            names = [str(number) for number in islice(lines, len(frame))]
             if inputs.kind == TOKENS:
-                yield names, token_ids(frame[wanted[0]].tolist(), inputs), targets
+                stored: Examples = token_ids(frame[wanted[0]].tolist(), inputs)
             else:
-                found = table.numbers(part, frame)
-                yield names, found.reshape(-1, *inputs.shape) if windows else found, targets
+                stored = table.numbers(part, frame).reshape(-1, *inputs.stored)
+            names = [*map(str, islice(lines, len(frame)))]
+            yield names, stored, frame[target] if labelled else None
 
     def _recordings(self, file: RowFile, labelled: Sequence[str]) -> _Piece:
         """Return windows that are cut as the run cuts them; a name is that of the first row."""
@@ -306,25 +289,9 @@ class _Source:
         keys = [n for n in (*reading.site, *reading.group) if n in file.columns]
         cut = cut_recordings(file, reading, names, [*labelled, *keys], steps)
         first = cut.rows.index
-        if isinstance(file, CsvFile):
-            lines = list(file.lines())
-            first = [lines[row] for row in first]
+        lines = list(islice(file.lines(), max(first, default=0) + 1))
         targets = cut.rows[reading.target] if labelled else None
-        return [str(row) for row in first], cut.windows, targets
-
-    def _need_columns(self, where: str) -> None:
-        if self.inputs.kind != SIGNAL and not self.inputs.columns:  # ids that are not of texts
-            raise UserError(f"{where}: the model takes {self.inputs}, not rows or texts")
-
-    def _lines(self, path: Path) -> Iterator[_Piece]:
-        """Yield the texts of a file with one text a line."""
-        self._need_columns(f"'{path}'")
-        try:
-            text = path.read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"'{path}' is not a readable UTF-8 text") from error
-        texts = text.removesuffix("\n").split("\n") if text else []
-        yield [str(k) for k in range(1, len(texts) + 1)], token_ids(texts, self.inputs), None
+        return [str(lines[row]) for row in first], cut.windows, targets
 
     def _windows(self, path: Path) -> _Piece:
         """Return the windows of an NPZ file."""

@@ -56,6 +56,7 @@ from fedhet.site.local_data import without_examples
 from fedhet.site.state import DESCRIPTION, PREDICTIONS, Bundle, FileStore, accuracies_of
 
 log = logging.getLogger("fedhet")
+Generation = int | Literal["best"] | None
 CARD, WEIGHTS, ONNX = "card.yaml", "model.safetensors", "model.onnx"
 _ONNX_NAMES = {IMAGE: "images", SIGNAL: "signals", TABLE: "rows", TOKENS: "tokens"}
 _TOLERANCE = 1e-4  # largest difference of two logits, relative to the largest logit
@@ -186,7 +187,7 @@ def rebuild(
 
 
 def load_model(
-    folder: Path, generation: int | Literal["best"] | None = None, *, trust: bool = False
+    folder: Path, generation: Generation = None, *, trust: bool = False
 ) -> tuple[Personalised, dict[str, Any]]:
     """Return the model of an exported folder, or of a client's folder of states, and its card.
 
@@ -206,11 +207,12 @@ def load_model(
         raise UserError(f"'{folder}': {CARD} is not of format {FORMAT}")
     trusted = trust or plugins.made_here(about)
     plugins.require_trust(f"'{folder}'", about, trusted=trusted)
-    chosen = 0 if exported else _choose(FileStore(folder, sync=True), generation)
+    store = FileStore(folder, sync=True)
+    chosen = 0 if exported else _choose(store, generation)
     try:
         if not exported:
             model = Personalised(rebuild(about, folder, chosen, trusted=trusted))
-            return model, _card(model, about, chosen, FileStore(folder, sync=True).load(chosen))
+            return model, _card(model, about, chosen, store.load(chosen))
         data = (folder / WEIGHTS).read_bytes()
         if hashlib.sha256(data).hexdigest() != about["sha256"]:
             raise UserError(f"'{folder}': {WEIGHTS} is damaged: its SHA-256 is not the card's")
@@ -243,38 +245,29 @@ def _read_description(state: Path) -> dict[str, Any]:
         ) from error
 
 
-def _choose(store: FileStore, generation: int | Literal["best"] | None) -> int:
+def _choose(store: FileStore, generation: Generation) -> int:
     """Return the generation that is meant; by default the one that the server accepted last."""
-    there = store.generations()
+    there, state = store.generations(), store.folder
     if generation == "best":
         if (best := store.best()) is None:
-            raise UserError(f"state '{store.folder}' has no best state: run with keep-best=true")
+            raise UserError(f"state '{state}' has no best state: run with keep-best=true")
         return best
     if not there:
-        raise UserError(f"state '{store.folder}' is empty: the client has not trained")
-    accepted = _accepted(store.folder) if generation is None else None
+        raise UserError(f"state '{state}' is empty: the client has not trained")
+    accepted: int | None = None  # known by the run folder around a state; a node has none
+    if generation is None and (kept := load_checkpoint(RunFolder(state.parents[2]).checkpoint)):
+        accepted = kept.meta["roster"].get("generations", {}).get(state.name)
     wanted = next(one for one in (generation, accepted, there[-1]) if one is not None)
     if wanted not in there:
         last = ", the last that the server accepted (0: none)," if generation is None else ""
         each = ", ".join(map(str, there))
-        raise UserError(f"generation: {wanted}{last} is not in '{store.folder}'; there: {each}")
+        raise UserError(f"generation: {wanted}{last} is not in '{state}'; there: {each}")
     if accepted not in (None, there[-1]):
         log.warning(
             "state '%s': generation %d is taken, the last that the server accepted; the newest is "
-            "%d", store.folder, accepted, there[-1],
+            "%d", state, accepted, there[-1],
         )  # fmt: skip
     return wanted
-
-
-def _accepted(state: Path) -> int | None:
-    """Return the generation that the server accepted last, by the run folder around a state.
-
-    None where there is no such folder, as at a node.
-    """
-    kept = load_checkpoint(RunFolder(state.parent.parent.parent).checkpoint)
-    roster = kept.meta["roster"] if kept else {}
-    generation: int | None = roster.get("generations", {}).get(state.name)
-    return generation
 
 
 def _card(
@@ -335,7 +328,7 @@ def _copy_network(architecture: str, out: Path) -> None:
 
 
 def export(
-    folder: Path, out: Path, *, generation: int | Literal["best"] | None = None,
+    folder: Path, out: Path, *, generation: Generation = None,
     onnx: bool = False, trust: bool = False,
 ) -> Path:  # fmt: skip
     """Write the model of :func:`load_model` to the new folder ``out``; return its path.
@@ -376,40 +369,29 @@ def _write_onnx(model: Personalised, path: Path) -> dict[str, Any]:
     rng, inputs, name = np.random.default_rng(0), model.inputs, _ONNX_NAMES[model.inputs.kind]
     shape = (64, *inputs.shape)
     drawn: Any = rng.uniform(-1, 1, shape) if inputs.kind == IMAGE else rng.normal(size=shape)
-    drawn = drawn.astype(np.float32)
-    if inputs.kind == TOKENS:
-        drawn = rng.integers(0, inputs.vocabulary, shape)
+    tokens = inputs.kind == TOKENS
+    drawn = rng.integers(0, inputs.vocabulary, shape) if tokens else drawn.astype(np.float32)
     examples = torch.from_numpy(drawn)
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)  # the converter's steps, and warnings about operators
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            torch.onnx.export(
-                model, (examples[:2],), path, input_names=[name], output_names=["logits"],
-                dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
-                external_data=False,  # one file, that can be handed on
-                dynamo=True,
+            program: Any = torch.onnx.export(
+                model, (examples[:2],), input_names=[name], output_names=["logits"],
+                dynamic_shapes=({0: torch.export.Dim("batch", min=1)},), dynamo=True,
             )  # fmt: skip
+            program.save(path, external_data=False)  # one file, that can be handed on
+            (logits,) = program(examples)
     finally:
         logging.disable(level)
     with torch.inference_mode():
-        expected = model(examples).numpy()
-    logits = _run_onnx(path, {name: drawn})
-    difference = float(np.abs(logits - expected).max())
-    if not difference <= _TOLERANCE * max(1.0, float(np.abs(expected).max())):
+        expected = model(examples)
+    difference = float((logits - expected).abs().max())
+    if not difference <= _TOLERANCE * max(1.0, float(expected.abs().max())):
         raise UserError(f"--onnx: logits differ from torch's by {difference:.3g} on random inputs")
     return {"file": ONNX, "input": name, "output": "logits", "precision": "fp32",
             "max-logit-difference": difference}  # fmt: skip
-
-
-def _run_onnx(path: Path, inputs: Mapping[str, Any]) -> Any:
-    import onnxruntime  # noqa: PLC0415  (an extra)
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return session.run(["logits"], inputs)[0]
 
 
 def export_all(
@@ -422,7 +404,7 @@ def export_all(
     """
     out = _new(out, "folder")
     made, left_out = [], {}
-    generation: Literal["best"] | None = "best" if best else None
+    generation: Generation = "best" if best else None
     for state in states_of(run, trust=trust):
         try:
             place = out / state.name

@@ -212,17 +212,16 @@ class _Source:
         low, high = self.window or (0.0, 255.0)
         while some := list(islice(images, EVALUATION_BATCH)):
             self._unreadable += [path for path, one in some if one.pixels is None]
-            good = {path: one for path, one in some if one.pixels is not None}
-            self._flags += [one.flags for one in good.values()]
-            stretched = (
-                low + one.pixels * ((high - low) / 255.0)
-                if scans and not one.flags & SCAN else one.pixels
-                for one in good.values()
-            )  # fmt: skip
-            folders = pd.Series([Path(path).absolute().parent.name for path in good], dtype="str")
+            good = [(p, one.pixels, one.flags) for p, one in some if one.pixels is not None]
+            self._flags += [flags for _, _, flags in good]
+            pixels = [
+                low + x * ((high - low) / 255.0) if scans and not flags & SCAN else x
+                for _, x, flags in good
+            ]
+            folders = pd.Series([Path(path).absolute().parent.name for path, _, _ in good])
             named = folders if folders.isin(self.classes).any() else None
             if good:
-                yield [*good], np.stack([*stretched]), named
+                yield [path for path, _, _ in good], np.stack(pixels), named
 
     def _file(self, path: Path, given: str) -> Iterator[_Piece]:
         kind = self.inputs.kind

@@ -304,7 +304,8 @@ class MethodClient(NumPyClient, Generic[P]):
         setup = self.setup
         budget = Budget(setup.store, self.config, setup.data.client, simulated=setup.simulated)
         budget.check(self.round, source)
-        self._go_back_to(source, str(config.get("digest", "")))
+        self.restore(source, str(config.get("digest", "")))
+        self._keep_best(source)
         received = self._received(parameters)
         self.receive(received)
         metrics = self._trained()
@@ -363,7 +364,9 @@ class MethodClient(NumPyClient, Generic[P]):
         its number of examples, and the metrics.
         """
         newest = max(self.setup.store.generations(), default=0)
-        self._go_back_to(int(config.get("generation", newest)), str(config.get("digest", "")))
+        generation = int(config.get("generation", newest))
+        self.restore(generation, str(config.get("digest", "")))
+        self._keep_best(generation)
         if parameters:
             self.round = int(config.get("round", newest + 1))
             self.receive(self._received(parameters))
@@ -378,7 +381,8 @@ class MethodClient(NumPyClient, Generic[P]):
         ``generation`` and its ``digest`` name the client's last state. The private state keeps
         what ``keep-best`` and ``keep-predictions`` ask for.
         """
-        self._go_back_to(generation, digest)
+        self.restore(generation, digest)
+        self._keep_best(generation)
         self._set_eval()
         kept: dict[str, Tensor] = {}
         confusion = torch.zeros(self.classes, self.classes, dtype=torch.int64)
@@ -398,9 +402,12 @@ class MethodClient(NumPyClient, Generic[P]):
     def _keep_best(self, generation: int) -> None:
         """With ``keep-best``, keep ``generation`` if its validation metric is the best so far.
 
-        The server named it, so the server accepted its round. Later rounds may be undone.
+        The server named it, so the server accepted its round. Later rounds may be undone. Raise
+        Refused for the initialisation of a client that has trained since.
         """
         store = self.setup.store
+        if generation == 0 and not store.keeps_start():
+            raise Refused("generation 0 is no longer kept: it has trained since", Code.GENERATION)
         score = store.read_note(VALIDATION) if self.config.keep_best and generation else None
         if score is None or score["generation"] != generation:
             return
@@ -442,20 +449,14 @@ class MethodClient(NumPyClient, Generic[P]):
 
     def _augmented(self, data: Examples) -> Examples:
         """Return the examples as training draws them."""
+        kinds = {"crop-flip": crop_flip, "jitter-scale": jitter_scale,
+                 "flip-erase-crop": flip_erase_crop}  # fmt: skip
         if self.config.augment == "none":
             return data
-        draws = self.torch_generator("augment")
-        if self.config.augment == "crop-flip":
-            return replace(data, augment=partial(crop_flip, generator=draws))
-        prepared = {"jitter-scale": jitter_scale, "flip-erase-crop": flip_erase_crop}
-        return replace(data, perturb=partial(prepared[self.config.augment], generator=draws))
-
-    def _go_back_to(self, generation: int, digest: str) -> None:
-        """Restore the state that the server names; raise Refused if it is no longer kept."""
-        if generation == 0 and not self.setup.store.keeps_start():
-            raise Refused("generation 0 is no longer kept: it has trained since", Code.GENERATION)
-        self.restore(generation, digest)
-        self._keep_best(generation)
+        change = partial(kinds[self.config.augment], generator=self.torch_generator("augment"))
+        if self.config.augment == "crop-flip":  # as stored, before examples are prepared
+            return replace(data, augment=change)
+        return replace(data, perturb=change)
 
     def _received(self, arrays: Sequence[Array]) -> Payload:
         """Return the arrays as the payload that this client expects; else raise Refused."""

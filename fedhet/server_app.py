@@ -146,7 +146,7 @@ def _with_models(config: RunConfig, roster: Roster) -> RunConfig:
     )  # fmt: skip
     changes: dict[str, Any] = {"models": tuple(every[:few])}
     strategy = find_method(config.method).strategy
-    if strategy.shares_small_model and not strategy.own_small(config.params):
+    if strategy.shares_small_model:
         assert roster.inputs is not None
         changes["small_model"] = small_name(config, roster.inputs.kind)
     return config.model_copy(update=changes)

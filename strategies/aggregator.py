@@ -86,7 +86,7 @@ class _Method(Protocol):
     """The hooks of a strategy that a reply is checked by."""
 
     upload_type: type[Payload]
-    asked: dict[str, int]  # by client, the round of the train message that it has not answered
+    unanswered: dict[str, int]  # rounds of train messages without a reply, by client
 
     @property
     def metric_ranges(self) -> Mapping[str, tuple[float, float]]: ...
@@ -122,8 +122,8 @@ class PlainAggregator:
         valid: list[Valid] = []
         for client, reply in replies:
             try:
-                asked = method.asked.get(client, round_)
-                valid.append(self._valid(self.roster.infos[client], reply, asked, method))
+                trained = method.unanswered.get(client, round_)
+                valid.append(self._valid(self.roster.infos[client], reply, trained, method))
             except Rejected as reason:
                 self.ledger.reject(client, str(reason), reply)
             else:
@@ -143,9 +143,9 @@ class PlainAggregator:
             self.ledger.reject(one.info.client, why, one.reply)
         return None
 
-    def _valid(self, info: ClientInfo, reply: Reply, asked: int, method: _Method) -> Valid:
+    def _valid(self, info: ClientInfo, reply: Reply, trained: int, method: _Method) -> Valid:
         """Return a reply with its payload; raise Rejected if anything about it is wrong."""
-        check_trained(info, reply, asked, self.config, method.metric_ranges)
+        check_trained(info, reply, trained, self.config, method.metric_ranges)
         images = reply.metrics.get("num-examples")
         if images != info.train_images:
             raise Rejected(f"num-examples is {images}, but it declared {info.train_images}")
@@ -161,37 +161,34 @@ class PlainAggregator:
         method.check(info, payload)
         if reference.step is not None:
             length = reference.step(payload)
-        return Valid(info, payload, reply, length if reference.bounded else None, asked)
+        return Valid(info, payload, reply, length if reference.bounded else None, trained)
 
     def uploads(self, checked: Checked) -> list[Upload]:
         """Return what is aggregated: the accepted replies with their shares of the weights."""
-        uniform = self.config.weighting == "uniform"
-        sizes = np.array([1 if uniform else one.info.train_images for one in checked.accepted])
-        late = [self._late(checked.round, one) for one in checked.accepted]
-        shares = capped(sizes * np.array(late), self.config.max_weight).tolist()
+        config, accepted = self.config, checked.accepted
+        sizes = [1 if config.weighting == "uniform" else v.info.train_images for v in accepted]
+        late = [float(config.late_weight ** (checked.round - v.trained)) for v in accepted]
+        shares = capped(np.array(sizes) * np.array(late), config.max_weight).tolist()
         return [
             Upload(one.info, one.payload, share, one.reply.metrics, factor)
-            for share, factor, one in zip(shares, late, checked.accepted, strict=True)
+            for share, factor, one in zip(shares, late, accepted, strict=True)
         ]
 
-    def _late(self, round_: int, one: Valid) -> float:
-        """Return the factor in the weight of a reply that counts in ``round_``."""
-        return float(self.config.late_weight ** (round_ - one.asked))
-
-    def book(self, checked: Checked) -> None:
+    def accept(self, checked: Checked) -> None:
         """Record the aggregated replies; their clients continue from this round."""
         for one in checked.accepted:
             client = one.info.client
-            self.ledger.accept(client, one.asked, one.payload, one.reply)
-            if one.asked != checked.round:
-                self.ledger.late(client, one.asked, self._late(checked.round, one))
+            self.ledger.accept(client, one.trained, one.payload, one.reply)
+            if one.trained != checked.round:
+                factor = float(self.config.late_weight ** (checked.round - one.trained))
+                self.ledger.late(client, one.trained, factor)
 
     def confusions(self, round_: int, deadline: float) -> dict[str, NDArray[np.int64]]:
         """Ask clients for their confusion matrices (C, C) after the last round; by client."""
         del deadline
         roster, every = self.roster, self.config.evaluate_all
-        asked = [c for c in roster.ids if c in roster.nodes and (every or roster.generations[c])]
-        messages = {c: self.handshake.message(CONFUSION, c, round_) for c in asked}
+        clients = [c for c in roster.ids if c in roster.nodes and (every or roster.generations[c])]
+        messages = {c: self.handshake.message(CONFUSION, c, round_) for c in clients}
         matrices: dict[str, NDArray[np.int64]] = {}
         for client, reply in exchange(self.handshake.grid, messages, self.config.round_timeout):
             try:

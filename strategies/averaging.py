@@ -55,7 +55,11 @@ def weighted_sum(payloads: Sequence[Payload], weights: Sequence[float]) -> Vecto
     stop = 0
     for stack in stacks:
         start, stop = stop, stop + stack[0].size
-        total[start:stop] = _sum_in_blocks(shares, stack).ravel()
+        part = np.zeros(stack[0].shape)
+        for first in range(0, len(stack), BLOCK):  # by BLAS: other orders differ in the last bits
+            block = np.stack(stack[first : first + BLOCK], dtype=np.float64)
+            part += np.tensordot(shares[first : first + BLOCK], block, axes=1)
+        total[start:stop] = part.ravel()
     total[-1] = shares.sum()
     return total
 
@@ -67,21 +71,9 @@ def means_of(total: Vector, like: Sequence[Array]) -> tuple[Array, ...]:
     """
     if not total[-1] > 0:
         return tuple(like)
-    found, stop = [], 0
-    for array in like:
-        start, stop = stop, stop + array.size
-        mean = (total[start:stop] / total[-1]).astype(np.float32)
-        found.append(mean.reshape(array.shape))
-    return tuple(found)
-
-
-def _sum_in_blocks(weights: Array, arrays: Sequence[Array]) -> Array:
-    """Return sum_i weights_i arrays_i, float64, by BLAS: other orders differ in the last bits."""
-    total = np.zeros(arrays[0].shape)
-    for start in range(0, len(arrays), BLOCK):
-        block = np.stack(arrays[start : start + BLOCK], dtype=np.float64)
-        total += np.tensordot(weights[start : start + BLOCK], block, axes=1)
-    return total
+    parts = np.split(total[:-1], np.cumsum([array.size for array in like])[:-1])
+    pairs = zip(parts, like, strict=True)
+    return tuple((part / total[-1]).astype(np.float32).reshape(one.shape) for part, one in pairs)
 
 
 @dataclass(frozen=True)
@@ -134,9 +126,9 @@ def class_totals(
     strategy: MethodStrategy[Any], total: Vector, *, weighted: bool = False
 ) -> ClassSums:
     """Return a round's total, as ``combine`` is given it, by class."""
-    found = ClassSums.of(total, strategy.classes, weighted=weighted)
-    strategy.short_classes = too_few(found.owners, strategy.min_owners)
-    return replace(found, min_owners=strategy.min_owners, steps=strategy.adds_steps)
+    sums = ClassSums.of(total, strategy.classes, weighted=weighted)
+    strategy.short_classes = too_few(sums.owners, strategy.min_owners)
+    return replace(sums, min_owners=strategy.min_owners, steps=strategy.adds_steps)
 
 
 def sum_by_class(
@@ -153,22 +145,15 @@ def sum_by_class(
         middles = rule.middle_by_class(classes, np.concatenate(rows), count)
         present = np.minimum(owners, 1.0)
         return ClassSums(middles, present, present)
-    if weights is None:
-        return ClassSums(_row_sums(classes, rows, None, count), owners, owners)
-    if rule.max_weight < 1:
-        weights = capped(weights, rule.max_weight, classes)
-    behind: Vector = np.bincount(classes, weights, count).astype(np.float64)
-    return ClassSums(_row_sums(classes, rows, weights, count), behind, owners)
-
-
-def _row_sums(classes: Array, rows: Sequence[Array], weights: Array | None, count: int) -> Vector:
-    """Return sums (C, w) float64 by class, in the order given."""
-    wide = np.concatenate(rows, dtype=np.float64)
+    wide, behind = np.concatenate(rows, dtype=np.float64), owners
     if weights is not None:
+        if rule.max_weight < 1:
+            weights = capped(weights, rule.max_weight, classes)
+        behind = np.bincount(classes, weights, count).astype(np.float64)
         wide *= weights[:, None]
-    ids = torch.from_numpy(np.asarray(classes, dtype=np.int64))
     sums = torch.zeros((count, wide.shape[1]), dtype=torch.float64)
-    return np.asarray(sums.index_add_(0, ids, torch.from_numpy(wide)).numpy())
+    ids = torch.from_numpy(np.asarray(classes, dtype=np.int64))
+    return ClassSums(sums.index_add_(0, ids, torch.from_numpy(wide)).numpy(), behind, owners)
 
 
 class AveragingStrategy(MethodStrategy[P]):

@@ -67,7 +67,8 @@ class MethodStrategy(Strategy, Generic[P]):
     not_summed: ClassVar[str] = "its strategy has no `contribution` and `combine`"
     growing: ClassVar[Sequence[str]] = ()  # names of `arrays` whose length varies over rounds
     refuses: ClassVar[Mapping[str, str]] = {}  # kinds of input that it cannot work with, and why
-    weighs_late: ClassVar[bool] = False  # whether `aggregate` uses `weight` or `late` of uploads
+    # Whether `aggregate` uses `weight` of uploads, or weights of its own times their `late`.
+    weighs_late: ClassVar[bool] = False
 
     def __init__(self, config: RunConfig, roster: Roster) -> None:
         self.config = config
@@ -82,7 +83,7 @@ class MethodStrategy(Strategy, Generic[P]):
         # Whether `combine` is given a sum of clipped and noised steps, not of uploads.
         self.adds_steps = self.noise_on_steps and config.summed and config.dp_clip > 0
         self.finished = 0  # rounds
-        self.asked: dict[str, int] = {}  # rounds of train messages that are not answered, by client
+        self.unanswered: dict[str, int] = {}  # rounds of train messages without a reply, by client
         self.mail: Mail | None = None  # where those are that a round did not wait for
         self.short_classes: int | None = None  # that stayed as they were for lack of owners
         self.classes = len(roster.classes)
@@ -347,45 +348,26 @@ class MethodStrategy(Strategy, Generic[P]):
         self.handshake.query()
         self.ledger.keep_out(self.roster.refusals())
         self._start_clock()
-        messages = self._by_client(self.configure_train(round_))
-        self.asked |= dict.fromkeys(messages, round_)
-        replies = self._wait(grid, messages, self.aggregator.train_share, self.mail)
+        messages, config = self._by_client(self.configure_train(round_)), self.config
+        self.unanswered |= dict.fromkeys(messages, round_)
+        left = self.deadline - time.monotonic()
+        timeout = min(self.aggregator.train_share * config.round_timeout, left)
+        # After the last round there is none in which a late reply could count.
+        least = config.min_replies if round_ < config.rounds else math.inf
+        replies = self._in_order(
+            exchange(grid, messages, timeout, self._limit, mail=self.mail, least=least,
+                     after=config.late_after)
+        )  # fmt: skip
         checked = self.check_replies(round_, replies)
         for client, _ in replies:
-            self.asked.pop(client, None)
-        self.ledger.round.under_way = sorted(self.asked, key=client_order)
+            self.unanswered.pop(client, None)
+        self.ledger.round.under_way = sorted(self.unanswered, key=client_order)
         self.aggregate_train(round_, checked)
         return self._book(grid, round_, clock)
 
     def _by_client(self, messages: Iterable[Message]) -> dict[str, Message]:
         clients = {node: client for client, node in self.roster.nodes.items()}
         return {clients[message.metadata.dst_node_id]: message for message in messages}
-
-    def _wait(
-        self,
-        grid: Grid,
-        messages: Mapping[str, Message],
-        share: float = 1.0,
-        mail: Mail | None = None,
-    ) -> list[tuple[str, Reply]]:
-        """Send messages and return the replies in client order, each decoded when it came.
-
-        ``share`` is that of a round's time that this may take. With ``mail`` it ends once
-        min-replies came, and either every message is answered or ``late-after`` seconds are over;
-        after the last round there is none in which a late reply could count.
-        """
-        began = time.monotonic()
-        timeout = min(share * self.config.round_timeout, self.deadline - began)
-
-        def stop(replies: Sequence[tuple[str, Reply]]) -> bool:
-            if mail is None or self.ledger.round.number == self.config.rounds:
-                return False
-            good = sum(not reply.error for _, reply in replies)
-            over = time.monotonic() - began >= self.config.late_after
-            answered = messages.keys() <= {client for client, _ in replies}
-            return good >= self.config.min_replies and (over or answered)
-
-        return self._in_order(exchange(grid, messages, timeout, self._limit, mail=mail, stop=stop))
 
     def _limit(self, client: str) -> int:
         return self.aggregator.limit(self.reference(self.roster.infos[client]).payload)
@@ -398,11 +380,15 @@ class MethodStrategy(Strategy, Generic[P]):
                 self.roster.lose(client, self.ledger.round.number, reply.error)
         return ordered
 
-    def _read(self, messages: Iterable[Message]) -> list[tuple[str, Reply]]:
-        """Return the replies of another loop than this one, in client order."""
-        clients = {node: client for client, node in self.roster.nodes.items()}
-        named = ((clients.get(m.metadata.src_node_id), m) for m in messages)
-        return self._in_order((c, read_reply(m, self._limit(c))) for c, m in named if c is not None)
+    def _read(self, replies: Iterable[Message | tuple[str, Reply]]) -> list[tuple[str, Reply]]:
+        """Return replies in client order; those of another loop than this one are messages."""
+        clients, read = {node: client for client, node in self.roster.nodes.items()}, []
+        for reply in replies:
+            if isinstance(reply, tuple):
+                read.append(reply)
+            elif client := clients.get(reply.metadata.src_node_id):
+                read.append((client, read_reply(reply, self._limit(client))))
+        return self._in_order(read)
 
     def check_replies(
         self, server_round: int, replies: Sequence[tuple[str, Reply]]
@@ -421,7 +407,7 @@ class MethodStrategy(Strategy, Generic[P]):
         made: dict[Hashable, tuple[Payload, ArrayRecord]] = {}
         messages, cohort = [], self.config.cohort(len(self.roster.ids))
         drawn = self.roster.sample(self.config.seed, server_round, cohort)
-        sampled = [client for client in drawn if client not in self.asked]
+        sampled = [client for client in drawn if client not in self.unanswered]
         self.ledger.round.counts["sampled"] += len(sampled)
         online = self.ledger.online(sampled)
         members = self.aggregator.members(server_round, online, self.deadline)
@@ -466,7 +452,7 @@ class MethodStrategy(Strategy, Generic[P]):
             numbers = dict(self.combine(replies.total, server_round))
             if self.short_classes is not None:
                 numbers["short_classes"] = float(self.short_classes)
-        self.aggregator.book(replies)
+        self.aggregator.accept(replies)
         self.ledger.round.numbers |= numbers
         return None, MetricRecord(numbers)
 
@@ -475,19 +461,18 @@ class MethodStrategy(Strategy, Generic[P]):
 
         A client that has just failed is not asked again: a round has one time limit.
         """
-        failed = {failure["client"] for failure in self.ledger.round.failures}
+        if not self.aggregator.evaluates:
+            return []
+        busy = self.unanswered.keys() | {one["client"] for one in self.ledger.round.failures}
         behind = self.ledger.unevaluated(everybody=self.config.evaluate_all)
-        busy = failed | self.asked.keys()
-        asked = [c for c in behind if c not in busy and self.aggregator.evaluates]
-        return [self.handshake.message(EVALUATE, client, server_round) for client in asked]
+        message = self.handshake.message
+        return [message(EVALUATE, client, server_round) for client in behind if client not in busy]
 
     def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message] | list[tuple[str, Reply]]
+        self, server_round: int, replies: Iterable[Message | tuple[str, Reply]]
     ) -> MetricRecord | None:
         """Record the accuracies; return their mean over all clients evaluated so far, percent."""
-        read = [one for one in replies if isinstance(one, tuple)]
-        read += self._read(one for one in replies if isinstance(one, Message))
-        for client, reply in read:
+        for client, reply in self._read(replies):
             try:
                 check_evaluation(self.roster.infos[client], reply, server_round)
             except Rejected as reason:
@@ -499,8 +484,9 @@ class MethodStrategy(Strategy, Generic[P]):
     def _book(self, grid: Grid, round_: int, clock: float) -> dict[str, Any]:
         """Evaluate clients that did not train; write the lines, then their checkpoint."""
         if self.config.evaluates(round_) and self.deadline > time.monotonic():
-            messages = self.configure_evaluate(round_)
-            self.aggregate_evaluate(round_, self._wait(grid, self._by_client(messages)))
+            messages = self._by_client(self.configure_evaluate(round_))
+            timeout = min(self.config.round_timeout, self.deadline - time.monotonic())
+            self.aggregate_evaluate(round_, exchange(grid, messages, timeout, self._limit))
         arrays = self.arrays()
         for name, array in arrays.items():
             if not np.isfinite(array).all():

@@ -1,7 +1,7 @@
 """The server half of methods whose clients send one vector per class that they have seen."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -31,14 +31,9 @@ def declared(info: ClientInfo) -> tuple[Array, Array]:
     return seen[order], images[order]
 
 
-def payloads_of(uploads: Sequence[Upload]) -> list[ClassVectors]:
-    """Return the uploads' vectors, in the uploads' order."""
-    return [upload.payload for upload in uploads]
-
-
 def stacked(uploads: Sequence[Upload]) -> tuple[Tensor, Tensor]:
     """Return all uploads as pairs: class ids (M,) int64 and vectors (M, w) float32."""
-    payloads = payloads_of(uploads)
+    payloads = [upload.payload for upload in uploads]
     labels = torch.from_numpy(np.concatenate([p.classes for p in payloads]))
     return labels, torch.from_numpy(np.concatenate([p.vectors for p in payloads]))
 
@@ -121,7 +116,7 @@ class PrototypeStrategy(ClassVectorStrategy[PP]):
 
     def count(self, uploads: Sequence[Upload]) -> Mapping[str, float]:
         """Keep the number of images of each class that came; return how many classes are known."""
-        payloads = payloads_of(uploads)
+        payloads = [upload.payload for upload in uploads]
         classes = np.concatenate([p.classes for p in payloads])
         counts = np.concatenate([p.counts for p in payloads])
         behind = np.bincount(classes, counts, self.classes).astype(np.int64)
@@ -150,12 +145,6 @@ class PrototypeStrategy(ClassVectorStrategy[PP]):
 def server_generator(config: RunConfig, round_: int) -> torch.Generator:
     """Return the generator of the server's random numbers in a round."""
     return torch.Generator().manual_seed(torch_seed(config.seed, "server", round_=round_))
-
-
-def shuffled(count: int, size: int, epochs: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield positions of ``count`` examples in batches of ``size``, reshuffled every epoch."""
-    for _ in range(epochs):
-        yield from batches(torch.randperm(count, generator=generator), size)
 
 
 def train_on_server(
@@ -201,7 +190,9 @@ def train_on_pairs(  # noqa: PLR0913
     In shuffled batches of ``batch-size``; returns what :func:`train_on_server` does.
     """
     optimiser = SGD([(list(module.parameters()), lr)])
-    steps = shuffled(count, config.batch_size, epochs, server_generator(config, round_))
+    draws = server_generator(config, round_)
+    orders = (torch.randperm(count, generator=draws) for _ in range(epochs))
+    steps = (batch for order in orders for batch in batches(order, config.batch_size))
     return train_on_server(module, optimiser, loss, steps)
 
 

@@ -34,7 +34,7 @@ from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.rng import torch_seeded
 from fedhet.strategies.base import Upload
-from fedhet.strategies.class_vectors import ClassVectorStrategy, declared, payloads_of, sums_of
+from fedhet.strategies.class_vectors import ClassVectorStrategy, declared, sums_of
 
 LARGEST = 100.0  # norm of a class's gradient, as in the authors' code
 ROUNDING = 1.0001
@@ -101,7 +101,7 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Make one SGD step by the mean gradient per class over its owners."""
         marked = []
-        for one in payloads_of(uploads):
+        for one in (upload.payload for upload in uploads):
             there = one.counts > 0
             marked.append(ClassVectors(one.classes[there], one.counts[there], one.vectors[there]))
         sums = sums_of(marked, None, self.classes)

@@ -28,13 +28,7 @@ from fedhet.protocol.payload import Array, ClassVectors
 from fedhet.strategies.aggregator import ROBUST
 from fedhet.strategies.averaging import class_totals, late_factors
 from fedhet.strategies.base import Upload
-from fedhet.strategies.class_vectors import (
-    PrototypeParams,
-    PrototypeStrategy,
-    payloads_of,
-    shared_by,
-    sums_of,
-)
+from fedhet.strategies.class_vectors import PrototypeParams, PrototypeStrategy, shared_by, sums_of
 from fedhet.sums.contribution import Own, Summand, Vector
 
 
@@ -56,7 +50,7 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Apply eq. 6 per class over the replies; absent classes keep theirs."""
-        payloads = payloads_of(uploads)
+        payloads = [upload.payload for upload in uploads]
         weights: Array = np.concatenate([p.counts for p in payloads])
         late = late_factors(uploads, [len(p.classes) for p in payloads])
         sums = sums_of(

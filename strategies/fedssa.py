@@ -14,7 +14,6 @@ from pydantic import Field
 from torch import nn
 
 from fedhet.config.schema import Params, RunConfig
-from fedhet.errors import RunFailed
 from fedhet.protocol.checks import check_declared
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, HeaderRows, Payload
@@ -65,7 +64,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         """Draw the global header."""
         with torch_seeded(self.config.seed, "global"):
             drawn = nn.Linear(self.d, self.classes)
-        self.header = joined(drawn.weight.detach().numpy(), drawn.bias.detach().numpy())
+        self.header = np.column_stack([drawn.weight.detach().numpy(), drawn.bias.detach().numpy()])
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """Return the rows of the classes that the client has seen, or all of them.
@@ -90,30 +89,32 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Apply eq. 3: per class the mean of the rows that came; absent classes stay."""
-        classes, rows = zip(*(_unpack(u.payload) for u in uploads), strict=True)
-        ids = np.concatenate(classes)
-        lengths = [len(own) for own in classes]
+        payloads = [upload.payload for upload in uploads]
+        ids = np.concatenate([payload.classes for payload in payloads])
+        lengths = [len(payload.classes) for payload in payloads]
         if self.params.upload_rows == "whole":
             shares: Array | None = np.repeat([u.weight for u in uploads], lengths)
         else:
             shares = late_factors(uploads, lengths)
-        sums = sum_by_class(ids, rows, shares, self.classes, self.rule)
-        return self._set(sums.means(self.header), round_)
+        rows = [np.column_stack([payload.weight, payload.bias]) for payload in payloads]
+        self.header = sum_by_class(ids, rows, shares, self.classes, self.rule).means(self.header)
+        return {}
 
     @classmethod
     def contribution(cls, upload: HeaderRows, own: Own) -> Summand:
         """Return rows (C, d + 1), zero if unseen, and C ones and zeros; whole headers weigh w_k."""
         whole = cls._whole(own.config)
-        classes, rows = _unpack(upload)
-        kept = own.shares(classes)
+        kept = own.shares(upload.classes)
         weights = np.full(int(kept.sum()), own.weight) if whole else None
-        sums = sum_by_class(classes[kept], [rows[kept]], weights, own.classes)
+        rows = np.column_stack([upload.weight, upload.bias])[kept]
+        sums = sum_by_class(upload.classes[kept], [rows], weights, own.classes)
         return sums.summand(weighted=whole)
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
         """Apply eq. 3 to the sums; a class of too few owners keeps its row."""
         totals = class_totals(self, total, weighted=self._whole(self.config))
-        return self._set(totals.means(self.header), round_)
+        self.header = totals.means(self.header)
+        return {}
 
     @classmethod
     def sends_class_rows(cls, config: RunConfig, params: FedSSAParams) -> bool:
@@ -124,22 +125,6 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
     def _whole(cls, config: RunConfig) -> bool:
         return not cls.sends_class_rows(config, cast("FedSSAParams", config.params))
 
-    def _set(self, header: Array, round_: int) -> Mapping[str, float]:
-        """Take rows (C, d + 1) as the global header, if they are finite."""
-        self.header = header
-        squares = np.square(header[:, :-1], dtype=np.float64).sum(axis=1)
-        squares += np.square(header[:, -1], dtype=np.float64)
-        if not np.isfinite(squares).all():
-            raise RunFailed(
-                f"round {round_}: the global header is not finite (class "
-                f"{int(np.argmin(np.isfinite(squares)))}); fusion=paper multiplies headers by "
-                "1 + mu every round: use fusion=convex, a smaller t-stable or a smaller lr"
-            )
-        return {
-            "header_norm": float(np.sqrt(squares.sum())),
-            "header_row_norm": float(np.sqrt(squares.max())),
-        }
-
     def arrays(self) -> dict[str, Array]:
         """Return the global header: weight (C, d), bias (C,)."""
         weight, bias = self.header[:, :-1], self.header[:, -1]
@@ -147,19 +132,8 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""
-        self.header = joined(arrays["header.weight"], arrays["header.bias"])
+        self.header = np.column_stack([arrays["header.weight"], arrays["header.bias"]])
 
     def _rows(self, info: ClientInfo, which: Rows) -> HeaderRows:
-        ids = np.arange(self.classes) if which == "whole" else np.array(info.seen)
-        own = ids.astype(np.int64)
-        return HeaderRows(own, self.header[own, :-1], self.header[own, -1])
-
-
-def joined(weight: Array, bias: Array) -> Array:
-    """Return rows (S, d + 1) of weight (S, d) and bias (S,)."""
-    return np.column_stack([weight, bias])
-
-
-def _unpack(payload: HeaderRows) -> tuple[Array, Array]:
-    """Return class ids and rows of those that a client has seen."""
-    return payload.classes, joined(payload.weight, payload.bias)
+        ids = np.array(range(self.classes) if which == "whole" else info.seen, dtype=np.int64)
+        return HeaderRows(ids, self.header[ids, :-1], self.header[ids, -1])

@@ -24,7 +24,7 @@ from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, Float32, HeaderRows, Payload, rest
 from fedhet.rng import generator, torch_seeded
 from fedhet.strategies.aggregator import Reference, Upload
-from fedhet.strategies.fedssa import FedSSAParams, FedSSAStrategy, joined
+from fedhet.strategies.fedssa import FedSSAParams, FedSSAStrategy
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class StoredRowsStrategy(FedSSAStrategy):
         for upload in (uploads[place] for place in order):
             payload, client = upload.payload, self.roster.ids.index(upload.info.client)
             assert isinstance(payload, RowsAndModel)
-            rows = joined(payload.weight, payload.bias)
+            rows = np.column_stack([payload.weight, payload.bias])
             self.stored[client][payload.classes] = rows
             self.live[upload.info.model] = payload.tensors
             self.trained[client] = round_
@@ -83,7 +83,8 @@ class StoredRowsStrategy(FedSSAStrategy):
             owners = [client for client, classes in enumerate(seen) if one in classes]
             if owners:
                 header[one] = self.stored[owners, one].mean(axis=0, dtype=np.float64)
-        return self._set(header, round_)
+        self.header = header
+        return {}
 
     def arrays(self) -> dict[str, Array]:
         """Return the header, the stored rows (N, C, d + 1) and the live models."""

@@ -29,6 +29,7 @@ MODELS: dict[str, tuple[str, ...]] = {
     TABLE: (*MLP_NAMES, "resnet-table", "ft-transformer"),
     TOKENS: ("fasttext", "textcnn", "lstm", "bilstm", "gru", *TRANSFORMER_NAMES),
 }
+_KINDS = {name: tuple(k for k in MODELS if name in MODELS[k]) for name in sum(MODELS.values(), ())}
 GROUPS: dict[str, tuple[str, ...]] = {
     "@image-5": CNN_NAMES,
     "@signal-5": CONV1D_NAMES,
@@ -128,7 +129,7 @@ def parse(name: str) -> ModelName:
     starts = file or named.untrained or plain.startswith(FOLDER)
     for wrong, why in {
         "is not of the form " + FORM: name.endswith(" weights="),
-        "freezes random weights: add weights=FILE": named.partly and not starts,
+        "freezes random weights: add weights=FILE": (named.frozen or named.lora) and not starts,
         "cannot be frozen and have adapters: frozen or lora=RANK": named.frozen and named.lora,
         "has layers= without lora=RANK": named.layers and not named.lora,
         "has weights= beside those of its folder": file and plain.startswith(FOLDER),
@@ -149,7 +150,7 @@ def kinds_of(name: str) -> tuple[str, ...]:
 
     ``name`` is without its options.
     """
-    listed = tuple(kind for kind, names in MODELS.items() if name in names)
+    listed = _KINDS.get(name, ())
     if listed or name.startswith(FOLDER):
         return listed or FOLDER_KINDS
     of_images = name.startswith(TIMM) or (":" not in name and name in of_torchvision())

@@ -32,7 +32,6 @@ from fedhet.models.names import (
     MODELS,
     TIMM,
     TORCHVISION_NAMES,
-    ModelName,
     kinds_of,
     parse,
     small_name,
@@ -76,27 +75,26 @@ def build_model(name: str, *, classes: int, d: int = 500, inputs: Inputs = _RGB)
             raise UserError(f"model {name!r}: {key} is {value}, must be at least 1")
     validate_model_name(name, inputs.kind)
     named = parse(name)
-    model = _drawn(named, classes, d, inputs)
+    plain = named.plain
+    if named.pool and not plain.startswith(FOLDER):
+        raise UserError(f"model {plain!r}: pool= is for hf:FOLDER")
+    if not kinds_of(plain):
+        model = _users_own(plain, classes, d, inputs)
+    elif plain in MODELS[inputs.kind] and plain not in TORCHVISION_NAMES:
+        model = network(plain, inputs, classes, d)
+    else:
+        try:
+            if plain.startswith(FOLDER):
+                model = from_folder(named, classes, d, inputs)
+            else:
+                make = _timm if plain.startswith(TIMM) else _torchvision
+                model = make(plain, classes, d, inputs)
+        except (AssertionError, ValueError, RuntimeError) as error:
+            raise UserError(f"model {plain!r} takes no {_sized(inputs)}: {brief(error)}") from error
     if named.weights:
-        load_weights(model, named.plain, named.weights)
+        load_weights(model, plain, named.weights)
     train_partly(model, named)
     return model
-
-
-def _drawn(named: ModelName, classes: int, d: int, inputs: Inputs) -> SplitModel:
-    name = named.plain
-    if named.pool and not name.startswith(FOLDER):
-        raise UserError(f"model {name!r}: pool= is for hf:FOLDER")
-    if not kinds_of(name):
-        return _users_own(name, classes, d, inputs)
-    if name in MODELS[inputs.kind] and name not in TORCHVISION_NAMES:
-        return network(name, inputs, classes, d)
-    try:
-        if name.startswith(FOLDER):
-            return from_folder(named, classes, d, inputs)
-        return (_timm if name.startswith(TIMM) else _torchvision)(name, classes, d, inputs)
-    except (AssertionError, ValueError, RuntimeError) as error:
-        raise UserError(f"model {name!r} takes no {_sized(inputs)}: {brief(error)}") from error
 
 
 def check_model(model: object, name: str, classes: int, d: int, inputs: Inputs) -> None:

@@ -56,14 +56,14 @@ RANGES = {
 class Valid:
     """A reply that is valid by itself; ``step`` is the length of its step, None if unbounded.
 
-    ``asked`` is the round whose train message it answers.
+    ``trained`` is the round whose train message it answers.
     """
 
     info: ClientInfo
     payload: Payload
     reply: Reply
     step: float | None = None
-    asked: int = 0
+    trained: int = 0
 
 
 @dataclass(frozen=True)

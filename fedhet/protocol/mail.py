@@ -67,9 +67,9 @@ class Mail:
         self.clients: dict[int, str] = {}  # whose a message is, by its Python id
         self._took: list[float] = []  # seconds of those that are answered
         self._pulled: SimpleQueue[tuple[Sequence[str], list[Message] | Exception]] = SimpleQueue()
-        self._asked: set[str] = set()  # ids that a thread pulls at the moment
+        self._pulling: set[str] = set()  # ids that a thread pulls at the moment
         self._news = time.monotonic()
-        self._asking = 0.0  # seconds that the last poll took
+        self._pull_seconds = 0.0  # of the last poll
 
     def __bool__(self) -> bool:
         return bool(self.waiting or self.pending)
@@ -80,10 +80,23 @@ class Mail:
         Replies to anything else (another round's, a stranger's) are never pulled. An error reply
         may carry the server's own node id: match replies by ``reply_to_message_id``.
         """
-        done = self._send()
+        done = []
+        while self.waiting and len(self.pending) < self.window:
+            count = min(len(self.waiting), self.window - len(self.pending), BATCH)
+            batch = [self.waiting.popleft() for _ in range(count)]
+            for message in batch if self.simulated else ():
+                message.metadata.ttl = FOREVER
+            # Flower answers [] if the request was too large
+            pushed: list[Any] = list(self.grid.push_messages(batch)) or [None] * count
+            for identity, message in zip(pushed, batch, strict=True):
+                if identity:
+                    self.pending[identity] = _Sent(message, time.monotonic(), [identity])
+                else:
+                    error = _error(message, NOT_SENT, "the message could not be sent")
+                    done.append((message, error))
         started = time.monotonic()
         replies = list(self._pull())
-        self._asking = time.monotonic() - started
+        self._pull_seconds = time.monotonic() - started
         for reply in replies:
             sent = self.pending.get(reply.metadata.reply_to_message_id)
             if sent is not None:  # nothing else is pulled for it
@@ -103,19 +116,16 @@ class Mail:
         """
         if self.simulated or not self.pending:  # nothing is lost in a simulation
             return []
-        waiting = self._waited_for()
+        waiting = list(dict.fromkeys(self.pending.values()))  # each once
         known = len(self._took) >= len(waiting)
         bound = max(REMIND_AFTER, 3 * max(self._took) if known and self._took else timeout / 2)
         now = time.monotonic()
-        late = [
-            sent
-            for sent in waiting
-            if sent.reminders < REMINDERS and now - sent.since > bound * 2**sent.reminders
-        ]
-        copies = [
-            Message(m.content, m.metadata.dst_node_id, m.metadata.message_type, ttl=m.metadata.ttl)
-            for m in (sent.message for sent in late)
-        ]
+        late, copies = [], []
+        for sent in waiting:
+            if sent.reminders < REMINDERS and now - sent.since > bound * 2**sent.reminders:
+                late.append(sent)
+                content, meta = sent.message.content, sent.message.metadata
+                copies.append(Message(content, meta.dst_node_id, meta.message_type, ttl=meta.ttl))
         pushed = self.grid.push_messages(copies) if copies else ()
         for identity, sent in zip(pushed, late, strict=False):
             sent.reminders += 1
@@ -123,10 +133,6 @@ class Mail:
                 self.pending[identity] = sent
                 sent.ids.append(identity)
         return [sent.message for sent in late]
-
-    def _waited_for(self) -> list[_Sent]:
-        """Return what is under way, each once."""
-        return list(dict.fromkeys(self.pending.values()))
 
     def pause(self) -> None:
         """Wait until the next poll is due: the longer nothing came, the less often we look.
@@ -137,7 +143,7 @@ class Mail:
         if self.simulated:
             time.sleep(min(10, 1 + 2 * (time.monotonic() - self._news)) * self.interval)
         else:
-            time.sleep(max(self.interval, 4 * self._asking))
+            time.sleep(max(self.interval, 4 * self._pull_seconds))
 
     def _pull(self) -> Iterable[Message]:
         """Return the replies that are there.
@@ -151,21 +157,21 @@ class Mail:
             return []
         if self.simulated:
             return self.grid.pull_messages(list(self.pending))
-        unasked = [identity for identity in self.pending if identity not in self._asked]
+        unasked = [identity for identity in self.pending if identity not in self._pulling]
         for share in (unasked[i::PULLS] for i in range(min(PULLS, len(unasked)))):
-            self._asked.update(share)
+            self._pulling.update(share)
             threading.Thread(target=self._pull_some, args=(share,), daemon=True).start()
-        found: list[Message] = []
+        replies: list[Message] = []
         until = time.monotonic() + PULL_PATIENCE
         with contextlib.suppress(Empty):
-            while self._asked:
+            while self._pulling:
                 pulled, result = self._pulled.get(timeout=max(0.0, until - time.monotonic()))
-                self._asked.difference_update(pulled)
+                self._pulling.difference_update(pulled)
                 if isinstance(result, Exception):
                     raise result
-                found += result
+                replies += result
         place = {identity: i for i, identity in enumerate(self.pending)}  # threads end in any order
-        return sorted(found, key=lambda reply: place.get(reply.metadata.reply_to_message_id, -1))
+        return sorted(replies, key=lambda reply: place.get(reply.metadata.reply_to_message_id, -1))
 
     def _pull_some(self, identities: Sequence[str]) -> None:
         try:
@@ -175,35 +181,16 @@ class Mail:
 
     def close(self, timeout: float, age: float = 0.0) -> list[tuple[Message, Message]]:
         """Give up what was sent ``age`` seconds ago or before; return it with error replies."""
-        before = time.monotonic() - age
-        old = [sent for sent in self._waited_for() if sent.since <= before]
-        late = [(sent.message, NO_REPLY, "no reply") for sent in old]
-        unsent = [(message, NOT_SENT, "not sent") for message in self.waiting if not age]
-        self.pending = {i: sent for i, sent in self.pending.items() if sent not in old}
+        before, given_up = time.monotonic() - age, []
+        for sent in list(dict.fromkeys(self.pending.values())):
+            if sent.since <= before:
+                given_up.append((sent.message, NO_REPLY, "no reply"))
+                for identity in sent.ids:
+                    del self.pending[identity]
         if not age:
+            given_up += [(message, NOT_SENT, "not sent") for message in self.waiting]
             self.waiting.clear()
-        return [
-            (message, _error(message, code, f"{what} within {timeout:g} s"))
-            for message, code, what in late + unsent
-        ]
-
-    def _send(self) -> list[tuple[Message, Message]]:
-        """Fill the window; returns the messages that could not be sent, with an error reply."""
-        failed: list[tuple[Message, Message]] = []
-        while self.waiting and len(self.pending) < self.window:
-            count = min(len(self.waiting), self.window - len(self.pending), BATCH)
-            batch = [self.waiting.popleft() for _ in range(count)]
-            for message in batch if self.simulated else ():
-                message.metadata.ttl = FOREVER
-            # Flower answers [] if the request was too large
-            pushed: list[Any] = list(self.grid.push_messages(batch)) or [None] * count
-            for identity, message in zip(pushed, batch, strict=True):
-                if identity:
-                    self.pending[identity] = _Sent(message, time.monotonic(), [identity])
-                else:
-                    error = _error(message, NOT_SENT, "the message could not be sent")
-                    failed.append((message, error))
-        return failed
+        return [(m, _error(m, code, f"{why} within {timeout:g} s")) for m, code, why in given_up]
 
 
 def exchange(
@@ -213,7 +200,8 @@ def exchange(
     limit: Callable[[str], int] = lambda _: QUERY_BYTES,
     enough: Callable[[str, Reply], bool] = lambda *_: False,
     mail: Mail | None = None,
-    stop: Callable[[Sequence[tuple[str, Reply]]], bool] = lambda _: False,
+    least: float = math.inf,
+    after: float = 0.0,
 ) -> list[tuple[str, Reply]]:
     """Send clients a message each; return their replies as they came, each decoded on arrival.
 
@@ -223,11 +211,12 @@ def exchange(
     On a network this takes ``timeout`` seconds at most. A simulation is waited for however long it
     takes: its result depends neither on the machine's speed nor on the engine.
 
-    Once ``stop`` returns True for the replies that came, the others stay under way in ``mail``, for
-    an exchange that is given the same: it returns them as well. Each is waited for ``timeout``
-    seconds in all.
+    With ``mail`` it ends once ``least`` replies without error came, and either every message is
+    answered or ``after`` seconds are over. The others stay under way, for an exchange with the same
+    ``mail``: it returns them as well. Each is waited for ``timeout`` seconds in all.
     """
-    mail, deadline = Mail(grid) if mail is None else mail, time.monotonic() + timeout
+    least, began = math.inf if mail is None else least, time.monotonic()
+    mail, deadline = Mail(grid) if mail is None else mail, began + timeout
     mail.clients |= {id(message): client for client, message in messages.items()}
     replies: list[tuple[str, Reply]] = []
 
@@ -241,7 +230,11 @@ def exchange(
 
     mail.waiting.extend(messages.values())
     while mail:
-        if came(mail.poll()) or stop(replies):
+        if came(mail.poll()):
+            return replies
+        if sum(not reply.error for _, reply in replies) >= least and (
+            time.monotonic() - began >= after or messages.keys() <= dict(replies).keys()
+        ):
             return replies
         if time.monotonic() > deadline:
             if not mail.simulated:

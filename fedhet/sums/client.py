@@ -53,6 +53,7 @@ from fedhet.protocol.payload import Empty, Payload
 from fedhet.site.local_data import LocalData
 from fedhet.site.privacy import Budget, UploadProtection, clipped, share_steps
 from fedhet.site.state import SUM_KEY, FileStore
+from fedhet.sums import masks
 from fedhet.sums.contribution import (
     IMAGES,
     SPENT,
@@ -64,33 +65,7 @@ from fedhet.sums.contribution import (
     ownership,
     sum_unit,
 )
-from fedhet.sums.masks import (
-    BOX_BYTES,
-    KEY_BYTES,
-    SECRET_BYTES,
-    SHARE_BYTES,
-    Bytes,
-    Cohort,
-    Introduction,
-    Opened,
-    Secrets,
-    SumKey,
-    SumTerms,
-    Survivors,
-    Words,
-    certified_key,
-    check_proof,
-    cohort_digest,
-    digest_of_sent,
-    encode,
-    fraction_bits,
-    grid,
-    prove,
-    read_sum,
-    split,
-    stream,
-    to_words,
-)
+from fedhet.sums.masks import Cohort, Introduction, Opened, SumKey, SumTerms, Survivors, Words
 
 KEY, KEYS, LAST = SUM_KEY, "sum-keys", "sum-last"  # notes
 ALIVE = "alive"  # purpose of a signature of survivors
@@ -152,11 +127,11 @@ class Member:
 
     def digest(self, members: Sequence[str], payload: bytes) -> bytes:
         """Return what tells a cohort, and what was sent down to it, from all others."""
-        return cohort_digest({client: self.keys[client] for client in members}, payload)
+        return masks.cohort_digest({client: self.keys[client] for client in members}, payload)
 
     def mask(
         self, round_: int, attempt: int, cohort: Sequence[str], payload: bytes, words: Words
-    ) -> tuple[Words, Bytes]:
+    ) -> tuple[Words, masks.Bytes]:
         """Return masked words (L,) uint32, and a box for each of the cohort (n, 82) uint8.
 
         ``payload`` is the digest of what was sent down. The commitment is then in ``kept``. Store
@@ -164,18 +139,18 @@ class Member:
         """
         self.join(attempt, cohort)
         members = sorted(cohort)
-        digest = self.digest(members, payload)
-        secrets, seed = self._secrets(round_, attempt, digest, members), os.urandom(SECRET_BYTES)
-        masked = words + stream(seed, len(words))
+        digest, seed = self.digest(members, payload), os.urandom(masks.SECRET_BYTES)
+        secrets = self._secrets(round_, attempt, digest, members)
+        masked = words + masks.stream(seed, len(words))
         for other in members:
             if other != self.client:
-                pair = stream(secrets.pair_seed(other), len(words))
+                pair = masks.stream(secrets.pair_seed(other), len(words))
                 masked = masked + pair if other > self.client else masked - pair
-        shares = split(seed, len(members), self.terms.needed(len(members)))
+        shares = masks.split(seed, len(members), self.terms.needed(len(members)))
         boxes = [secrets.seal(other, share) for other, share in zip(members, shares, strict=True)]
         alive = self.terms_for(members).survivors(len(members))
         self.kept = Commitment(round_, attempt, digest.hex(), tuple(members), fewest_alive=alive)
-        return masked, np.frombuffer(b"".join(boxes), np.uint8).reshape(-1, BOX_BYTES)
+        return masked, np.frombuffer(b"".join(boxes), np.uint8).reshape(-1, masks.BOX_BYTES)
 
     def open_shares(self, round_: int, survivors: Survivors) -> Opened:
         """Return the shares and seeds that unmask the sum of ``survivors``, the list V.
@@ -188,15 +163,15 @@ class Member:
         gone = [client for client in kept.cohort if client not in alive]
         if gone and self.terms_for(kept.cohort).agreed:
             self._check_agreed(kept, alive, survivors)
-        boxes = survivors.boxes or b""
-        refuse({"boxes-malformed": len(boxes) != len(alive) * BOX_BYTES})
+        boxes, size = survivors.boxes or b"", masks.BOX_BYTES
+        refuse({"boxes-malformed": len(boxes) != len(alive) * size})
         secrets = self._secrets(round_, kept.attempt, bytes.fromhex(kept.digest), kept.cohort)
         shares, closed = [], []
         for place, other in enumerate(alive):
             try:
-                shares.append(secrets.open(other, boxes[place * BOX_BYTES :][:BOX_BYTES]))
+                shares.append(secrets.open(other, boxes[place * size :][:size]))
             except InvalidTag:  # damaged, or for another attempt
-                shares.append(bytes(SHARE_BYTES))
+                shares.append(bytes(masks.SHARE_BYTES))
                 closed.append(other)
         self.kept = replace(kept, answered=alive)
         seeds = b"".join(secrets.pair_seed(client) for client in gone)
@@ -242,13 +217,15 @@ class Member:
 
     def _list(self, kept: Commitment, alive: Sequence[str]) -> bytes:
         """Return what is signed: V, in this round and attempt of this cohort's run."""
-        survivors = hashlib.sha256(encode(alive)).digest()
+        survivors = hashlib.sha256(masks.encode(alive)).digest()
         digest = bytes.fromhex(kept.digest)
-        return encode([ALIVE, self.run, kept.round, kept.attempt, digest, survivors])
+        return masks.encode([ALIVE, self.run, kept.round, kept.attempt, digest, survivors])
 
-    def _secrets(self, round_: int, attempt: int, digest: bytes, members: Sequence[str]) -> Secrets:
+    def _secrets(
+        self, round_: int, attempt: int, digest: bytes, members: Sequence[str]
+    ) -> masks.Secrets:
         keys = {client: self.keys[client] for client in members}
-        return Secrets(self.client, self.private, keys, [self.run, round_, attempt, digest])
+        return masks.Secrets(self.client, self.private, keys, [self.run, round_, attempt, digest])
 
 
 # --- notes ------------------------------------------------------------------------------------
@@ -288,7 +265,8 @@ def cannot_prove(node: Mapping[str, Any]) -> str:
         own = NodeCertificate.of(node)
         if own is None:
             return f"there is no certificate '{name}.crt' beside this node's key"
-        check_proof(prove(own.key, own.certificate, "", name, bytes(KEY_BYTES)), own.ca, "", name)
+        proof = masks.prove(own.key, own.certificate, "", name, bytes(masks.KEY_BYTES))
+        masks.check_proof(proof, own.ca, "", name)
     except UserError as error:
         return str(error)
     return ""
@@ -313,13 +291,13 @@ class SumNotes:
                 key = before if note is None else SumKey.load(note["key"])
             # Prove the key once, and again once the certificate is renewed.
             if node is not None and key.certificate != node.certificate.public_bytes(Encoding.DER):
-                key = prove(node.key, node.certificate, self.run, self.client, key.public)
+                key = masks.prove(node.key, node.certificate, self.run, self.client, key.public)
             if note is None or key.dump() != note["key"]:
                 secret = private.private_bytes_raw().hex()
                 self.store.write_note(KEY, {"private": secret, "key": key.dump()})
         if node is not None:
             try:
-                check_proof(key, node.ca, self.run, self.client)
+                masks.check_proof(key, node.ca, self.run, self.client)
             except Refused as error:
                 raise UserError(f"node-config certificate: {error}") from error
         return key
@@ -338,7 +316,7 @@ class SumNotes:
                     if before.public != key.public:
                         raise Refused(f"'{client}' has another key than before", Code.PROOF)
                     if ca is not None:
-                        check_proof(key, ca, self.run, client)
+                        masks.check_proof(key, ca, self.run, client)
                     private.exchange(X25519PublicKey.from_public_bytes(key.public))
                 except (Refused, ValueError):  # also for a key that gives no secret
                     strange.append(client)
@@ -395,7 +373,8 @@ class SumNotes:
         (private, keys), last = self._keys(), self.store.read_note(LAST)
         with self._sound():
             kept = from_wire(Commitment, last) if last is not None else None
-            certified = {c: certified_key(k.certificate) for c, k in keys.items() if k.certificate}
+            proofs = {client: key.certificate for client, key in keys.items() if key.certificate}
+            certified = {client: masks.certified_key(proof) for client, proof in proofs.items()}
         public = {client: key.public for client, key in keys.items()}
         return Member(self.client, self.run, private, public, self.terms, kept, certified)
 
@@ -494,7 +473,7 @@ class SumProtection(UploadProtection):
         self, what: Instruction, metrics: Mapping[str, float] | None = None, **info: str
     ) -> Reply:
         """Return the vector's parts as masked words, once they are written down."""
-        words = to_words(np.concatenate(self._steps))
+        words = masks.to_words(np.concatenate(self._steps))
         reply = what.reply(self.data.client, metrics, [words], **info)
         return self.notes.mask(what.round, self.cohort, self.sent, reply)
 
@@ -517,8 +496,8 @@ class SumProtection(UploadProtection):
     def _put(self, vector: Vector, round_: int = 0, budget: Budget | None = None) -> None:
         """Append a part of the vector in steps of the words' grid, noised if there is a budget."""
         config, members = self.config, self.cohort.members
-        bits = fraction_bits(self.cohort.size, config.sum_range)
-        steps = grid(vector, bits, config.sum_range)
+        bits = masks.fraction_bits(self.cohort.size, config.sum_range)
+        steps = masks.grid(vector, bits, config.sum_range)
         if budget is not None and not len(vector):
             budget.open()
         elif budget is not None:
@@ -546,7 +525,7 @@ def own_key(asked: _Request, client: str) -> dict[str, Any]:
 def introduce(asked: _Request) -> Reply:
     """Keep the keys of the other members of the run's sums; say whose are not accepted."""
     with refusing(Code.INSTRUCTION):
-        keys = read_sum(Introduction, asked.message).by_client()
+        keys = masks.read_sum(Introduction, asked.message).by_client()
     notes, node = asked.sum_notes(), NodeCertificate.of(asked.node)
     strangers = notes.introduce(keys, node.ca if node is not None else None)
     return Reply({"client": notes.client, "strangers": strangers})
@@ -558,10 +537,10 @@ def part_of(asked: _Request, data: LocalData) -> tuple[SumProtection, Reply | No
     Raises Refused for a cohort that the client's rules forbid.
     """
     kind, config, method = asked.kind, asked.config, asked.summing
-    cohort = read_sum(Cohort, asked.message)
+    cohort = masks.read_sum(Cohort, asked.message)
     with refusing(Code.INSTRUCTION):
-        fraction_bits(cohort.size, config.sum_range)  # raises for a size that fits no word
-    sent = digest_of_sent(asked.message, asked.what, cohort, asked.text)
+        masks.fraction_bits(cohort.size, config.sum_range)  # raises for a size that fits no word
+    sent = masks.digest_of_sent(asked.message, asked.what, cohort, asked.text)
     notes = asked.sum_notes(data.client)
     part = SumProtection(data, asked.what.classes, config, method, cohort, sent, notes)
     rows = kind == CONFUSION or method.sends_class_rows(config, config.params)
@@ -576,7 +555,7 @@ def part_of(asked: _Request, data: LocalData) -> tuple[SumProtection, Reply | No
 
 def sign(asked: _Request) -> Reply:
     """Sign the list of survivors. Needs no examples."""
-    survivors = read_sum(Survivors, asked.message)
+    survivors = masks.read_sum(Survivors, asked.message)
     notes, what, node = asked.sum_notes(), asked.what, NodeCertificate.of(asked.node)
     if node is None:
         raise Refused("this node has no certificate", Code.PROOF)
@@ -587,7 +566,7 @@ def sign(asked: _Request) -> Reply:
 
 def open_shares(asked: _Request) -> Reply:
     """Open the boxes for this client, which unmask the round's sum. Needs no examples."""
-    survivors = read_sum(Survivors, asked.message)
+    survivors = masks.read_sum(Survivors, asked.message)
     with asked.sum_notes().changing() as member:
         opened = member.open_shares(asked.what.round, survivors)
     return Reply(to_wire(opened))

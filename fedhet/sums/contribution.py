@@ -79,9 +79,7 @@ def sum_unit(config: RunConfig) -> int:
 
 def ownership(own: Own) -> Vector:
     """Return C ones and zeros: the classes that this client has."""
-    found = np.zeros(own.classes)
-    found[list(own.seen)] = 1.0
-    return found
+    return np.isin(np.arange(own.classes), own.seen).astype(np.float64)
 
 
 def too_few(owners: Vector, min_owners: int) -> int:
@@ -142,44 +140,40 @@ class SumMetrics:
         bounds = {name: max(map(abs, pair)) for name, pair in sorted(own.items())}
         self.scales = dict.fromkeys(ACCURACIES, 100.0) | {LOSS: 1.0}
         self.scales |= {name: max(1.0, bound / largest) for name, bound in bounds.items()}
-        self.unchained = {
-            name: 100.0 if metric.percent else 1.0
-            for name, metric in sorted(BESIDE_ACCURACY.items())
-        }
-        self.chained = 2 * len(self.scales) + 2
+        self.scales[IMAGES] = 0.0  # two parts of its own
+        self.chained = 2 * len(self.scales)
+        for name, metric in sorted(BESIDE_ACCURACY.items()):
+            self.scales[name] = 100.0 if metric.percent else 1.0
 
     def __len__(self) -> int:
-        return self.chained + 2 * len(self.unchained)
+        return 2 * len(self.scales)
 
     def vector(self, metrics: Mapping[str, float]) -> Vector:
         """Return one client's numbers, each with a one, or two zeros for one that it lacks."""
-        whole = round(metrics.get(IMAGES, 0.0))
-        high, low = divmod(min(whole, int(self.largest / HIGH) << BITS), 1 << BITS)
-        images = [high * HIGH, low * (self.largest / 2**BITS)]
-        own, unchained = (self._shares(metrics, s) for s in (self.scales, self.unchained))
-        return np.array([*own, *images, *unchained])
-
-    def _shares(self, metrics: Mapping[str, float], scales: Mapping[str, float]) -> list[float]:
-        found: list[float] = []
-        for name, scale in scales.items():
-            value = metrics.get(name, math.nan) / scale
-            there = math.isfinite(value)
-            cut = min(max(value, -self.largest), self.largest) if there else 0.0
-            found += [cut, float(there)]
-        return found
+        entries: list[float] = []
+        for name, scale in self.scales.items():
+            value = metrics.get(name, math.nan)
+            if name == IMAGES:
+                most = int(self.largest / HIGH) << BITS
+                high, low = divmod(min(round(metrics.get(name, 0.0)), most), 1 << BITS)
+                entries += [high * HIGH, low * (self.largest / 2**BITS)]
+            elif math.isfinite(value):
+                entries += [min(max(value / scale, -self.largest), self.largest), 1.0]
+            else:
+                entries += [0.0, 0.0]
+        return np.array(entries)
 
     def means(self, total: Vector, clients: int, min_clients: int = 1) -> dict[str, Summed]:
         """Return the means of a sum of so many clients' :meth:`vector`.
 
         Nothing of what fewer than ``min_clients`` of them have.
         """
-        found: dict[str, Summed] = {}
-        places = [*self.scales.items(), (IMAGES, 0.0), *self.unchained.items()]
+        means: dict[str, Summed] = {}
         pairs = total.reshape(-1, 2).tolist()
-        for (name, scale), (value, there) in zip(places, pairs, strict=True):
+        for (name, scale), (value, there) in zip(self.scales.items(), pairs, strict=True):
             if name == IMAGES:
                 whole = value / HIGH * 2**BITS + there / (self.largest / 2**BITS)
-                found[name] = Summed(whole / clients, clients)
+                means[name] = Summed(whole / clients, clients)
             elif (count := round(there)) >= max(1, min_clients):
-                found[name] = Summed(value * scale / count, count)
-        return found
+                means[name] = Summed(value * scale / count, count)
+        return means

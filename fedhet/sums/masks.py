@@ -61,14 +61,14 @@ def encode(parts: Iterable[Part]) -> bytes:
     A text is UTF-8, a number (0 <= n < 2^32) 4 bytes, big endian. Raises OverflowError for another
     number.
     """
-    found = bytearray()
+    encoded = bytearray()
     for part in parts:
         if isinstance(part, str):
             part = part.encode()  # noqa: PLW2901
         elif isinstance(part, int):
             part = part.to_bytes(4, "big")  # noqa: PLW2901
-        found += len(part).to_bytes(4, "big") + part
-    return bytes(found)
+        encoded += len(part).to_bytes(4, "big") + part
+    return bytes(encoded)
 
 
 # --- words ------------------------------------------------------------------------------------
@@ -87,13 +87,12 @@ def fraction_bits(clients: int, largest: float) -> int:
     The largest f with clients x largest x 2^f < 2^30. Raises ValueError if not even whole numbers
     fit.
     """
-    limit = 2.0**SUM_BITS
-    bits = -1
-    while clients * largest * 2.0 ** (bits + 1) < limit:
+    bits = 0
+    while clients * largest * 2.0**bits < 2.0**SUM_BITS:
         bits += 1
-    if bits < 0:
+    if not bits:
         raise ValueError(f"{clients} clients with entries up to {largest:g} do not fit 32 bits")
-    return bits
+    return bits - 1
 
 
 def grid(vector: Vector, bits: int, largest: float) -> NDArray[np.int64]:
@@ -132,8 +131,8 @@ def cohort_digest(keys: Mapping[str, bytes], payload: bytes | None = None) -> by
     were sent different bytes share no mask.
     """
     parts = [part for client in sorted(keys) for part in (client, keys[client])]
-    found = hashlib.sha256(encode(parts)).digest()
-    return found if payload is None else hashlib.sha256(encode([found, payload])).digest()
+    digest = hashlib.sha256(encode(parts)).digest()
+    return digest if payload is None else hashlib.sha256(encode([digest, payload])).digest()
 
 
 def stream(seed: bytes, length: int) -> Words:
@@ -213,12 +212,12 @@ def evaluate(secret: int, coefficients: Sequence[int], members: int) -> list[byt
 
 def lagrange_weights(points: Sequence[int]) -> list[int]:
     """Return Lagrange's weights at zero for distinct points x."""
-    found = []
+    weights = []
     for x in points:
         others = [other for other in points if other != x]
         below = math.prod(other - x for other in others) % PRIME
-        found.append(math.prod(others) * pow(below, -1, PRIME) % PRIME)
-    return found
+        weights.append(math.prod(others) * pow(below, -1, PRIME) % PRIME)
+    return weights
 
 
 def recombine(shares: Sequence[bytes], weights: Sequence[int]) -> bytes:
@@ -282,12 +281,12 @@ def prove(
     return SumKey(public, certificate.public_bytes(Encoding.DER), signed)
 
 
-def check_proof(own: SumKey, ca: x509.Certificate, run: str, name: str) -> None:
-    """Raise Refused unless the CA vouches that the key which signed ``own`` is that client's."""
-    if not own.certificate:
+def check_proof(proof: SumKey, ca: x509.Certificate, run: str, name: str) -> None:
+    """Raise Refused unless the CA vouches that the key which signed ``proof`` is that client's."""
+    if not proof.certificate:
         raise Refused(f"the key of '{name}' comes without a proof", Code.PROOF)
     try:
-        certificate = x509.load_der_x509_certificate(own.certificate)
+        certificate = x509.load_der_x509_certificate(proof.certificate)
         certificate.verify_directly_issued_by(ca)
         names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         key = certificate.public_key()
@@ -301,7 +300,7 @@ def check_proof(own: SumKey, ca: x509.Certificate, run: str, name: str) -> None:
     if not isinstance(key, EllipticCurvePublicKey):
         raise Refused(f"the certificate of '{name}' has no elliptic curve key", Code.PROOF)
     try:
-        key.verify(own.signature, encode([PURPOSE, run, name, own.public]), ECDSA(SHA384()))
+        key.verify(proof.signature, encode([PURPOSE, run, name, proof.public]), ECDSA(SHA384()))
     except (InvalidSignature, UnsupportedAlgorithm, ValueError) as error:
         raise Refused(f"the sum key of '{name}' is not signed with its key", Code.PROOF) from error
 
@@ -436,8 +435,7 @@ def digest_of_sent(message: Message, what: Instruction, cohort: Cohort, config: 
     """
     record = message.content.array_records.get("arrays")
     sent = bytes(record[PACKED].data) if record else b""
-    shared = cohort.shared
-    may = "all" if shared is None else ",".join(map(str, shared))
+    may = "all" if cohort.shared is None else ",".join(map(str, cohort.shared))
     kind = message.metadata.message_type
     parts: list[Part] = [kind, sent, config, cohort.size, int(what.evaluate), may, *what.classes]
     return hashlib.sha256(encode(parts)).digest()
@@ -446,8 +444,8 @@ def digest_of_sent(message: Message, what: Instruction, cohort: Cohort, config: 
 def read_sum(kind: type[Wired], message: Message) -> Wired:
     """Return what the record ``sum`` of a request says; raise Refused if it is no ``kind``."""
     with refusing(Code.INSTRUCTION):
-        found = from_wire(kind, message.content.config_records.get(SUM) or {})
+        about = from_wire(kind, message.content.config_records.get(SUM) or {})
         opens = message.metadata.message_type == UNMASK
-        if isinstance(found, Survivors) and (found.boxes is not None) != opens:
+        if isinstance(about, Survivors) and (about.boxes is not None) != opens:
             raise ValueError("boxes: only messages that unmask have them")
-    return found
+    return about

@@ -65,10 +65,10 @@ def discrete_gaussian(sigma: int, count: int, source: RandomBits) -> Steps:
     """
     if not 1 <= sigma <= LARGEST:
         raise ValueError(f"sigma of {sigma} steps: 1 to {LARGEST} are allowed")
-    found = np.zeros(0, np.int64)
-    while found.size < count:  # about every second candidate is kept
-        found = np.concatenate([found, _candidates(sigma, 2 * (count - found.size) + 16, source)])
-    return found[:count]
+    draws = np.zeros(0, np.int64)
+    while draws.size < count:  # about every second candidate is kept
+        draws = np.concatenate([draws, _candidates(sigma, 2 * (count - draws.size) + 16, source)])
+    return draws[:count]
 
 
 def _candidates(sigma: int, count: int, source: RandomBits) -> Steps:

@@ -53,20 +53,7 @@ from fedhet.sums.contribution import (
     matrix_of,
     too_few,
 )
-from fedhet.sums.masks import (
-    BOX_BYTES,
-    SECRET_BYTES,
-    SHARE_BYTES,
-    Bytes,
-    Cohort,
-    Introduction,
-    Opened,
-    SumKey,
-    SumTerms,
-    Survivors,
-    Words,
-    stream,
-)
+from fedhet.sums.masks import Cohort, Introduction, Opened, SumKey, SumTerms, Survivors, Words
 
 log = logging.getLogger("fedhet")
 AGAIN = 5.0  # seconds after which a survivor that failed to answer is asked again, on a network
@@ -87,14 +74,14 @@ class Collector:
         self._total = np.zeros(length, np.uint32)
         self._uploaded: dict[str, Array] = {}  # the boxes of each
         self._shares: dict[str, dict[int, bytes]] = {}  # by owner, then position of the holder
-        self._seeds: dict[str, Bytes] = {}
+        self._seeds: dict[str, masks.Bytes] = {}
         self._closed: dict[str, tuple[str, ...]] = {}  # whose boxes did not open, for whom
 
     def take(self, client: str, arrays: Sequence[Array]) -> None:
         """Add one upload: words and boxes; raise Rejected if it is not as agreed."""
         if client not in self.cohort or client in self._uploaded:
             raise Rejected(f"'{client}' is not a member, or has already uploaded")
-        boxes = blank((len(self.cohort), BOX_BYTES), np.uint8)
+        boxes = blank((len(self.cohort), masks.BOX_BYTES), np.uint8)
         check_shapes(arrays, [blank((self.length,), np.uint32), boxes])
         self._total += arrays[0]
         self._uploaded[client] = arrays[1]
@@ -113,7 +100,7 @@ class Collector:
         """D: members whose upload never came."""
         return [client for client in self.cohort if client not in self._uploaded]
 
-    def boxes_for(self, client: str) -> Bytes:
+    def boxes_for(self, client: str) -> masks.Bytes:
         """Return what the survivors, in order, sealed for one of them: (|V|, 82) uint8."""
         place = self.cohort.index(client)
         return np.stack([self._uploaded[owner][place] for owner in self.survivors])
@@ -123,16 +110,17 @@ class Collector:
         count, gone = len(self.survivors), len(self.gone)
         if client not in self.survivors or client in self._seeds:
             raise Rejected(f"'{client}' is not a survivor, or has already answered")
-        if len(opened.shares) != count * SHARE_BYTES or len(opened.seeds) != gone * SECRET_BYTES:
+        share, seed = masks.SHARE_BYTES, masks.SECRET_BYTES
+        if len(opened.shares) != count * share or len(opened.seeds) != gone * seed:
             raise Rejected(f"expected {count} shares and {gone} seeds")
         if not set(opened.closed) <= set(self.survivors):
             raise Rejected("boxes of clients that are not survivors")
-        self._seeds[client] = np.frombuffer(opened.seeds, np.uint8).reshape(gone, SECRET_BYTES)
+        self._seeds[client] = np.frombuffer(opened.seeds, np.uint8).reshape(gone, seed)
         self._closed[client] = opened.closed
         place = self.cohort.index(client)
         for row, owner in enumerate(self.survivors):
             if owner not in opened.closed:
-                self._shares[owner][place] = opened.shares[row * SHARE_BYTES :][:SHARE_BYTES]
+                self._shares[owner][place] = opened.shares[row * share :][:share]
 
     def missing(self) -> list[str]:
         """Return survivors without whose answer there is no sum; none: it can be had."""
@@ -160,10 +148,10 @@ class Collector:
                 seed = masks.recombine([shares[place] for place in places], weights(points))
             except ValueError as error:
                 raise Rejected(f"the self mask of '{owner}' cannot be reconstructed") from error
-            total -= stream(seed, self.length)
+            total -= masks.stream(seed, self.length)
         for client, seeds in self._seeds.items():
             for other, pair in zip(self.gone, seeds, strict=True):
-                mask = stream(pair.tobytes(), self.length)
+                mask = masks.stream(pair.tobytes(), self.length)
                 total = total - mask if other > client else total + mask
         return total
 
@@ -210,7 +198,7 @@ class Attempt:
     @property
     def limit(self) -> int:
         """Bytes above which an upload is refused unread."""
-        return 4 * self.length + BOX_BYTES * len(self.members) + QUERY_BYTES
+        return 4 * self.length + masks.BOX_BYTES * len(self.members) + QUERY_BYTES
 
     def take(self, client: str, reply: Reply) -> Payload:
         """Add one upload and return its traffic; raise Rejected if it is not as agreed."""
@@ -220,20 +208,19 @@ class Attempt:
 
     def total(self, deadline: float) -> Vector:
         """Return the sum (L,) float64; raise Rejected if it cannot be had until then."""
-        survivors, config = self.collector.close(), self.config
-        if len(survivors) < config.min_replies:
-            came = f"{len(survivors)} of min-replies={config.min_replies} uploads came"
-            raise Rejected(came)
+        count, config = len(self.collector.close()), self.config
+        if count < config.min_replies:
+            raise Rejected(f"{count} of min-replies={config.min_replies} uploads came")
         try:
             # Where a member is gone and keys have proofs, the survivors first sign who is left.
-            for kind in (AGREE, UNMASK) if self.collector.gone and self.agrees else (UNMASK,):
-                self._ask(kind, deadline)
-                if kind == AGREE and self._missing(AGREE):
+            if self.collector.gone and self.agrees:
+                self._ask(AGREE, deadline)
+                if self._missing(AGREE):
                     signed, needed = len(self._signatures), self.collector.needed
                     raise Rejected(f"{signed} of {needed} survivors signed the list of survivors")
+            self._ask(UNMASK, deadline)
             words, largest = self.collector.total(), config.sum_range
             total = masks.from_words(words, masks.fraction_bits(self.cohort.size, largest))
-            count = len(survivors)
             if (np.abs(total) > count * largest).any():  # masks of other payloads, or a false seed
                 raise Rejected(f"the sum has entries beyond {count} x sum-range={largest:g}")
         except Rejected as error:
@@ -272,7 +259,7 @@ class Attempt:
         """Send messages of a kind to those that are missing, until nobody is or the time is up."""
         grid, nodes = self.handshake.grid, self.handshake.roster.nodes
         simulated, tries = is_simulated(grid), 0
-        limit = QUERY_BYTES + (SHARE_BYTES + SECRET_BYTES) * len(self.members)
+        limit = QUERY_BYTES + (masks.SHARE_BYTES + masks.SECRET_BYTES) * len(self.members)
         while (left := deadline - time.monotonic()) > 0:
             silent = [client for client in self._missing(kind) if client not in self._refused]
             if not silent or (simulated and tries == TRIES):
@@ -568,7 +555,7 @@ class SumAggregator:
             raise Rejected("reply with single metrics, which this run sums (sum-metrics)")
         return Valid(info, attempt.take(client, reply), reply)
 
-    def book(self, checked: Checked) -> None:
+    def accept(self, checked: Checked) -> None:
         """Record the sum and who is in it; those clients continue from this round."""
         assert isinstance(checked, CheckedSum)
         self.ledger.add_total(checked.chained, checked.means)

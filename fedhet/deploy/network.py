@@ -6,6 +6,7 @@ both use the same proxy.
 
 import contextlib
 import os
+import re
 import ssl
 import threading
 import time
@@ -29,7 +30,12 @@ TOLD_AFTER = 10.0  # seconds of waiting after which a line is printed
 OTHER_TIME = (9, 10)  # OpenSSL's codes of a certificate that is not valid now
 OTHER_NAME = (62, 64)  # of one for another host name or address
 OTHER_CA = "other-ca"  # code of the error for which waiting does not help
-VARIABLES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+KINDS = ("https", "all", "http")  # of proxies; the last is never used for TLS
+PORTS = 1 << 16
+PROXY = re.compile(
+    r"((https?|socks5h?)://)?([^\s/?#@]*@)?(?P<host>\[[0-9a-fA-F:.]+\]|[\w.-]+)"
+    r"(:(?P<port>[0-9]{1,5}))?/?"
+)
 
 
 class Waiting:
@@ -79,24 +85,24 @@ def address(host: str, port: int) -> str:
 def via(server: str) -> str:
     """Say through which proxy of which variable ``host:port`` is reached; empty if directly.
 
-    UserError for a variable that holds no URL of a proxy.
+    UserError for a variable that holds no URL of a proxy: httpx reads all of them before it knows
+    which it needs, and would look up a part of a password as a host.
     """
-    host = urlsplit(f"//{server}").hostname or ""
-    found = getproxies()
-    proxy = found.get("https") or found.get("all")
-    if not proxy or proxy_bypass(host):
+    places: list[str] = []
+    for kind, value in getproxies().items():
+        variable = next((v for v in (f"{kind}_proxy", f"{kind}_PROXY".upper()) if v in os.environ),
+                        kind)  # fmt: skip
+        url = PROXY.fullmatch(value)
+        if kind in KINDS and value and (url is None or int(url["port"] or 0) >= PORTS):
+            raise UserError(
+                f"{variable}: is no URL of a proxy: http://USER:PASSWORD@HOST:PORT, where signs of "
+                "the password such as # / ? @ are written %23 %2F %3F %40"
+            )
+        if kind in KINDS[:2] and url is not None:  # without its password
+            places.insert(kind == "all", f"{url['host']}:{url['port'] or 80} of {variable}")
+    if not places or proxy_bypass(urlsplit(f"//{server}").hostname or ""):
         return ""
-    variable = next(v for v in VARIABLES if os.environ.get(v))
-    try:
-        parts = urlsplit(proxy if "//" in proxy else f"//{proxy}")
-        place = address(parts.hostname or "?", parts.port or 80)  # its password is not printed
-        httpx.Proxy(proxy if "//" in proxy else f"http://{proxy}")
-    except (ValueError, httpx.InvalidURL) as error:
-        raise UserError(
-            f"{variable}: is no URL of a proxy: http://USER:PASSWORD@HOST:PORT, where signs of the "
-            "password such as # / ? @ are written %23 %2F %3F %40"
-        ) from error
-    return f" through the proxy {place} of {variable}"
+    return f" through the proxy {places[0]}"
 
 
 def reach(server: str, ca: Path) -> httpx.Response:
@@ -163,6 +169,7 @@ def knows(server: str, ca: Path, path: Path) -> bool:
             signature, as it does when the clocks differ.
 
     """
+    via(server)
     try:
         activate(server, read_ca(ca), read_key(path), NEVER)
     except httpx.HTTPStatusError as error:

@@ -1,6 +1,9 @@
 """A node's way to its server: proxies, certificates, addresses, and what is said of them."""
 
+import re
+import socket
 import threading
+from functools import partial
 
 import httpx
 import pytest
@@ -10,7 +13,7 @@ from helpers.programs import ConnectProxy
 from fedhet.cli.app import execute
 from fedhet.cli.deploy import _address
 from fedhet.deploy import certs, network
-from fedhet.deploy.network import Waiting, address, reach, via
+from fedhet.deploy.network import Waiting, address, knows, reach, via
 from fedhet.engines.system import direct, free_ports
 from fedhet.errors import UserError
 
@@ -54,15 +57,25 @@ def test_a_proxy_that_refuses_or_is_not_there_is_named_with_its_variable(tls, pr
         reach("127.0.0.3:8443", tls.ca)
     assert "through the proxy" in str(refused.value) and "403" in str(refused.value)
     assert "of https_proxy" in str(refused.value) and "secret" not in str(refused.value)
-    for sign in "#/?":  # in a password, not written as %23 ...
-        monkeypatch.setenv("https_proxy", f"http://me:secret{sign}word@127.0.0.1:9")
-        with pytest.raises(UserError, match="^https_proxy: is no URL of a proxy: .*%23") as refused:
-            reach(f"{ELSEWHERE}:1", tls.ca)
-        assert "secret" not in str(refused.value)
     (other,) = free_ports(1)
     monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{other}")
     with pytest.raises(UserError, match=f"through the proxy 127.0.0.1:{other} of https_proxy: .*"):
         reach(f"{ELSEWHERE}:1", tls.ca)
+
+
+@pytest.mark.parametrize("variable", ["https_proxy", "ALL_PROXY", "http_proxy"])
+@pytest.mark.parametrize(
+    "password", ["17#7", "17/7", "17?7", "17@7", "17#7@x", "1 7", "17#7:70000"]
+)
+def test_a_password_that_is_not_escaped_is_neither_shown_nor_looked_up(
+    tls, monkeypatch, variable, password
+):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("a name is looked up"))
+    monkeypatch.setenv(variable, f"http://secret:{password}@127.0.0.1:9")
+    for ask in (reach, partial(knows, path=tls.client("a"))):
+        with pytest.raises(UserError, match=f"^{variable}: is no URL of a proxy: .*%23") as refused:
+            ask(f"{ELSEWHERE}:1", tls.ca)
+        assert not re.search(r"secret|17|127", str(refused.value))
 
 
 def renewed(tls, name, days):

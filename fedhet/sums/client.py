@@ -50,6 +50,7 @@ from fedhet.protocol.messages import (
     unpack,
 )
 from fedhet.protocol.payload import Empty, Payload
+from fedhet.site.limits import Limits
 from fedhet.site.local_data import LocalData
 from fedhet.site.privacy import Budget, UploadProtection, clipped, share_steps
 from fedhet.site.state import SUM_KEY, FileStore
@@ -62,6 +63,7 @@ from fedhet.sums.contribution import (
     SumMetrics,
     Vector,
     cells_of,
+    coarse,
     ownership,
     sum_unit,
 )
@@ -425,6 +427,7 @@ class _Request(Protocol):
     config: RunConfig
     text: str
     what: Instruction
+    limits: Limits
 
     @property
     def summing(self) -> _Summing: ...
@@ -442,6 +445,7 @@ class SumProtection(UploadProtection):
     cohort: Cohort
     sent: bytes  # digest of what came down
     notes: SumNotes
+    fewest: int = 0  # min-class of the site's limits, by which metrics are coarse; 0: exact
     _steps: list[NDArray[np.int64]] = field(default_factory=list)  # of the vector's parts
 
     def __post_init__(self) -> None:
@@ -453,7 +457,10 @@ class SumProtection(UploadProtection):
         shown = numbers
         if self.config.sum_metrics:
             entries = SumMetrics(self.config.sum_range, self.method.metric_ranges)
-            self._put(entries.vector({**numbers, IMAGES: float(sum(self.own.images))}))
+            images, split = float(sum(self.own.images)), self.data.split
+            sizes = {"val": len(split.val), "test": len(split.test)}
+            summed = coarse(numbers, sizes, self.fewest) if self.fewest else numbers
+            self._put(entries.vector({**summed, IMAGES: images}))
             shown = {name: value for name, value in numbers.items() if name == SPENT}
         return self.masked(what, shown, digest=digest)
 
@@ -542,7 +549,8 @@ def part_of(asked: _Request, data: LocalData) -> tuple[SumProtection, Reply | No
         masks.fraction_bits(cohort.size, config.sum_range)  # raises for a size that fits no word
     sent = masks.digest_of_sent(asked.message, asked.what, cohort, asked.text)
     notes = asked.sum_notes(data.client)
-    part = SumProtection(data, asked.what.classes, config, method, cohort, sent, notes)
+    fewest = asked.limits.min_class or 0
+    part = SumProtection(data, asked.what.classes, config, method, cohort, sent, notes, fewest)
     rows = kind == CONFUSION or method.sends_class_rows(config, config.params)
     if kind != OWNERS and (rows and config.sum_owners > 1) != (part.shared is not None):
         raise Refused("owners of classes must be counted before their rows are summed")

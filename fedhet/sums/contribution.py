@@ -129,6 +129,27 @@ def matrix_of(total: Vector, classes: int, largest: float) -> NDArray[np.int64]:
     return cells.reshape(classes, classes)
 
 
+def coarse(
+    metrics: Mapping[str, float], examples: Mapping[str, int], fewest: int
+) -> dict[str, float]:
+    """Return a client's metrics as a site with limits adds them to a sum.
+
+    Scores of a split are multiples of 1 % (or 0.01); a split of fewer than ``fewest`` ``examples``
+    (by its name) has none. Exact ones are fractions with small denominators: from their sum the
+    sizes of all test splits and the scores of all sites could be computed.
+    """
+    found = {}
+    for name, value in metrics.items():
+        part, step = name.partition("_")[0], 1.0
+        if part not in examples:
+            found[name] = value
+        elif examples[part] >= fewest and math.isfinite(value):
+            if name in BESIDE_ACCURACY and not BESIDE_ACCURACY[name].percent:
+                step = 0.01
+            found[name] = round(value / step) * step
+    return found
+
+
 class SumMetrics:
     """The entries of a run; ``own`` are the ranges of its method's metrics, by name.
 

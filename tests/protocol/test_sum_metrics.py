@@ -1,11 +1,14 @@
 """Metrics at the end of a vector, and what is read back of their sum."""
 
 import math
+from fractions import Fraction
+from itertools import combinations_with_replacement
 
+import numpy as np
 import pytest
 
 from fedhet.config.schema import BESIDE_ACCURACY
-from fedhet.sums.contribution import Summed, SumMetrics
+from fedhet.sums.contribution import Summed, SumMetrics, coarse
 
 SUMMED = SumMetrics(64.0, {"shift": (-128.0, 2.0), "alpha": (0.0, 1.0)})
 
@@ -34,3 +37,29 @@ def test_means_are_over_those_who_have_the_number():
         "train_images": Summed(pytest.approx(200.0), 2),
     }
     assert set(SUMMED.means(total, 2, 2)) == {"test_accuracy", "train_images"}  # one's is nobody's
+
+
+def explanations(total, rounded):
+    """Return how many triples of accuracies of 20 to 30 test rows have this sum."""
+    each = {Fraction(right, n) for n in range(20, 31) for right in range(n + 1)}
+    values = np.array(sorted({rounded(float(one)) for one in each}))
+    pairs = np.array([a + b for a, b in combinations_with_replacement(values, 2)])
+    return sum(int((np.abs(pairs + one - total) < 2.0**-21).sum()) for one in values) // 3
+
+
+def test_the_sum_of_few_test_rows_tells_no_single_accuracy():
+    """Exact, the accuracies of hospitals with 23, 25 and 29 test rows follow from their sum."""
+    sizes = {23: 19, 25: 21, 29: 22}
+    own = [{"test_accuracy": 100 * right / n} for n, right in sizes.items()]
+    total = sum(SUMMED.vector(one)[0] for one in own)
+    assert explanations(total, float) == 1
+    shared = [coarse(one, {"test": n}, 5) for one, n in zip(own, sizes, strict=True)]
+    total = sum(SUMMED.vector(one)[0] for one in shared)
+    assert explanations(total, lambda value: round(value, 2)) > 100
+
+
+def test_metrics_of_too_few_examples_are_absent_and_others_coarse():
+    own = {"test_auroc": 66.66, "test_log_loss": 0.6666, "test_ece": math.nan}
+    own |= {"val_accuracy": 50.0, "train_loss": 0.6666}
+    shared = coarse(own, {"test": 30, "val": 4}, 5)
+    assert shared == {"test_auroc": 67.0, "test_log_loss": 0.67, "train_loss": 0.6666}

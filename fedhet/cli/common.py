@@ -238,7 +238,7 @@ class RunProgress(Bar):
             changed, self._missing = missing != self._missing, missing
             lost = summary.nobody_replied(record)
             note = "lost" if lost else summary.headline(self.metric, record)
-            if missing or changed or lost:
+            if (missing or changed) and not lost:
                 note += f", {record['replied']} of {record['sampled']} replied"
             self.show(record["round"], note + left)
             note += f" ({missing})" if changed and missing else ""

@@ -163,8 +163,7 @@ def _told(run: RunStatus) -> dict[str, Any]:
         records = folder.read_rounds()
     with contextlib.suppress(Damaged, OSError):
         for client, images in read_partition(folder.partition)[1].items():
-            # A masked sum tells the server no counts: all are zero.
-            clients[client] = {"images": sum(images)} if any(images) else {}
+            clients[client] = {"images": sum(images)} if images else {}
     with contextlib.suppress(Damaged, OSError):
         for row in read_evaluations(folder.clients):
             accuracy = math.nan if row["test_accuracy"] is None else row["test_accuracy"]

@@ -128,7 +128,8 @@ class FederationServer:
     port: int
     database: Path
     say: Say
-    _seen: dict[str, str] = field(default_factory=dict)
+    _seen: dict[str, str] = field(default_factory=dict)  # what is wrong with a key's file
+    _nodes: dict[int, tuple[str, str]] = field(default_factory=dict)
     _runs: dict[int, str] = field(default_factory=dict)
     _registered: set[str] = field(default_factory=set)
 
@@ -238,10 +239,12 @@ class FederationServer:
                 self.say(f"{name}: key registered")
             self._registered.add(name)
         for node in control.nodes():
-            before = self._seen.get(node.name)
-            self._seen[node.name] = node.status
-            if node.status != before and {node.status, before} & {"online"}:
-                self.say(f"{node.name or node.id}: {node.status}")
+            before, since = self._nodes.get(node.id, ("", ""))
+            self._nodes[node.id] = node.status, node.since
+            again = node.status == before == "online" and node.since != since
+            if again or (node.status != before and "online" in {node.status, before}):
+                how = " again: it was gone for a moment" if again else ""
+                self.say(f"{node.name or node.id}: {node.status}{how}")
         for run in control.runs():
             if self._runs.get(run.id) != run.status:
                 name = Path(run.folder).name if run.folder else str(run.id)

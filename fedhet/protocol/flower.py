@@ -157,11 +157,15 @@ KNOWN_KEY = 23  # Flower's code for a public key that is registered already
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """A SuperNode as the SuperLink knows it; ``status``: registered, online or offline."""
+    """A SuperNode as the SuperLink knows it; ``status``: registered, online or offline.
+
+    ``since`` is when it was let in last.
+    """
 
     id: int
     name: str
     status: str
+    since: str = ""
 
 
 @dataclass(frozen=True)
@@ -229,7 +233,7 @@ class Control:
         with _calling():
             nodes = self._client.ListNodes(control.ListNodesRequest()).nodes_info
         known = (node for node in nodes if node.status != "unregistered")
-        return [NodeStatus(node.node_id, node.name, node.status) for node in known]
+        return [NodeStatus(n.node_id, n.name, n.status, n.last_activated_at) for n in known]
 
     def runs(self, limit: int = 20) -> list[RunStatus]:
         """Return the last runs, newest first."""

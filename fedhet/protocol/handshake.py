@@ -295,11 +295,11 @@ class Roster:
         return replace(info, seen=seen, seen_names=names, images=images)
 
     def counts(self) -> list[tuple[str, list[int]]]:
-        """Return training images per client and class of the global list."""
+        """Return training images per client and class of the global list, none where untold."""
         table, every = [], range(len(self.classes))
         for client in self.ids:
             own = dict(zip(self.infos[client].seen, self.infos[client].images, strict=True))
-            table.append((client, [own.get(label, 0) for label in every]))
+            table.append((client, [own.get(label, 0) for label in every if own]))
         return table
 
     def dump(self) -> dict[str, Any]:
@@ -416,6 +416,9 @@ class Handshake:
             expected = clients or self._expected
             reasons = distinct(self.roster.refused.values())
             refused = f" (refused: {reasons})" if reasons else ""
+            if self._asked and not self._mail.simulated:
+                busy = f"{len(self._asked)} online, without an answer yet: busy with another run?"
+                reasons, refused = "; ".join(filter(None, (reasons, busy))), f"{refused} ({busy})"
             if nodes and expected and len(nodes) >= expected:
                 break
             settled = time.monotonic() - last_news > SETTLE_SECONDS
@@ -441,6 +444,9 @@ class Handshake:
         if not expected or len(nodes) >= expected:
             return ""
         fewer = f"starting with {len(nodes)} of {expected} clients{refused}"
+        if self.config.summed and len(nodes) < self.config.sum_min:
+            least = self.config.sum_min
+            fewer += f"; a masked sum needs {least} (sum-min): rounds are lost until more come"
         log.warning("%s", fewer)
         return fewer
 

@@ -192,12 +192,12 @@ def read_evaluations(path: Path) -> list[dict[str, Any]]:
 def read_partition(path: Path) -> tuple[list[str], dict[str, list[int]]]:
     """Return the classes of a ``partition.csv``, and every client's training examples of each.
 
-    OSError where there is no file, Damaged for an empty one.
+    An empty list where a run with sums told none. OSError where there is no file, Damaged for an empty one.
     """
     rows = _rows(path)
     try:
         (_, *classes), *rows = rows
-        return classes, {_id(client): [int(count) for count in row] for client, *row in rows}
+        return classes, {_id(client): [*map(int, row)] if any(row) else [] for client, *row in rows}
     except ValueError as error:
         raise Damaged.at(f"'{path}'", "", str(error)) from error
 

@@ -310,8 +310,8 @@ class RunFolder:
     def write_partition(
         self, counts: Sequence[tuple[str, list[int]]], classes: Sequence[str]
     ) -> None:
-        """``partition.csv``: training images per client (rows) and class (columns)."""
-        rows: list[list[Any]] = [["client", *classes], *([client, *row] for client, row in counts)]
+        """``partition.csv``: training images per client (rows) and class (columns), if told."""
+        rows = [["client", *classes], *([c, *(row or [""] * len(classes))] for c, row in counts)]
         write_text(self.partition, csv_text(rows), private=True)
 
     def write_confusion(self, rows: Iterable[list[Any]]) -> None:

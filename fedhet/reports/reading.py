@@ -182,7 +182,8 @@ def _read_folder(path: Path) -> RunRecord | LeftOut:
     last = {line["client"]: line for line in rows}
     if folder.partition.exists():
         classes, held = read_partition(folder.partition)
-        counts = pd.DataFrame([*held.values()], [*held], classes)
+        if all(held.values()):
+            counts = pd.DataFrame([*held.values()], [*held], classes)
     return _checked(
         RunRecord(
             path.name, {key: value for key, value in config.items() if key not in _MACHINE},

@@ -127,7 +127,7 @@ class RunView:
         status, says = self.status(summary, rounds)
         scores = {line["client"]: line for line in get(folder.clients, read_evaluations, ())}
         _, dealt = get(folder.partition, read_partition, ((), {}))
-        examples = {client: sum(row) for client, row in dealt.items()}
+        examples = {client: sum(row) if row else None for client, row in dealt.items()}
         metrics, wanted = _metrics(config, rounds), config.get("rounds", 0)
         failed = [
             (line["round"], one_line(one["client"], 80), one_line(one["reason"], 300))
@@ -233,7 +233,7 @@ def _curves(rounds: Sequence[Line], metric: str) -> list[Look]:
 
 
 def _clients(
-    rounds: Sequence[Line], scores: Mapping[str, Any], examples: Mapping[str, int],
+    rounds: Sequence[Line], scores: Mapping[str, Any], examples: Mapping[str, int | None],
     failed: Sequence[tuple[int, str, str]], metrics: Sequence[str],
 ) -> Look:  # fmt: skip
     """Return a table of the known clients; of too many those with failures first."""

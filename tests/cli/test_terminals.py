@@ -44,7 +44,7 @@ def test_a_round_names_whom_it_did_without_when_that_changes(capsys, bar):
         "round 5/10, accuracy 50.00 %, 1 of 2 replied (client west: no data)",
         "round 7/10, accuracy 70.00 %, 1 of 2 replied (client a: offline; client b: offline; "
         "client c: offline; 1 more)",
-        "round 8/10, lost, 0 of 2 replied (client west: offline; owners cannot be counted: "
+        "round 8/10, lost (client west: offline; owners cannot be counted: "
         "1 of 2 uploads came)",
         "round 9/10, accuracy 90.00 %, 2 of 2 replied",
     ]  # fmt: skip

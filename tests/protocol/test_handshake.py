@@ -196,7 +196,9 @@ def test_a_node_is_told_once_why_a_run_does_without_it(network, capsys):
     ((node, reason),) = told(network)
     assert node == 102 and "client id '0' is already taken by another node" in reason
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fedhet: ")]
-    assert sum(line.startswith("fedhet: question: ") for line in said) == 1  # all three are one's
+    assert (
+        sum(line.startswith("fedhet: question: ") for line in said) == 3
+    )  # each answers otherwise
     said = [line for line in said if not line.startswith("fedhet: question: ")]
     assert said.pop() == f"fedhet: this run does without this node: {reason}"
     assert said[1].endswith("/x/1") and said[1].startswith("fedhet: run fedssa: state in /")
@@ -243,6 +245,20 @@ def test_missing_nodes_are_waited_for_aloud(network, monkeypatch):
         Handshake(network, "x", Roster()).wait(0, 0.3, said.append)
     assert ": 0 have come; " in said[0]
     assert len(said) == 2
+
+
+def test_what_a_run_waits_for_or_starts_without_is_said(network, monkeypatch):
+    """Nodes that train for another run are no nodes that are off; two of three are no sum."""
+    monkeypatch.setattr(handshakes, "time", Clock())
+    waiting = Handshake(network, "x", Roster(), RunConfig(secure_sum="masked"))
+    monkeypatch.setattr(waiting, "query", lambda patience: [])
+    waiting._asked = {100: 0.0, 101: 0.0}
+    with pytest.raises(RunFailed, match="2 online, without an answer yet: busy with another run"):
+        waiting.wait(3, 0.5)
+    said, waiting._asked, waiting.roster.nodes = [], {}, {"a": 100, "b": 101}
+    waiting.wait(3, 0.5, said.append)
+    assert said[-1] == ("starting with 2 of 3 clients; a masked sum needs 3 (sum-min): rounds are "
+                        "lost until more come")  # fmt: skip
 
 
 # --- client ids bound to keys: a node that takes another's name is refused ------------------------

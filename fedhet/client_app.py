@@ -268,10 +268,11 @@ def _answered(handler: Handler, own: OwnSite | None, message: Message, context: 
     try:
         with (
             without_denormals(), giving({} if own is None else own.objects),
-            history.asked(message, run_config, _say),
+            history.asked(message, run_config, _say) as note,
         ):  # fmt: skip
-            request = Request(message, context, history, run_config, own)
-            return answer(message, handler(request))
+            reply = handler(Request(message, context, history, run_config, own))
+            note(reply)
+            return answer(message, reply)
     except (Exception, SystemExit) as error:  # a client's fault, which the server is told
         return answer(message, _failure(error, _step(message, context)))
 

@@ -192,7 +192,8 @@ def read_evaluations(path: Path) -> list[dict[str, Any]]:
 def read_partition(path: Path) -> tuple[list[str], dict[str, list[int]]]:
     """Return the classes of a ``partition.csv``, and every client's training examples of each.
 
-    An empty list where a run with sums told none. OSError where there is no file, Damaged for an empty one.
+    A run with sums tells none: then the list is empty. OSError where there is no file, Damaged for
+    an empty one.
     """
     rows = _rows(path)
     try:

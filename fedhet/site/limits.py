@@ -24,19 +24,20 @@ from pydantic import Field, ValidationError
 from fedhet import plugins
 from fedhet.config.schema import Lists, RunConfig, Schema, Words, kebab
 from fedhet.data.cache import Dataset
+from fedhet.data.inputs import load_inputs
 from fedhet.errors import Code, Damaged, Refused, UserError, one_line
 from fedhet.files import parse_object, private_folder, read_json, read_jsonl, read_yaml
 from fedhet.models.names import kinds_of, parse
-from fedhet.protocol.messages import QUERY
+from fedhet.protocol.messages import QUERY, Reply
 from fedhet.site.privacy import NOTE, epsilon_of, mu_of, noise_multiplier
 
 NAME = "history.jsonl"
-SHAKE, TRAIN = "handshake", "training"
+SHAKE, TRAIN, ANSWERED = "handshake", "training", "answered"
 # Keys of a run that the history shows, where they are set.
 SHOWN = (
     "dataset", "target", "labels", "classes", "numbers", "categories", "text", "channels", "group",
     "gaps", "ignore", "split-by", "window",
-    "rounds", "secure-sum", "dp-clip", "dp-epsilon", "dp-delta",
+    "rounds", "secure-sum", "sum-metrics", "sum-owners", "dp-clip", "dp-epsilon", "dp-delta",
 )  # fmt: skip
 DAY = timedelta(hours=24)
 
@@ -110,7 +111,7 @@ class History:
         return max(spent, default=float(line["dp-epsilon"]))  # without account: all of it
 
     def _answered(self) -> list[dict[str, Any]]:
-        return [one for one in self.lines() if one["answer"] == "answered"]
+        return [one for one in self.lines() if one["answer"].startswith(ANSWERED)]
 
     @contextlib.contextmanager
     def asked(
@@ -118,25 +119,27 @@ class History:
         message: Message,
         run_config: Mapping[str, Any],
         say: Callable[[Callable[[], str]], None],
-    ) -> Iterator[None]:
-        """Note a question, unless it was noted before, with what becomes of it in this block."""
-        config = message.content.config_records.get("config")
+    ) -> Iterator[Callable[[Reply], None]]:
+        """Note a question, unless it was noted before, with what becomes of it in this block.
+
+        The block calls what it is given with its reply.
+        """
+        config, replies = message.content.config_records.get("config"), list[Reply]()
         if self.folder is None or config is None or config.get("refused"):
-            yield
+            yield replies.append
             return
         line = question(str(config.get("experiment", "")), run_config)
         line["stage"] = SHAKE if message.metadata.message_type == QUERY else TRAIN
         self.new = all(one["question"] != line["question"] for one in self._answered())
         try:
-            yield
+            yield replies.append
         except (Exception, SystemExit) as error:
             self._add(line | {"answer": f"refused: {one_line(error)}"}, say)
             raise
-        self._add(line | {"answer": "answered"}, say)
+        self._add(line | {"answer": "; ".join([ANSWERED, *map(told, replies)])}, say)
 
     def _add(self, line: dict[str, Any], say: Callable[[Callable[[], str]], None]) -> None:
-        same = ("question", "stage", "answer")
-        if any(all(one[key] == line[key] for key in same) for one in self.lines()):
+        if any(_same(one) == _same(line) for one in self.lines()):
             return
         assert self.folder is not None
         try:
@@ -152,6 +155,24 @@ class History:
             ) from error
         self._lines = [*self.lines(), line]
         say(lambda: f"question: {described(line)}")
+
+
+def _same(line: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what lines have in common of which one is enough: every round is answered alike."""
+    trained = line["stage"] == TRAIN and line["answer"].startswith(ANSWERED)
+    return line["question"], line["stage"], ANSWERED if trained else line["answer"]
+
+
+def told(reply: Reply) -> str:
+    """Return in words what a reply tells the server."""
+    info = reply.info
+    if "inputs" not in info:
+        size = sum(array.nbytes for array in reply.arrays)
+        return f"{size:,} bytes of the method, and {', '.join(reply.metrics) or 'no figures'}"
+    pairs = zip(info.get("seen", ()), info.get("images", ()), strict=True)
+    counts = ", ".join(f"{count} of {name!r}" for name, count in pairs)
+    columns = ", ".join(load_inputs(info["inputs"]).columns)
+    return f"{counts or 'no class and no count'}; columns: {columns or 'none'}"
 
 
 def begin_anew(folder: Path) -> Path | None:

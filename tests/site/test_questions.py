@@ -107,9 +107,9 @@ def test_questions_are_counted_and_the_same_one_is_answered_again(site):
     site.refused("max-queries", experiment="run-2")
     assert "seen" in site.ask(seed=1)
     lines = [json.loads(line) for line in site.history.read_text().splitlines()]
-    assert [line["answer"].partition(":")[0] for line in lines] == [
-        "answered", "answered", "refused", "refused"
-    ]  # fmt: skip
+    own = "; ".join(("answered", "32 of '0', 16 of '1'", "columns: age, chol"))
+    assert [line["answer"].partition(":")[0] for line in lines[2:]] == ["refused", "refused"]
+    assert [line["answer"] for line in lines[:2]] == [own, own]
     said = described(lines[2])
     words = ("run-1", "fedssa", 'target="ill"', "max-queries", 'classes=["0", "1"]', "rounds=1")
     assert [word for word in words if word not in said] == []
@@ -194,7 +194,7 @@ def test_the_limits_that_are_drafted_allow_the_sites_own_preset_and_no_other_que
     capsys.readouterr()
     assert execute(["node", str(place / "h"), "--state", str(place / "state"), "--history"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4 and lines[0].endswith(": answered") and "max-rounds" in lines[3]
+    assert len(lines) == 4 and "columns: age, chol" in lines[0] and "max-rounds" in lines[3]
 
 
 def test_other_data_are_noticed_until_the_node_begins_anew(tmp_path):

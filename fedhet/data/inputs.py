@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -142,11 +141,19 @@ class Inputs:
 
     def differs(self, other: Inputs) -> str:
         """Return in what ``other`` differs from these, in words; empty if in nothing."""
+        if self.kind == other.kind and self.columns != other.columns:
+            missing = [name for name in self.columns if name not in other.columns]
+            more = [name for name in other.columns if name not in self.columns]
+            if missing:
+                return f"columns are without {listed(missing)}, which this run has"
+            wrong = (
+                f"have {listed(more)}, which this run does not name"
+                if more
+                else "are in another order"
+            )
+            return f"columns {wrong}: name all in numbers and categories"
         if (self.kind, self.shape, self.vocabulary) != (other.kind, other.shape, other.vocabulary):
             return f"examples are {other}, but this run's are {self}"
-        for ours, theirs in zip_longest(self.columns, other.columns):
-            if ours != theirs:
-                return f"column '{theirs}' is where this run has '{ours}'"
         if self.categories != other.categories:
             return "categories differ from this run's"
         if self.scale != other.scale:

@@ -100,6 +100,8 @@ def of_rows(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
         lines.append(description.line())
         if description.is_recording():
             lines.append("rows that follow each other are nearly alike, as steps of a recording")
+    else:
+        features.sort()  # by name: each node's file has an order of its own
     if not features:
         raise UserError(f"{file.where}: no column is left for the models: see site and ignore")
     lists = tuple((name, categories[name]) for name in features if name in categories)

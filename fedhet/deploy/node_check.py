@@ -1,32 +1,45 @@
 """``fedhet node --check``: find what would keep this node from taking part, without joining."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
 import torch
 
+from fedhet.config.load import build_config
+from fedhet.config.registry import find_method
 from fedhet.config.schema import RunConfig
 from fedhet.data.cache import open_dataset
 from fedhet.data.formats import NPZ_SUFFIXES, ROW_SUFFIXES, find_files, holds
-from fedhet.data.inputs import IMAGE
-from fedhet.data.rows import open_rows
+from fedhet.data.inputs import canonical
+from fedhet.data.rows import RowFile, open_rows
 from fedhet.data.signals import Npz
 from fedhet.deploy.certs import RENEW, read_certificate, read_key, warning
 from fedhet.deploy.network import knows, reach, via
 from fedhet.deploy.node import NodePlan
-from fedhet.errors import Refused, UserError, one_line
-from fedhet.files import check_folder, read_tensors
-from fedhet.models import build_model
-from fedhet.models.names import FOLDER, folder_of, kinds_of, parse, validate_model_name
-from fedhet.models.zoo import EXAMPLES
-from fedhet.site.limits import History, check_means, read_limits, state_root
+from fedhet.errors import Refused, UserError, nearest, one_line
+from fedhet.files import check_folder, folder_size, read_tensors
+from fedhet.models.names import FOLDER, folder_of, parse, validate_model_name
+from fedhet.site.limits import (
+    Asked,
+    History,
+    Limits,
+    check_means,
+    check_run,
+    read_limits,
+    state_root,
+)
 from fedhet.site.local_data import choose_device
+from fedhet.site.privacy import epsilon_of
 from fedhet.sums.client import cannot_prove
 
 ENOUGH = 1 << 30  # bytes free for states and caches
+SUM_MIN, DELTA = 3, 1e-5  # of a run that is thought of to see whether there can be one
 AHEAD, BEHIND = 5.0, 300.0  # seconds by which the clock of a signature may differ (Flower)
 
 
@@ -83,8 +96,38 @@ def _limits(plan: NodePlan) -> str:
         limits = read_limits(plan.config)
     except Refused as error:  # the owner of the file may see the reason, unlike the server
         raise UserError(f"--limits: '{path}' is not valid: {one_line(error.__cause__)}") from error
-    check_means(limits, History(state_root(plan.config)), lambda: cannot_prove(plan.config))
+    history = History(state_root(plan.config))
+    check_means(limits, history, lambda: cannot_prove(plan.config))
+    for name in limits.modules or ():
+        if find_spec(name.partition(".")[0]) is None:
+            raise UserError(f"--limits: modules: '{name}' is not installed here")
+    limits.check("max_disk", folder_size(state_root(plan.config)))
+    _check_some_run(limits, history)
     return str(path or "none: --write-limits FILE drafts them")
+
+
+def _check_some_run(limits: Limits, history: History) -> None:
+    """Raise UserError if no run could keep all limits, as by two that contradict each other."""
+    spent, least = history.epsilon(""), max(limits.min_noise or 0, limits.min_sum_noise or 0)
+    history.new = True
+    left = [limits.total_epsilon - spent] if limits.total_epsilon else []
+    left += [epsilon_of(0.999 / least, DELTA)] if least else []
+    noise = {"dp-clip": 1, "dp-epsilon": max(1e-3, min(left)), "dp-delta": DELTA} if left else {}
+    told = {"target": limits.target, "classes": limits.classes, "group": limits.group,
+            "labels": dict(limits.labels or ())}  # fmt: skip
+    values = noise | {key: value for key, value in told.items() if value}
+    values |= {"dataset": "table", "clients": max(SUM_MIN, limits.min_sum or 0), "rounds": 1,
+               "local-epochs": 1, "models": "mlp-1"}  # fmt: skip
+    values |= {k: some if k in {"gaps", "columns"} else some[0] for k, some in limits.form or ()}
+    methods, errors = limits.methods or ("fedssa",), list[UserError]()
+    for method, summed in product(methods, ("off", "masked")):
+        shares = find_method(method).client.shares_model
+        try:
+            config = build_config({**values, "method": method, "secure-sum": summed})
+            return check_run(limits, Asked(config, shares, history))
+        except UserError as error:
+            errors.append(error)
+    raise UserError(f"--limits: no run could keep all of them: {errors[-1]}")
 
 
 def answers(plan: NodePlan) -> list[str]:
@@ -98,7 +141,9 @@ def _own_examples(plan: NodePlan) -> str:
         return "a share of a public data set"
     path = Path(str(plan.config["data-dir"]))
     if holds(path, ROW_SUFFIXES):
-        columns = open_rows(find_files("table", str(path), ROW_SUFFIXES)).columns
+        file = open_rows(find_files("table", str(path), ROW_SUFFIXES))
+        columns = file.columns
+        _check_columns(file, plan)
         return f"{len(columns)} columns (the run names target and categories): {', '.join(columns)}"
     if holds(path, NPZ_SUFFIXES):
         files = find_files("signals", str(path), NPZ_SUFFIXES)
@@ -109,27 +154,37 @@ def _own_examples(plan: NodePlan) -> str:
     return f"{len(dataset.labels)} images of {len(dataset.classes)} classes: {classes}"
 
 
+def _check_columns(file: RowFile, plan: NodePlan) -> None:
+    """Raise UserError for limits that name what this site's own file lacks."""
+    try:
+        limits = read_limits(plan.config)
+    except Refused:  # as the line about limits says
+        return
+    target = [limits.target] if limits.target else []
+    for name in (*target, *(limits.group or ()), *(limits.columns or ())):
+        if name not in file.columns:
+            raise UserError(f"--limits name column '{name}', which the file lacks"
+                            f"{nearest(name, file.columns)}")  # fmt: skip
+    if target and limits.classes:
+        counts = Counter(
+            canonical(one) for _, part in file.chunks(target, ()) for one in part[target[0]]
+        )
+        most = max(counts[canonical(name)] for name in limits.classes)
+        if most < max(1, limits.min_class or 0):
+            raise UserError(f"--limits: no class has min-class={limits.min_class} rows in the file")
+
+
 def _model(plan: NodePlan) -> str:
     name = str(plan.config.get("model", ""))
     if not name:
         return "what the run assigns"
     validate_model_name(name)
-    named, later = parse(name), f"{name}, which is tested when a run begins"
+    named = parse(name)
     if named.weights:  # whether they fit is known only with a run's classes
         read_tensors(Path(named.weights).expanduser(), "pt")
-    if named.plain.startswith(FOLDER):
-        if not (folder_of(named.plain) / "config.json").is_file():
-            raise UserError(f"--model: '{folder_of(named.plain)}' has no config.json")
-        return later
-    own = plan.config.get("data-dir")
-    kinds = kinds_of(named.plain)
-    if own and holds(Path(str(own)), (*ROW_SUFFIXES, *NPZ_SUFFIXES)) and not kinds:
-        return later
-    # The run decides the kind of examples; here the model must fit one of them.
-    kind = next(iter(kinds), IMAGE)
-    with torch.random.fork_rng(devices=[]):
-        build_model(named.plain, classes=2, inputs=EXAMPLES[kind])
-    return name
+    if named.plain.startswith(FOLDER) and not (folder_of(named.plain) / "config.json").is_file():
+        raise UserError(f"--model: '{folder_of(named.plain)}' has no config.json")
+    return f"{name}, which is built when a run begins"
 
 
 def _connection(plan: NodePlan) -> str:

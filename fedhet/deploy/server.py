@@ -16,17 +16,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 import uvicorn
 from filelock import FileLock, Timeout
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedhet.deploy.certs import CertificateFolder, Certificates, read_public
 from fedhet.deploy.control import ServerFolder
@@ -39,8 +38,7 @@ START = 120.0  # seconds for a SuperLink to answer, on a machine that is busy
 LOOK = 5.0  # seconds between looks at nodes, runs and new keys
 PATIENCE = 30.0  # seconds for an orderly end
 Say = Callable[[str], None]
-FLEET = "/v1/fleet/"
-METHOD = re.compile(re.escape(FLEET) + "[a-z-]+")
+METHOD = re.compile("/v1/fleet/[a-z-]+")
 LARGEST = 64 << 20  # bytes of one request; Flower sends larger payloads in pieces of 5 MB
 ANSWER = 300.0  # seconds for the SuperLink's answer
 HOP = {"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host"}
@@ -62,7 +60,7 @@ class ReverseProxy:
         return [sys.executable, "-P", "-m", "fedhet.deploy.server", *map(str, words)]
 
 
-def application(proxy: ReverseProxy) -> Starlette:
+def application(proxy: ReverseProxy) -> ASGIApp:
     """Return the proxy as an ASGI application."""
     trust = ssl.create_default_context(cafile=str(proxy.ca))
     client = httpx.AsyncClient(
@@ -70,10 +68,10 @@ def application(proxy: ReverseProxy) -> Starlette:
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=64), trust_env=False,
     )  # fmt: skip
 
-    async def fleet(request: Request) -> Response:
-        """Pass on a request and its answer unchanged."""
-        if not METHOD.fullmatch(request.url.path):
-            return await refuse(request)
+    async def answer(request: Request, stack: contextlib.AsyncExitStack) -> Response:
+        """Pass on a request and its answer unchanged, or refuse it."""
+        if request.method != "POST" or not METHOD.fullmatch(request.url.path):
+            return PlainTextResponse("only /v1/fleet/ is open to clients", 403)
         length = request.headers.get("content-length", "")
         if not length.isdigit():  # Flower always says it
             return PlainTextResponse("a request of unknown length", 411)
@@ -81,39 +79,21 @@ def application(proxy: ReverseProxy) -> Starlette:
             return PlainTextResponse("too large", 413)
         kept = [(k, v) for k, v in request.headers.raw if k.decode("latin-1").lower() not in HOP]
         try:
-            sent = client.build_request(
-                request.method, request.url.path, headers=kept, content=request.stream()
-            )
-            answer = await client.send(sent, stream=True)
+            path, content = request.url.path, request.stream()
+            sent = client.build_request("POST", path, headers=kept, content=content)
+            got = await client.send(sent, stream=True)
         except httpx.TransportError:  # nodes take 502 for a server that is away for a while
             return PlainTextResponse("the SuperLink does not answer", 502)
-        headers = {k: v for k, v in answer.headers.items() if k.lower() not in {*HOP, "date"}}
+        headers = {k: v for k, v in got.headers.items() if k.lower() not in {*HOP, "date"}}
+        stack.push_async_callback(got.aclose)
+        return StreamingResponse(got.aiter_raw(), got.status_code, headers)
 
-        async def body() -> AsyncIterator[bytes]:
-            try:
-                async for part in answer.aiter_raw():
-                    yield part
-            finally:
-                await answer.aclose()
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            response = await answer(Request(scope, receive), stack)
+            await response(scope, receive, send)
 
-        return StreamingResponse(body(), answer.status_code, headers)
-
-    async def refuse(request: Request) -> Response:
-        """Refuse all other requests."""
-        del request
-        return PlainTextResponse("only /v1/fleet/ is open to clients", 403)
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        yield
-        await client.aclose()
-
-    verbs = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-    routes = [
-        Route(FLEET + "{rest}", fleet, methods=["POST"]),
-        Route("/{rest:path}", refuse, methods=verbs),
-    ]
-    return Starlette(routes=routes, lifespan=lifespan)
+    return serve
 
 
 # --- the server ---------------------------------------------------------------------------------
@@ -153,7 +133,6 @@ class FederationServer:
             lock.release()
 
     def _check(self) -> None:
-        """Raise UserError for an expired certificate, a used port or an impossible database."""
         self.folder.check_certificates()
         home = self.database.parent
         made = home == self.folder.home  # by us
@@ -168,7 +147,6 @@ class FederationServer:
                 raise UserError(f"--host, --port: {where} cannot be used: {error}") from error
 
     def _serve(self, inner: int, started: list[subprocess.Popen[bytes]]) -> None:
-        """Start SuperLink and reverse proxy, and print what happens."""
         own, outer = self.folder.inner, self.folder.credentials
         started.append(self._start([
             script("flower-superlink"), "--ssl-ca-certfile", str(own.ca),
@@ -210,7 +188,6 @@ class FederationServer:
             )  # fmt: skip
 
     def _await(self, control: Control, link: subprocess.Popen[bytes], waiting: Waiting) -> None:
-        """Wait until the SuperLink answers."""
         deadline = time.monotonic() + START
         while True:
             try:
@@ -271,7 +248,7 @@ def main(words: list[str]) -> None:
     config = uvicorn.Config(
         application(proxy), host=host, port=proxy.port, log_level="warning", access_log=False,
         ssl_certfile=str(certificate), ssl_keyfile=str(key), timeout_graceful_shutdown=1,
-        server_header=False,
+        server_header=False, lifespan="off",
     )  # fmt: skip
     config.load()
 

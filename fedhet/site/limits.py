@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from pydantic import Field, ValidationError
 from fedhet import plugins
 from fedhet.config.schema import Lists, RunConfig, Schema, Words, kebab
 from fedhet.data.cache import Dataset
-from fedhet.data.inputs import load_inputs
+from fedhet.data.inputs import Form, load_inputs
 from fedhet.errors import Code, Damaged, Refused, UserError, one_line
 from fedhet.files import parse_object, private_folder, read_json, read_jsonl, read_yaml
 from fedhet.models.names import kinds_of, parse
@@ -303,9 +303,15 @@ def _labels(wanted: Any, asked: Asked) -> str:
     return "" if same else "the run divides the target in another way"
 
 
-def _group(wanted: Sequence[str], asked: Asked) -> str:
-    missing = sorted({*wanted} - {*asked.config.group})
-    return f"the run's group is without {missing[0]!r}" if missing else ""
+def form_of(config: RunConfig) -> dict[str, tuple[str, ...]]:
+    """Return what a run says of how a file is written, by the keys that do."""
+    said = {kebab(one.name): getattr(config, one.name) for one in fields(Form)}
+    return {key: (v,) if isinstance(v, str) else v for key, v in said.items() if v}
+
+
+def _form(wanted: Any, asked: Asked) -> str:
+    other = sorted({*form_of(asked.config).items()} ^ {*dict(wanted).items()})
+    return f"the run has {other[0][0]} otherwise" if other else ""
 
 
 def _runs(most: int, asked: Asked) -> str:
@@ -331,7 +337,11 @@ class Limits(Schema):
     classes: Words | None = limit("the classes that a run must name, exactly", _classes)
     labels: Lists | None = limit("how a run must divide the target, exactly", _labels)
     columns: Words | None = limit("the columns that a run may read", _columns)
-    group: Words | None = limit("columns whose rows a run must keep together", _group)
+    group: Words | None = limit("the columns whose rows a run must keep together, exactly",
+        lambda wanted, asked: "" if {*wanted} == {*asked.config.group}
+        else f"group is {', '.join(asked.config.group) or 'empty'}")  # fmt: skip
+    form: Lists | None = limit("what a run must say of how the file is written (gaps, sheet, "
+        "columns ...), exactly; default where columns has a limit: nothing", _form)  # fmt: skip
     min_class: int | None = limit(f"fewest training examples of a class that takes part; a class "
         f"with fewer is absent (default {MIN_CLASS} with --data)", lambda *_: "", ge=1)  # fmt: skip
     max_queries: int | None = limit("most questions that are answered in 24 hours",
@@ -398,6 +408,8 @@ class Limits(Schema):
             "the class: a run may take any column for it (target)": self.target is None,
             "how a run divides it: ranges find a column's values (labels, or classes)": not divided,
             "the columns that a run reads (columns)": self.columns is None,
+            "what counts as a gap: a run may have rows left out by it (form)": self.form is None,
+            "which rows stay together: counts tell them (group)": self.group is None,
             "how many questions are answered (max-queries)": self.max_queries is None,
             "how many runs train (max-runs)": self.max_runs is None,
             "what all runs reveal together (total-epsilon)": self.total_epsilon is None,
@@ -431,14 +443,10 @@ def read_limits(node: Mapping[str, Any]) -> Limits:
     own = {"min-class": MIN_CLASS} if node.get("data-dir") else {}
     try:
         values = read_yaml(Path(str(node["limits"]))) if node.get("limits") else {}
+        own |= {"form": {}} if "columns" in values else {}  # it could give others their names
         return Limits.model_validate(own | values)
-    except UserError as error:
-        raise Refused("limits: the file of this site cannot be read", Code.LIMITS_FILE) from error
-    except ValidationError as error:
-        key = error.errors(include_url=False)[0]["loc"][0]
-        raise Refused(
-            f"limits: the file of this site is wrong at '{key}'", Code.LIMITS_FILE
-        ) from error
+    except (UserError, ValidationError) as error:
+        raise Refused("limits: the file of this site is not valid", Code.LIMITS_FILE) from error
 
 
 def draft(config: RunConfig, dataset: Dataset, *, certified: bool) -> str:
@@ -450,11 +458,13 @@ def draft(config: RunConfig, dataset: Dataset, *, certified: bool) -> str:
         values["classes"] = list(dataset.classes)
     values |= {
         "columns": sorted(columns_of(config) | {*dataset.inputs.columns}),
-        "group": list(config.group), "min-class": MIN_CLASS, "max-queries": 20, "max-runs": 10,
+        "group": list(config.group), "form": {k: [*v] for k, v in form_of(config).items()},
+        "min-class": MIN_CLASS, "max-queries": 20, "max-runs": 10,
         "max-rounds": config.rounds, "modules": [], "max-disk": 10 << 30,
         "secure-sum": "required" if certified else "",
     }  # fmt: skip
-    kept = {key: value for key, value in values.items() if value or key == "modules"}
+    empty = {"modules", "group", "form"}  # which allow nothing then
+    kept = {key: value for key, value in values.items() if value or key in empty}
     lines = ["# What a run may do at this site; `fedhet node --check` says it in plain words."]
     for key, value in kept.items():
         flow = None if isinstance(value, list | dict) else False

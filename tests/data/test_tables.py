@@ -241,7 +241,7 @@ def test_a_node_needs_the_values_of_its_categories(tmp_path):
         open_private(build_config(values | {"categories": ["sex"]}), str(tmp_path / "own.csv"))
     declared = build_config(values | {"categories": {"sex": ["f", "m"]}})
     data = open_private(declared, str(tmp_path / "own.csv"))
-    assert data.inputs.shape == (4,) and data.examples[:2, 1].tolist() == [1, 0]
+    assert data.inputs.shape == (4,) and data.examples[:2, 0].tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_a_node_that_can_join_is_told_so(check, home):
     assert wrong == {} and not (home / ".fedhet").exists()  # nothing is left of it
     assert "4 images of 2 classes: a, b" in said and "knows this key" in said
     wrong, said = check(data="own.csv", more=("--model", "mine:make"))
-    assert wrong == {} and "mine:make, which is tested when a run begins" in said
+    assert wrong == {} and "mine:make, which is built when a run begins" in said
     assert "2 columns (" in said and "a?[2J, b?" in said and "\x1b" not in said
 
 
@@ -88,6 +88,39 @@ def test_what_cannot_be_right_is_named(check, server, home):
     wrong, _ = check()
     assert list(wrong) == ["admission"]
     assert "tls/clients/a" in wrong["admission"] and ".pub" in wrong["admission"]
+
+
+WRONG_LIMITS = (
+    ("columns: [a, c]", "examples", "name column 'c', which the file lacks"),
+    ("target: ill\ngroup: [patient]", "examples", "name column 'ill', which"),
+    ("target: a\nclasses: [x]", "examples", "no class has min-class=5 rows"),
+    ("target: a\ncolumns: [b]", "limits", "limit columns: this site allows b, and"),
+    ("min-noise: 1\nsecure-sum: required", "limits", "limit min-noise: "),
+    ("methods: [fedsa]", "limits", "did you mean 'fedssa'"),
+    ("methods: [fedkd]\nsecure-sum: required", "limits", "no run could keep all of them: "),
+    ("methods: [fml]\nshared-models: false", "limits", "limit shared-models: "),
+    ("modules: [nobodys]", "limits", "modules: 'nobodys' is not installed here"),
+    ("classes: [x]\nlabels: {x: [1], y: [2]}", "limits", "no run could keep all of them: "),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "what", "says"), WRONG_LIMITS)
+def test_limits_under_which_no_run_could_take_place_are_wrong(check, home, text, what, says):
+    (home / "limits.yaml").write_text(text)
+    (home / "own.csv").write_text("a,b\n1,2\n")
+    wrong, _ = check(data="own.csv", more=("--limits", str(home / "limits.yaml")))
+    assert list(wrong) == [what] and says in wrong[what], wrong
+
+
+def test_limits_that_some_run_keeps_are_right(check, home):
+    (home / "limits.yaml").write_text(
+        "target: a\nclasses: ['1']\nmin-class: 1\ncolumns: [a]\nform: {gaps: [x], sheet: [y]}\n"
+        "min-noise: 0.5\nmin-sum-noise: 0.5\nsecure-sum: required\nmin-sum: 5\n"
+        "max-runs: 1\nmax-queries: 1\ntotal-epsilon: 30\n"
+    )
+    (home / "own.csv").write_text("a,b\n1,2\n")
+    wrong, _ = check(data="own.csv", more=("--limits", str(home / "limits.yaml")))
+    assert wrong == {}
 
 
 def test_a_clock_that_is_behind_is_admitted_and_said(check, server):

@@ -69,7 +69,9 @@ ATTACKS = (
     ("classes", {"labels": {"0": ["0"], "1": ["1"]}}),
     ("classes", {"classes": ["0"]}),
     ("columns", {"ignore": ["ward"]}),
-    ("columns", {"site": ["ward"], "gaps": ["a"], "ignore": ["bmi"]}),
+    ("columns", {"site": ["ward"], "ignore": ["bmi"]}),
+    ("form", {"group": ["age"], "gaps": ["20"]}),
+    ("form", {"columns": ["ill", "chol", "age", "ward", "bmi"]}),
     ("columns", {"categories": {"ward": ["a", "b"]}, "ignore": ["bmi"]}),
 )
 
@@ -79,6 +81,16 @@ def test_a_run_that_asks_for_more_than_the_limits_name_learns_nothing(site, limi
     site.limit(LIMITS)
     assert site.ask()["train-images"] > 0
     site.refused(limit, **changes)
+
+
+def test_spellings_of_a_gap_count_a_columns_values_where_nothing_limits_them(site):
+    """A row without its group is left out: whoever names the gap asks for the ages of patients."""
+    both = [site.ask(group=["age"], gaps=gaps)["train-images"] for gaps in (["none"], ["20"])]
+    assert both[0] > both[1]  # there are patients who are 20
+    site.limit("columns: [age, chol, ill]\ngroup: [age]\nform: {gaps: [none]}")
+    assert site.ask(group=["age"], gaps=["none"])["train-images"] == both[0]
+    site.refused("form", group=["age"], gaps=["20"])
+    site.refused("group", gaps=["none"])
 
 
 def test_labels_are_compared_with_their_ranges(site):

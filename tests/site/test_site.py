@@ -1,7 +1,9 @@
 """What a client has on its device, and what nodes bring that own a file each."""
 
 import csv
+from io import StringIO
 
+import pandas as pd
 import torch
 
 from fedhet.site.local_data import examples_of, load_local
@@ -31,11 +33,12 @@ def test_a_partition_file_that_changed_is_read_again(tmp_path) -> None:
         assert len(data.split.train) == count
 
 
-def test_nodes_bring_a_csv_each_and_who_has_other_columns_is_refused(tmp_path) -> None:
+def test_nodes_bring_a_csv_each_in_any_order_and_who_lacks_a_column_is_refused(tmp_path) -> None:
     rows = [f"{40 + k},{'' if k % 7 else 2.5},{'fm'[k % 2]},{k % 2}" for k in range(40)]
-    columns = ("age,ca,sex,num", "age,ca,sex,num", "ca,age,sex,num")
-    for k, header in enumerate(columns):
-        (tmp_path / f"{k}.csv").write_text("\n".join([header, *rows[:: 1 - 2 * (k == 1)]]) + "\n")
+    frame = pd.read_csv(StringIO("\n".join(["age,ca,sex,num", *rows])))
+    columns = (["age", "ca", "sex", "num"], ["num", "sex", "ca", "age"], ["ca", "sex", "num"])
+    for k, names in enumerate(columns):
+        frame[names][:: 1 - 2 * (k == 1)].to_csv(tmp_path / f"{k}.csv", index=False)
 
     def give(grid):
         for k in range(len(columns)):
@@ -52,5 +55,5 @@ def test_nodes_bring_a_csv_each_and_who_has_other_columns_is_refused(tmp_path) -
     run, _ = simulate(config, before=give, simulated=False)
     assert {row["client"] for row in csv.DictReader(run.clients.open())} == {"h0", "h1"}
     reasons = [failure["reason"] for failure in run.read_summary()["failures"]]
-    assert any("column 'ca' is where this run has 'age'" in reason for reason in reasons)
+    assert any("columns are without age, which this run has" in reason for reason in reasons)
     assert run.read_rounds()[-1]["replied"] == 2

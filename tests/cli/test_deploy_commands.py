@@ -213,7 +213,7 @@ class Link:
 
 
 def test_status_puts_superlink_and_run_folder_together(tmp_path):
-    (tmp_path / "partition.csv").write_text("client,x,y\na,3,4\nb,0,0\n")
+    (tmp_path / "partition.csv").write_text("client,x,y\na,3,4\nb,,\n")
     (tmp_path / "clients.csv").write_text(
         "round,client,model,generation,test_accuracy,val_accuracy,other\n1,a,cnn-5,1,50.0,,\n"
         "2,a,cnn-5,2,75.0,,\n"

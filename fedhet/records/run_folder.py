@@ -499,14 +499,20 @@ def processor() -> str:
     """Architecture, model as far as the system tells, and the vector instructions in use.
 
     Sums are rounded in an order that depends on them: runs that were made on two kinds of processor
-    drift apart. Example: ``x86_64, AMD EPYC 9354, AVX512``.
+    drift apart. Example: ``x86_64, AMD EPYC (family 25, model 17), AVX512``.
     """
     import torch  # noqa: PLC0415  (who only reads a run folder waits for no torch)
 
-    make = platform.processor()
-    with contextlib.suppress(OSError):  # Linux's; the second name is what ARM has
-        text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
-        make = next(iter(re.findall(r"(?m)^(?:model name|CPU part)\s*:\s*(\S.*)$", text)), make)
+    cpu: dict[str, str] = {}
+    with contextlib.suppress(OSError):  # Linux's; not there elsewhere
+        text = _CPUINFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+        cpu = dict(re.findall(r"(?m)^([^\t:]+?)\s*:\s*(\S.*)$", text))
+    numbers = {"family": "cpu family", "model": "model"}
+    if cpu.get("CPU part"):  # ARM
+        numbers = {"implementer": "CPU implementer", "part": "CPU part"}
+    known = [f"{word} {cpu[key]}" for word, key in numbers.items() if cpu.get(key)]
+    name = cpu.get("model name") or cpu.get("cpu") or platform.processor()
+    make = f"{name} ({', '.join(known)})".strip() if known else name
     parts = (platform.machine(), make, torch.backends.cpu.get_cpu_capability())
     return ", ".join(part for part in dict.fromkeys(parts) if part)
 

@@ -21,8 +21,8 @@ def test_the_processor_is_named_with_the_instructions_that_round():
 @pytest.mark.parametrize(
     ("cpuinfo", "said"),
     [
-        (b"cpu family: 6\nmodel name : X\xff 1\n\nmodel name: Y", "X\ufffd 1"),
-        (b"CPU implementer : 0x41\nCPU part : 0xd40\n", "0xd40"),
+        (b"cpu family: 6\nmodel name : X\xff 1\n\nmodel name: Y", "X\ufffd 1 (family 6)"),
+        (b"CPU implementer : 0x41\nCPU part : 0xd40\n", "(implementer 0x41, part 0xd40)"),
     ],
 )
 def test_every_kind_of_linux_says_what_it_runs_on(monkeypatch, tmp_path, cpuinfo, said):

@@ -1,5 +1,6 @@
 """What the columns of a file hold and what each is for: one description for every command."""
 
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -44,12 +45,12 @@ _SITES = _words(
     "site sites site_id site_name hospital hospital_id hospital_name clinic clinic_id center "
     "centre center_id centre_id institution institution_id institute inst facility facility_id "
     "hopital klinik klinikum krankenhaus spital site_code hospital_code center_code "
-    "centre_code"
+    "centre_code zentrum standort centro etablissement"
 )
 _SITE_WORDS = _words(
     "ward device machine factory plant station branch department dept scanner lab laboratory "
     "school store region country provider practice surgeon physician cohort source site hospital "
-    "clinic center centre person subject user participant"
+    "clinic center centre person subject user participant zentrum standort abteilung centro"
 )
 _SERIAL = re.compile(r"(sample|row|obs|observation|serial|seq|sequence)_")
 _NUMBERED = re.compile(r"\w*_(id|ids|nr|nbr|uid|uuid|guid|pk)")
@@ -65,14 +66,17 @@ _DESCRIBES = re.compile(  # an example rather than its class
     r"|education|married|smok\w*|child\w*|name|fold|split|batch|num|number|count|n)(_|$)"
 )
 _EVENTS = re.compile(
-    r"^e_|(^|_)(status|f?u?stat|event\w*|death|dead|died|deceased|cens\w*|relapse\w*|recur\w*"
+    r"^e(_|$)|(^|_)(observed|progression|gestorben|verstorben|tod|ereignis|deces|evenement|muerte"
+    r"|fallecid[oa]|evento|status|f?u?stat|event\w*|death|dead|died|deceased|cens\w*|relapse\w*|recur\w*"
     r"|failure|arrest|churn|surviv\w*|mortality|dfs|pfs|os)(_|$|\d)"
 )
 _TIMES = re.compile(
     r"(f|fu|s|d|obs|surv|survival|event|follow_?up|life)?_?t(ime)?s?\d?|t_\w+|len_?fol\w*|tte"
     r"|duration|(survival|overall_)\w*|(os|pfs|dfs|rfs)_?(time|days|months|years)?|days|weeks"
     r"|months|t?stop|futime|lifetime|tenure|(time|days|weeks|months|years)_(to|until|of|in)_\w+"
-    r"|\w*(follow_?up|survtime|survival_?time)\w*|\w+_(time|days|months)_to_\w+"
+    r"|\w*(follow_?up|survtime|survival_?time)\w*|\w+_(time|days|months)_to_\w+|t2e"
+    r"|(\w+_)?(zeit|dauer|ueberleben\w*|tage_bis\w*|temps|duree|suivi|survie|tiempo|seguimiento)"
+    r"(_\w+)?"
 )
 _LATER = re.compile(
     r"(^|_)(discharge\w*|cause_of_death|death\w*|dod|autopsy|los|length_of_stay|time_in_hospital"
@@ -265,8 +269,16 @@ class Description:
         if "group" in propose and not reading.group:
             free = (one for name, one in columns.items() if name not in reading.keyed)
             groups = [one for one in free if one.is_group and not _SERIAL.match(snake(one.name))]
-            fewest = sorted(groups, key=lambda one: one.values)[:1]
-            reading = replace(reading, group=tuple(one.name for one in fewest))
+            fewest = [one.name for one in sorted(groups, key=lambda one: one.values)[:1]]
+            if not fewest and reading.site:  # numbers that every site gives anew
+                sites = math.prod(columns[name].values for name in reading.site)
+                fewest = [
+                    name for name, one in columns.items()
+                    if name not in reading.keyed and PERSON.fullmatch(snake(name))
+                    and 5 <= one.values <= one.known / sites  # noqa: PLR2004
+                ][:1]  # fmt: skip
+                fewest = [*reading.site, *fewest] if fewest else []
+            reading = replace(reading, group=tuple(fewest))
         self.reading = reading
         self.roles = {name: self._role(name) for name in columns}
         if not self.features and not propose:  # better than nothing
@@ -508,3 +520,16 @@ def leaks(names: Sequence[str], x: npt.NDArray[Any], labels: Indices, target: st
                 f"held-out rows: if it is known only after '{target}', leave it out with "
                 f"ignore={name}"
             )
+    if labels.max() > 1:
+        return
+    ones = labels[:, None] == 1  # of a class that is one column of several, as 0 and 1
+    exclusive = [
+        name for name, column in zip(names, x.T, strict=True)
+        if np.isin(column, (0, 1)).all() and column.any() and not column[ones[:, 0]].any()
+    ]  # fmt: skip
+    beside = x[:, [name in exclusive for name in names]]
+    if len(exclusive) > 1 and (np.hstack([ones, beside]).sum(1) == 1).all():
+        yield (
+            f"columns {listed(exclusive)} and '{target}' are one class in several columns, one of "
+            f"which is 1 in every row: leave them out with ignore={','.join(exclusive)}"
+        )

@@ -289,15 +289,18 @@ def _alike(paths: Sequence[str]) -> tuple[npt.NDArray[np.int32], str]:
     files = [PurePosixPath(path) for path in paths]
     endings, names = {file.suffix for file in files}, [file.stem for file in files]
     # Where a name occurs twice, every folder counts from one.
-    pattern = "{folder}/" * (len({*names}) < len(names)) + "{group}{suffix}"
-    pattern += min(endings) if len(endings) == 1 else ".*"
-    if len(endings) > 1 and any("." in name for name in names):
-        return np.zeros(0, np.int32), ""
-    groups = groups_of(paths, pattern)
-    sizes = np.bincount(groups)
-    few = len(sizes) < _FEWEST or sizes.mean() > _LARGEST
-    few = few or sizes[sizes > 1].sum() < _SHARE * len(paths)
-    return (groups[:0], "") if few else (groups, pattern)
+    forms = ["{group}{suffix}"]
+    if all(re.match(r"[A-Za-z]+-?\d+_", name) for name in names):  # sub-01_ses-2_T1w
+        forms.append("{group}_*")
+    for form in forms if len(endings) == 1 or not any("." in name for name in names) else ():
+        pattern = "{folder}/" * (len({*names}) < len(names)) + form
+        pattern += min(endings) if len(endings) == 1 else ".*"
+        groups = groups_of(paths, pattern)
+        sizes = np.bincount(groups)
+        few = len(sizes) < _FEWEST or sizes.mean() > _LARGEST
+        if not few and sizes[sizes > 1].sum() >= _SHARE * len(paths):
+            return groups, pattern
+    return np.zeros(0, np.int32), ""
 
 
 def _folder_stream(

@@ -30,10 +30,13 @@ from fedhet.errors import UserError, nearest
 MAX_CLASSES = 10_000
 MEASURED = 20  # different numbers of a target that is taken for a measurement, if they are many
 PERSON = re.compile(  # names of columns that say whose a row is, or of what it was cut
-    r"(\w+_)?(patient|pat|person|subject|subj|sub|participant|individual|animal|mouse|rat|donor"
-    r"|child|infant|mother|family|household|recording|record|scan|slide|lesion|case|volunteer"
-    r"|proband|specimen|sample|user|client|customer|speaker|writer|session|trip|eye|encounter|hadm"
-    r"|stay|unit|engine|study|series)s?_?(id|ids|no|nr|nbr|num|number|code|key|uid|uuid|name)?"
+    r"(?!(len|length|time|days|duration)_)(\w+_)?(patient(en)?|pat|proband(en)?|versuchsperson"
+    r"|versicherten|paciente|sujeto?|dossier|pseudonym|person|subject|subj|sub|participant|individual|animal"
+    r"|mouse|rat|donor|child|infant|mother|family|household|recording|record|scan|slide|lesion|case"
+    r"|volunteer|specimen|sample|user|client|customer|speaker|writer|session|trip|eye|encounter|hadm"
+    r"|stay|unit|engine|study|series)s?_?"
+    r"(id|ids|no|nr|nbr|num|numm?ero?|code|key|uid|uuid|name|kennung)?"
+    r"|(sur|last_?|full_?|nach)?name|(fall|kind|tier|akten?|vp)_?(id|nr|nummer)"
     r"|pid|mrn|ptid|rid|id|ids|uuid|guid|nr|ident|subid|usubjid"
 )
 _FEW_GROUPS = 10  # values of such a column below which it says nothing of whose a row is
@@ -182,12 +185,16 @@ class Classes:
     def _refuse_several(self) -> None:
         """Raise UserError for cells of several classes, such as ``a|b`` beside ``b|c``."""
         lists = [name for name in self._code if name.startswith("[")]
-        for sign in "|;,":
+        for sign in ("|", ";", ",", "+", "/", "&", " and ", " und ", " et ", " y "):
             split = {name: {*map(str.strip, name.split(sign))} for name in self._code}
             counts = Counter(part for parts in split.values() for part in parts)
-            known = {*split} if sign == "," else {part for part in counts if counts[part] > 1}
-            joined = [name for name in split if sign in name.strip(sign)]
-            again = sum(not known.isdisjoint(split[name]) for name in joined)
+            often = {part for part in counts if counts[part] > 1}
+            known = often if sign in "|;" else {*split}
+            joined = [name for name, parts in split.items() if len(parts - {""}) > 1]
+            again = sum(
+                not known.isdisjoint(split[name]) if sign in "|;," else split[name] <= known
+                for name in joined
+            )
             if lists or (joined and 2 * again >= len(joined)):
                 raise UserError(
                     f"target: '{self._reading.target}' has several classes in one cell "

@@ -291,6 +291,12 @@ def test_images_whose_names_differ_in_a_suffix_are_said(tmp_path, form, ends):
     assert pattern == "{group}{suffix}.png" and sorted(groups) == sorted(map(sorted, expected))
 
 
+def test_images_whose_names_begin_with_a_person_are_said(tmp_path):
+    names = [f"sub-{k // 3:02}_ses-{k % 3}_T1w" for k in range(60)]
+    pattern, groups = _named(tmp_path, names)
+    assert pattern == "{group}_*.png" and len(groups) == 20
+
+
 @pytest.mark.parametrize("form", ["img_{:04}", "{:04}", "scan_1_{}", "x{}y"])
 def test_numbered_images_are_no_groups(tmp_path, form):
     assert _named(tmp_path, [form.format(k) for k in range(100)]) == ("", [])

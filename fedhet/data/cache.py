@@ -53,9 +53,15 @@ class Dataset(Content):
 
     def about_repeats(self, clients: Sequence[Any]) -> list[str]:
         """Return a line about test examples that also stand in train, of these splits, if any."""
-        train = {hash(self.examples[k].tobytes()) for one in clients for k in one.train}
-        tests = [hash(self.examples[k].tobytes()) for one in clients for k in one.test]
-        count = sum(one in train for one in tests)
+        # Of each a page of its file tells most apart; only those alike in it are read whole.
+        flat = self.examples.reshape(len(self.examples), -1)
+        middle = flat.shape[1] // 2
+        parts = [hash(one.tobytes()) for one in flat[:, middle : middle + 64]]
+        train = [k for one in clients for k in one.train]
+        tests = [k for one in clients for k in one.test]
+        alike = {parts[k] for k in train} & {parts[k] for k in tests}
+        whole = {hash(flat[k].tobytes()) for k in train if parts[k] in alike}
+        count = sum(parts[k] in alike and hash(flat[k].tobytes()) in whole for k in tests)
         again = (
             f"{count:,} of {len(tests):,} test examples also stand in train, equal in all values"
         )

@@ -17,6 +17,7 @@ from fedhet.errors import UserError
 
 CLASS, SITE, GROUP, IDENTIFIER, IMAGE_FILE = "class", "site", "group", "identifier", "image"
 NUMBER, CATEGORY, TEXT, DATE, UNUSED = "number", "category", "text", "date", "not used"
+LEFT = (IDENTIFIER, DATE, TEXT, UNUSED)  # what models of a table do not see
 FEW = 50  # values of a column of texts that is taken for categories
 COUNTED = 1000  # different values of a column that are counted one by one
 ROWS_OF_IDS = 20  # rows from which on a column that differs in all of them is no feature
@@ -387,16 +388,16 @@ class Description:
         """Return lines about all columns that cannot be features, with what to do."""
         lines = []
         for why, advice in _ADVICE.items():
-            columns = [
-                self.columns[name] for name, (_, reason) in self.roles.items() if why == reason
-            ]
-            places = {
-                one.name: f"; {shown(one.word)} at {one.at}" * (why == _MIXED) for one in columns
-            }
-            each = listed([f"{one.name} ({one.many}{places[one.name]})" for one in columns])
-            names = ",".join(places)
-            hint = advice.format(names=names, first=names.partition(",")[0])
-            lines += [f"{why}: {each}: ignore={names} leaves them out; {hint}"] if columns else []
+            columns = [one for name, one in self.columns.items() if self.roles[name][1] == why]
+            if columns:
+                names = ",".join(one.name for one in columns)
+                where = "; {} at {}" if why == _MIXED else ""
+                each = listed([
+                    f"{one.name} ({one.many}{where.format(shown(one.word), one.at)})"
+                    for one in columns
+                ])  # fmt: skip
+                hint = advice.format(names=names, first=columns[0].name)
+                lines.append(f"{why}: {each}: ignore={names} leaves them out; {hint}")
         return lines
 
     def line(self) -> str:

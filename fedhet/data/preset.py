@@ -11,35 +11,12 @@ from typing import Any
 import numpy as np
 
 from fedhet.config.schema import RunConfig
-from fedhet.data import formats, rows
+from fedhet.data import describe, formats, rows
 from fedhet.data.cache import Dataset
-from fedhet.data.describe import (
-    DATE,
-    IDENTIFIER,
-    NUMBER,
-    TEXT,
-    UNUSED,
-    Description,
-    Unclear,
-    about_site,
-    describe,
-    site_like,
-)
-from fedhet.data.formats import ROW_SUFFIXES, holds
+from fedhet.data.describe import Description, Unclear
 from fedhet.data.image_tables import image_column
 from fedhet.data.images import MAX_DEPTH, files_below, is_image
-from fedhet.data.inputs import (
-    DATASETS,
-    GAPS,
-    IMAGE,
-    SIGNAL,
-    TABLE,
-    TOKENS,
-    Reading,
-    counted,
-    listed,
-    noun,
-)
+from fedhet.data.inputs import GAPS, IMAGE, SIGNAL, TABLE, TOKENS, Reading, counted, listed, noun
 from fedhet.data.partition import about_classes
 from fedhet.data.signals import Npz
 from fedhet.errors import UserError, one_line
@@ -56,6 +33,7 @@ _RATE = 0.01  # highest where `class-weights` are offered: with larger ones rare
 _WEIGHTS = (
     "in training a rare class counts as much as a common one; its probabilities are then too high"
 )
+_ROWS = ("", "table", "texts", "signals")
 _HEADS = ("column", "kind", "values", "gaps", "examples", "is", "why")
 
 Keys = dict[str, Any]
@@ -87,9 +65,9 @@ def initialise(  # noqa: PLR0913, PLR0917  (what the command line is made of)
     keys: Keys = {"dataset": dataset, "data-path": str(place)}
     keys |= {key: value for key, value in given.items() if key not in keys}
     lines: list[str] = []
-    if dataset == "signals" and holds(place, (*formats.NPZ_SUFFIXES, ".npy")):
+    if dataset == "signals" and formats.holds(place, (*formats.NPZ_SUFFIXES, ".npy")):
         lines = _of_windows(keys, given, place)
-    elif dataset in {"", *DATASETS} or (place.is_file() and place.suffix != ".zip"):
+    elif dataset in _ROWS or (place.is_file() and place.suffix != ".zip"):
         try:
             lines = _of_rows(keys, given, checked, show, ask)
         except Unclear as error:
@@ -98,14 +76,13 @@ def initialise(  # noqa: PLR0913, PLR0917  (what the command line is made of)
             command = shlex.join(["fedhet", "init", path, *texts])
             raise UserError(f"{error}; for example: {command}") from error
     data = checked(keys)[1]()
-    about = about_classes(data, noun(keys["dataset"]))
     if data.inputs.kind == IMAGE:
         each = counted(data.classes, data.labels)
         lines.append(f"{len(data.labels):,} images; {len(data.classes)} classes: {each}")
-    keys = _training(keys, given, data)
-    _write(target, keys, data)
-    warnings = (f"warning: {one}" for one in (*data.warnings, *about))
-    for line in dict.fromkeys((*lines, *data.notes, *warnings)):  # a name may have several lines
+    about = (*data.warnings, *about_classes(data, noun(keys["dataset"])))
+    _write(target, _training(keys, given, data), data)
+    # A name may have several lines.
+    for line in dict.fromkeys((*lines, *data.notes, *(f"warning: {one}" for one in about))):
         yield one_line(line, None)
     yield from (f"wrote {target}; it runs with:", f"fedhet run {target}")
 
@@ -125,29 +102,27 @@ def _write(target: Path, keys: Keys, dataset: Dataset) -> None:
         raise UserError(f"'{target}' cannot be written: {error.strerror}") from error
 
 
-def _dataset(  # noqa: PLR0911  (one for each kind of path)
-    path: Path, given: Mapping[str, Any]
-) -> tuple[Path, str]:
+def _dataset(path: Path, given: Mapping[str, Any]) -> tuple[Path, str]:
     """Return the path to read and the dataset that it is; empty where its rows must say."""
+    zipped = path.suffix.lower() == ".zip"
     if given.get("dataset"):
         return path, given["dataset"]
-    if path.is_dir() and holds(path, ROW_SUFFIXES):
+    if path.is_dir() and formats.holds(path, formats.ROW_SUFFIXES):
         images = any(map(is_image, files_below(path, "data-path", MAX_DEPTH)))
-        for table in formats.find_files("table", str(path), ROW_SUFFIXES) if images else ():
+        tables = formats.find_files("table", str(path), formats.ROW_SUFFIXES) if images else ()
+        for table in tables:
             if image_column(rows.open_rows([table]), table.parent, Reading())[0]:
                 return table, "image-folder"
         return path, ""
-    if holds(path, (*formats.NPZ_SUFFIXES, ".npy")):
+    if formats.holds(path, (*formats.NPZ_SUFFIXES, ".npy")):
         return path, "signals"
-    if path.suffix.lower() == ".zip":
+    if zipped:
         with contextlib.suppress(UserError):
-            formats.zipped_table(path, ROW_SUFFIXES)
+            formats.zipped_table(path, formats.ROW_SUFFIXES)
             return path, ""
-    if path.is_dir() or path.suffix.lower() == ".zip":
-        return path, "image-folder"
-    if is_image(path.name):
+    if is_image(path.name) and not path.is_dir():
         raise UserError(f"'{path}' is one image: give the folder with a folder for each class")
-    return path, "image-folder" if given.get("image") else ""
+    return path, "image-folder" if path.is_dir() or zipped or given.get("image") else ""
 
 
 def _of_windows(keys: Keys, given: Mapping[str, Any], place: Path) -> list[str]:
@@ -155,7 +130,7 @@ def _of_windows(keys: Keys, given: Mapping[str, Any], place: Path) -> list[str]:
     first = formats.find_files("signals", str(place), formats.NPZ_SUFFIXES)[0]
     arrays = Npz(first, keys.get("axes", ""))
     keys["axes"] = arrays.axes
-    names = [name for name in arrays.columns if site_like(name)]
+    names = [name for name in arrays.columns if describe.site_like(name)]
     if names and "site" not in given and place.is_file():  # in a folder each is a site
         keys["site"] = names
     taken = {*arrays.used, *keys.get("site", ()), *given.get("group", ())}
@@ -171,7 +146,7 @@ def _of_rows(
     propose = {"group", "site"} - given.keys()
     if file.site is not None or keys["dataset"] == "signals":
         propose -= {"site"}
-    description = describe(file, reading, propose | {"group"})
+    description = describe.describe(file, reading, propose | {"group"})
     columns = description.columns
     count = max((one.rows for one in columns.values()), default=0)
     title = f"{keys['data-path']}: {count:,} rows, {len(columns)} columns"
@@ -192,7 +167,7 @@ def _of_rows(
         keys["gaps"] = sorted({*filter(None, GAPS), *words})
     lines = _choose(keys, description)
     if likely and not description.reading.site:
-        lines.append(about_site(likely[0]))
+        lines.append(describe.about_site(likely[0]))
     show(title, _HEADS, _table(description))
     return lines
 
@@ -200,7 +175,7 @@ def _of_rows(
 def _open(keys: Keys, checked: Checked) -> tuple[rows.RowFile, Reading]:
     """Return the file of rows and the keys' reading; name columns without header."""
     reading, _ = checked(keys | {"dataset": keys["dataset"] or "table"})
-    paths = formats.find_files("table", keys["data-path"], ROW_SUFFIXES)
+    paths = formats.find_files("table", keys["data-path"], formats.ROW_SUFFIXES)
     try:
         file = rows.open_rows(paths, reading.form)
     except rows.NoHeader as error:
@@ -214,28 +189,25 @@ def _open(keys: Keys, checked: Checked) -> tuple[rows.RowFile, Reading]:
 
 def _choose(keys: Keys, description: Description) -> list[str]:
     """Choose what the file is read as, and add the columns' keys; return lines about it."""
-    texts, lines = description.of(TEXT), []
+    texts, lines = description.of(describe.TEXT), []
     only = texts and not description.features
-    keys["dataset"] = keys["dataset"] or ("texts" if only else "table")
-    if keys["dataset"] == "texts" and texts:
+    keys["dataset"] = dataset = keys["dataset"] or ("texts" if only else "table")
+    if dataset == "texts" and texts:
         longest = max(texts, key=lambda name: description.columns[name].length)
         keys["text"] = keys.get("text") or longest
         description.reading = replace(description.reading, text=keys["text"])
-    elif keys["dataset"] == "table":
-        lines = [f"not used: {one}" for one in description.unusable()]
-        if texts:
-            lines.append(f"dataset=texts text={texts[0]} reads the texts of '{texts[0]}' alone")
     reading = description.reading
     keys["target"] = reading.target
     keys |= {k: list(value) for k in ("site", "group") if (value := getattr(reading, k))}
-    if keys["dataset"] == "table":
-        numbers, categories = description.of(NUMBER), description.categories
-        if not numbers and not categories:
+    if dataset == "table":
+        lines = [f"not used: {one}" for one in description.unusable()]
+        if texts:
+            lines.append(f"dataset=texts text={texts[0]} reads the texts of '{texts[0]}' alone")
+        if not description.features:
             raise UserError(f"{keys['data-path']}: no column is left that models can see")
-        left = description.of(IDENTIFIER, DATE, TEXT, UNUSED)
         columns = {
-            "numbers": numbers, "ignore": left,
-            "categories": {name: list(values) for name, values in categories.items()},
+            "numbers": description.of(describe.NUMBER), "ignore": description.of(*describe.LEFT),
+            "categories": {name: list(some) for name, some in description.categories.items()},
         }  # fmt: skip
         keys |= {key: names for key, names in columns.items() if names}
         if description.is_recording():
@@ -249,8 +221,8 @@ def _choose(keys: Keys, description: Description) -> list[str]:
                 f"warning: by their names known only after '{reading.target}': {listed(later)}: "
                 f"ignore={','.join(later)} leaves them out"
             )
-    elif keys["dataset"] != "signals":
-        description.leave_out(f"dataset={keys['dataset']} reads no other column")
+    elif dataset != "signals":
+        description.leave_out(f"dataset={dataset} reads no other column")
     if reading.image:
         keys["image"] = reading.image
     return lines
@@ -260,15 +232,16 @@ def _table(description: Description) -> list[list[object]]:
     """Return a line for each column, but not for hundreds of numbers alike."""
     names = [*description.columns]
     if len(names) > _SHOWN:
-        plain = description.of(NUMBER)[_SHOWN // 2 :]
-        names = [name for name in names if name not in {*plain}][:_SHOWN]
+        plain = {*description.of(describe.NUMBER)[_SHOWN // 2 :]}
+        names = [name for name in names if name not in plain][:_SHOWN]
     lines: list[list[object]] = []
     for name in names:
-        column, role = description.columns[name], description.roles[name]
-        shown = ", ".join(one_line(value, 24) for value in column.examples)
-        lines.append([name, column.kind, f"{column.values:,}", column.gaps, shown, *role])
+        one = description.columns[name]
+        examples = ", ".join(one_line(value, 24) for value in one.examples)
+        role = description.roles[name]
+        lines.append([name, one.kind, f"{one.values:,}", one.gaps, examples, *role])
     if rest := len(description.columns) - len(names):
-        lines.append([f"and {rest:,} more", "", "", "", "", "", ""])
+        lines.append([f"and {rest:,} more", *[""] * 6])
     return lines
 
 

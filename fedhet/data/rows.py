@@ -52,10 +52,7 @@ _TOP = re.compile(r'\ufeff?([ \t]*(#[^\r\n]*|"?sep=."?)?[ \t]*(\r\n|\r|\n))*')
 _UNPACK: dict[bytes, Callable[..., Any]] = {
     b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open,
 }  # fmt: skip
-_PARTS = {
-    "train": "train", "training": "train", "test": "test", "testing": "test",
-    "val": "validation", "valid": "validation", "validation": "validation",
-}  # fmt: skip
+_PARTS = {"train", "training", "test", "testing", "val", "valid", "validation"}
 _Record = tuple[int, list[str]]  # the line that a row ends in, and its fields
 Rows = tuple["RowFile", pd.DataFrame]
 
@@ -84,10 +81,11 @@ class RowFile:
         for file in self.files:
             rows = 0
             for frame in file._frames(list(dict.fromkeys((*texts, *numbers))), texts):
+                columns = frame.set_axis(range(rows, rows + len(frame))).items()
                 rows += len(frame)
                 yield file, pd.DataFrame({
                     name: _texts(column) if name in texts else as_numbers(column, file.form)
-                    for name, column in frame.items()
+                    for name, column in columns
                 })  # fmt: skip
             if not rows:
                 raise UserError(f"{file.where}: there is no row")
@@ -97,7 +95,7 @@ class RowFile:
         return (frame for file in self.files for frame in file._frames(list(columns), ()))
 
     def _frames(self, columns: list[str], texts: Collection[str]) -> Iterator[pd.DataFrame]:
-        """Yield these columns of some rows, whose index are their numbers."""
+        """Yield these columns of some rows."""
         raise NotImplementedError
 
     @property
@@ -153,7 +151,6 @@ def open_rows(paths: Sequence[Path], form: Form = Form()) -> RowFile:
 
 
 def _size(columns: int) -> int:
-    """Return how many rows a chunk has."""
     return max(256, min(65_536, CELLS // max(1, columns)))
 
 
@@ -161,7 +158,6 @@ def _size(columns: int) -> int:
 
 
 def _texts(series: pd.Series) -> pd.Series:
-    """Return stripped texts, empty for a gap."""
     return _as_str(series).where(series.notna(), "").str.strip()
 
 
@@ -222,8 +218,6 @@ class CsvFile(RowFile):
             raise UserError(f"{self.where}: the file is empty")
         self._choose_numbers(self._name_columns(records))
 
-    # --- its form
-
     def _text(self) -> str:
         """Return the first lines, whole ones, decoded; raise UserError for what is no table."""
         with self._bytes() as file:
@@ -256,7 +250,6 @@ class CsvFile(RowFile):
         return text[len(above) :]
 
     def _bytes(self) -> IO[bytes]:
-        """Open the file, unpacked."""
         if self._data is not None:
             return io.BytesIO(self._data)
         with self.path.open("rb") as file:
@@ -428,11 +421,8 @@ class CsvFile(RowFile):
             other = one.replace(".", "")
             self.found.append(f"{one} has a decimal point (thousands=. reads {other})")
 
-    # --- its rows
-
     @property
     def _quoting(self) -> dict[str, Any]:
-        """Return how fields are quoted, as csv and pandas want it."""
         if self.form.quote == "none":
             return {"quotechar": '"', "quoting": csv.QUOTE_NONE}
         return {"quotechar": self.form.quote, "quoting": csv.QUOTE_MINIMAL}
@@ -458,14 +448,15 @@ class CsvFile(RowFile):
         except pd.errors.EmptyDataError:
             pass
         except (pd.errors.ParserError, ValueError, csv.Error) as error:
-            text = re.sub(r"(line|row) (\d+)", self._line_of, one_line(error))
+            text = re.sub(
+                r"(line|row) (\d+)",
+                lambda found: f"line {self._skip + int(found[2]) + (found[1] == 'row')}",
+                one_line(error),
+            )
             more = "; quote=none reads a quote as a sign" if "inside string" in text else ""
             raise UserError(f"{self.where}: no CSV: {text}{more}") from error
         except OSError as error:
             raise UserError(f"{self.where}: {error.strerror or error}") from error
-
-    def _line_of(self, match: re.Match[str]) -> str:
-        return f"line {self._skip + int(match[2]) + (match[1] == 'row')}"
 
     def _sound(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return the rows that do not repeat the header, as those of joined files do.
@@ -493,8 +484,8 @@ class CsvFile(RowFile):
         return f"row {row + 1}" if line is None else f"line {line}"
 
     def lines(self) -> Iterator[int]:
-        """Yield the line of every row."""
-        return (line for line, _ in self._records())
+        """Yield the line of every row that does not repeat the header."""
+        return (line for line, row in self._records() if row != self.columns)
 
     def _records(self) -> Iterator[_Record]:
         with self._open() as file:
@@ -545,12 +536,10 @@ class FrameFile(RowFile):
 
     def _frames(self, columns: list[str], texts: Collection[str]) -> Iterator[pd.DataFrame]:
         """See :class:`RowFile`."""
-        stored, first = [self._stored[name] for name in columns], 0
+        stored = [self._stored[name] for name in columns]
         try:
-            for found in self._batches(stored, _size(len(columns))):
-                frame = found[stored].set_axis(columns, axis=1)
-                yield frame.set_axis(range(first, first + len(frame)))
-                first += len(frame)
+            for frame in self._batches(stored, _size(len(columns))):
+                yield frame[stored].set_axis(columns, axis=1)
         except (OSError, ValueError) as error:  # Arrow's own are of these
             raise UserError(f"{self.where}: damaged: {one_line(error)}") from error
 
@@ -594,13 +583,9 @@ def _several(paths: Sequence[Path], form: Form) -> RowFile:
     whole.found = list(dict.fromkeys(line for file in files for line in file.found))
     stems = [re.sub(r"[-_]?\d+(-of-\d+)?$", "", p.name.split(".")[0].lower()) for p in paths]
     numbered = all(re.search(r"-of-\d+\.", p.name) for p in paths)
-    parts = {*stems} <= {*_PARTS} or (numbered and len(paths) > len({*stems}))
+    parts = {*stems} <= _PARTS or (numbered and len(paths) > len({*stems}))
     if parts:
-        held: dict[str, list[str]] = {}
-        for stem, path in zip(stems, paths, strict=True):
-            held.setdefault(_PARTS.get(stem, "parts"), []).append(path.name)
-        each = "; ".join(f"{part}: {listed(names, 4)}" for part, names in held.items())
-        whole.found.append(f"parts of one data set, pooled: {each}")
+        whole.found.append(f"parts of one data set, pooled: {listed([p.name for p in paths])}")
     whole.site = None if parts else paths[0].parent
     names = {*first.columns} - {*first.index}
     for file, path in zip(files, paths, strict=True):

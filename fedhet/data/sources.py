@@ -411,9 +411,8 @@ def loaded(
         sites = np.array([codes[name] for name in names], dtype=np.int32)[kept]
         about = replace(about, sites=sites, site_names=safe_ids(list(codes)))
     if "groups" in columns:
-        codes_of = np.unique(columns["groups"].astype(str), return_inverse=True)[1][kept]
-        groups = codes_of.astype(np.int32)
-        about = replace(about, groups=groups, group_by="groups", grouped=True)
+        groups = np.unique(columns["groups"].astype(str), return_inverse=True)[1][kept]
+        about = replace(about, groups=groups.astype(np.int32), group_by="groups", grouped=True)
     if "tests" in columns:
         about = replace(about, tests=columns["tests"].astype(bool)[kept])
     if inputs.kind != IMAGE:
@@ -442,7 +441,6 @@ def _check_labels(
 
 
 def _check_range(what: str, numbers: npt.NDArray[Any], end: int, why: str) -> None:
-    """Raise ValueError for numbers that are not all in 0..end - 1."""
     low, high = numbers.min(), numbers.max()
     if low < 0 or high >= end:
         raise ValueError(f"{what} go from {low} to {high}, and {why}")
@@ -460,19 +458,24 @@ def _described(
         return image, _as_pixels(examples)
     from fedhet.data.signals import finite, small_numbers  # pandas: a second
 
+    shape = examples.shape[1:]
     if examples.dtype.kind not in ("iu" if kind == TOKENS else "iufb"):
         raise ValueError(f"{kind} examples {what}: must be {'whole ' * (kind == TOKENS)}numbers")
     if kind == SIGNAL:
-        inputs = Inputs(SIGNAL, examples.shape[1:], scale=float(data.scale))
+        inputs = Inputs(SIGNAL, shape, scale=float(data.scale))
         stored = small_numbers(examples)
         if not (good := finite(stored)).all():
             raise ValueError(f"signal {what}: example {int(np.argmin(good))} is not finite")
-    elif kind == TABLE:
+    elif kind == TOKENS:
+        inputs, stored = Inputs(TOKENS, shape, int(data.vocabulary)), examples.astype(np.int32)
+        why = f"vocabulary is {inputs.vocabulary}"
+        _check_range(f"tokens {what}: token ids", examples, inputs.vocabulary, why)
+    else:
         plain = data.columns or range(examples.shape[1])
         lists = tuple((str(n), tuple(map(str, vs))) for n, vs in data.categories.items())
         inputs = Inputs.table(tuple(map(str, plain)), lists)
         stored = examples.astype(np.float32)
-        if examples.shape[1:] != inputs.stored or np.isinf(stored).any():
+        if shape != inputs.stored or np.isinf(stored).any():
             raise ValueError(
                 f"table examples {what}: must be numbers (n, {len(inputs.columns)}), one for each "
                 "column, none infinite; a gap is NaN"
@@ -483,11 +486,6 @@ def _described(
                 raise ValueError(
                     f"column {name!r} must hold places in its {len(values)} categories"
                 )
-    else:
-        inputs, stored = Inputs(TOKENS, examples.shape[1:], int(data.vocabulary)), examples
-        why = f"vocabulary is {inputs.vocabulary}"
-        _check_range(f"tokens {what}: token ids", examples, inputs.vocabulary, why)
-        stored = examples.astype(np.int32)
     return load_inputs(inputs.dump()), stored
 
 

@@ -164,5 +164,5 @@ def test_parts_of_one_data_set_are_no_sites(tmp_path, opened):
     data = opened(None, Reading(target="ill", ignore=("site",)), "in")
     assert len(data.labels) == 120 and not data.site_names
     notes = " ".join(data.notes)
-    assert "parts of one data set, pooled: test: test.csv; train: train.csv" in notes
+    assert "parts of one data set, pooled: test.csv, train.csv" in notes
     assert "in the folder and not read: readme.txt" in notes

@@ -164,8 +164,11 @@ def test_what_cannot_be_known_is_one_line_that_says_where(opened, case):
 
 def test_lines_of_rows_are_counted_as_an_editor_does(tmp_path):
     (tmp_path / "t.csv").write_text('# a\nx,y\n"two\nlines",1\n\n3,1\n')
+    assert list(open_rows([tmp_path / "t.csv"]).lines()) == [4, 6]
+    (tmp_path / "t.csv").write_text("x,y\n1,1\nx,y\n2,1\n")  # two files in one
     file = open_rows([tmp_path / "t.csv"])
-    assert list(file.lines()) == [4, 6]
+    ((_, frame),) = file.chunks(["y"], ["x"])
+    assert list(file.lines()) == [2, 4] and file.place(frame.index[1]) == "line 4"
 
 
 def test_two_columns_of_one_name_are_told_apart(opened):

@@ -104,23 +104,20 @@ def read_frame(path: Path, sheet: str = "") -> tuple[pd.DataFrame | bytes, list[
     refuse_other(path)
     name, head, lines = path.name.lower(), _head(path), list[str]()
     for what, suffixes, mark, read in _READERS:
-        if name.endswith(tuple(suffixes.split())) if suffixes else re.match(mark, head):
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    frame = _excel(path, sheet, lines) if what == "Excel" else read(path)
-                    return frame, [f"a file of {what}", *lines]
-            except UserError:
-                raise
-            except ImportError as error:
-                raise UserError(
-                    f"data-path {path}: this is a file of {what}: {brief(error)}; or save its "
-                    "rows as CSV"
-                ) from error
-            except Exception as error:  # parsers raise nearly every kind
-                raise UserError(
-                    f"data-path {path}: not readable as {what} ({brief(error)}): {_SAVE}"
-                ) from error
+        if not (name.endswith(tuple(suffixes.split())) if suffixes else re.match(mark, head)):
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                frame = _excel(path, sheet, lines) if what == "Excel" else read(path)
+                return frame, [f"a file of {what}", *lines]
+        except UserError:
+            raise
+        except Exception as error:  # parsers raise nearly every kind; ImportError: an extra
+            problem = "this is a file of" if isinstance(error, ImportError) else "not readable as"
+            raise UserError(
+                f"data-path {path}: {problem} {what} ({brief(error)}): {_SAVE}"
+            ) from error
     return None
 
 

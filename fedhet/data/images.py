@@ -390,6 +390,10 @@ def _scan(root: Path) -> _Tree:
     if others and len(others) >= len(images):
         raise UserError(f"data-path {root}: {_other_level(root, others, len(images))}")
     if not images:
+        from fedhet.data.formats import refuse_other  # noqa: PLC0415  (pandas: a second)
+
+        for name in names if root.is_dir() else ():
+            refuse_other(root / name)
         raise UserError(
             f"data-path {root}: no images found; expected <class>/<image>, one folder for each "
             "class, with file names that end in " + " ".join(sorted(SUFFIXES))

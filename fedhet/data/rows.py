@@ -354,10 +354,7 @@ class CsvFile(RowFile):
         return values
 
     def _is_header(self, head: list[str], body: Sequence[list[str]], *, title: bool) -> bool:
-        """Return whether a row holds names; raise NoHeader if a key must give them.
-
-        Below a ``title`` only different names are a header.
-        """
+        """Return whether a row holds names; below a ``title`` only different ones are names."""
         given, width, known = list(self.form.columns), self._least, [*filter(None, head)]
         named = len({*known}) == len(known) and not any(map(_PLAIN.fullmatch, known))
         data = self._is_data(head, body) or (title and not named)
@@ -459,19 +456,14 @@ class CsvFile(RowFile):
             raise UserError(f"{self.where}: {error.strerror or error}") from error
 
     def _sound(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Return the rows that do not repeat the header, as those of joined files do.
-
-        Raise UserError for a row shorter than the others, which pandas would fill with gaps.
-        """
+        """Drop a repeated header, as of joined files; UserError for a row shorter than others."""
         first, last = frame[self.columns[0]], frame[self.columns[-1]]
         if not self._checked and (last.isna() | (last == "")).any():
             self._checked = True
             for line, row in self._records():
                 if len(row) < self._least:
-                    raise UserError(
-                        f"{self.where} line {line}: {len(row)} fields, but others "
-                        f"{len(self.columns)}"
-                    )
+                    fields = f"{len(row)} fields, but others {len(self.columns)}"
+                    raise UserError(f"{self.where} line {line}: {fields}")
         if pd.api.types.is_string_dtype(first):
             again = frame.index[first.str.strip() == self.columns[0]]
             again = [k for k in again if [str(v).strip() for v in frame.loc[k]] == self.columns]

@@ -149,26 +149,26 @@ def of_rows(file: RowFile, reading: Reading, classes: tuple[str, ...]) -> Stream
         channels = reading.channels or tuple(n for n in columns if n != reading.time)
         texts = keys.columns(file, (), [*channels, reading.time])
         cut = cut_recordings(file, reading, channels, texts)
+        shape, line = cut.windows.shape[1:], cut.line
         good = finite(cut.windows)
         for number, part in enumerate(cut.files):  # each file of a folder is a site
             own = cut.parts == number
             kept = keys.add(part, cut.rows[own], good[own], cut.recordings[own])
             yield cut.windows[own][kept]
-        shape: tuple[int, ...] = cut.windows.shape[1:]
-        return keys.content(Inputs(SIGNAL, shape, scale=reading.scale), (), [cut.line, file.said])
-    groups = [[name for name in columns if name.startswith(one)] for one in reading.channels]
-    groups = groups or [columns]
-    if len({len(group) for group in groups}) > 1 or not all(groups):
-        pairs = zip(reading.channels, groups, strict=True)
-        each = ", ".join(f"{name}: {len(group)}" for name, group in pairs)
-        raise UserError(f"channels: {file.where} has unequal numbers of columns ({each})")
-    shape = (len(groups), len(groups[0]))
-    rows = TableRows(Inputs.table(tuple(name for group in groups for name in group)))
-    for part, frame in file.chunks(keys.columns(file, rows.plain), rows.plain):
-        x = rows.numbers(part, frame).reshape(-1, *shape)
-        yield x[keys.add(part, frame, finite(x))]
-    notes = [f"one row a window of {shape}", file.said]
-    return keys.content(Inputs(SIGNAL, shape, scale=reading.scale), (), notes)
+    else:
+        groups = [[name for name in columns if name.startswith(one)] for one in reading.channels]
+        groups = groups or [columns]
+        if len({len(group) for group in groups}) > 1 or not all(groups):
+            pairs = zip(reading.channels, groups, strict=True)
+            each = ", ".join(f"{name}: {len(group)}" for name, group in pairs)
+            raise UserError(f"channels: {file.where} has unequal numbers of columns ({each})")
+        shape = (len(groups), len(groups[0]))
+        line = f"one row a window of {shape}"
+        rows = TableRows(Inputs.table(tuple(name for group in groups for name in group)))
+        for part, frame in file.chunks(keys.columns(file, rows.plain), rows.plain):
+            x = rows.numbers(part, frame).reshape(-1, *shape)
+            yield x[keys.add(part, frame, finite(x))]
+    return keys.content(Inputs(SIGNAL, shape, scale=reading.scale), (), [line, file.said])
 
 
 @dataclass(frozen=True)

@@ -94,8 +94,8 @@ def find_source(  # noqa: PLR0911  (one for each form of a name)
 
 def _of_images(data_path: str, reading: Reading) -> Source:
     """Return images in folders of classes, or those that a table lists."""
-    listing = reading.image or reading.target
-    if listing or (Path(data_path).is_file() and Path(data_path).suffix.lower() != ".zip"):
+    path = Path(data_path)
+    if reading.image or reading.target or (path.is_file() and path.suffix.lower() != ".zip"):
         from fedhet.data.image_tables import image_table  # noqa: PLC0415  (pandas: a second)
 
         return image_table(data_path, reading)
@@ -127,13 +127,9 @@ def _of_files(name: str, data_path: str, reading: Reading) -> Source:
 
 
 def _of_hub(dataset: str, data_path: str, reading: Reading) -> Source:
-    """Return ``hf:NAME subset=S split=train+test``, loaded by ``datasets``; split: ``train``.
+    """Return ``hf:NAME subset=S split=train+test``: of a local copy, else loaded from the hub.
 
-    With ``data-path`` the data comes from that folder instead: one that ``save_to_disk`` wrote, or
-    any that ``datasets.load_dataset`` reads; then nothing is downloaded. ``target`` names the class
-    (needed unless one column alone is a ``ClassLabel``), ``site`` the client. With ``text`` these
-    are texts, with a column of images they are images, and else rows. Its key has size and time of
-    the local copy's files; the hub's are taken as fixed.
+    Its key has size and time of the copy's files; the hub's are taken as fixed.
     """
     files: list[object] = []
     if data_path:
@@ -182,21 +178,21 @@ def _load(dataset: str, data_path: str) -> Any:
             f"dataset '{dataset}' needs flwr-datasets: pip install 'fedhet[hf]' ({brief(error)})"
         ) from error
     datasets.disable_progress_bars()
-    split = given.get("split", "train")
-    path = Path(data_path).expanduser()
+    path, split = Path(data_path).expanduser(), given.get("split", "train")
     try:
         if data_path and any((path / f"{n}.json").is_file() for n in ("state", "dataset_dict")):
-            found = datasets.load_from_disk(str(path))
-            if isinstance(found, datasets.Dataset):  # of one split, which has no name
-                return found
-            return datasets.concatenate_datasets([found[one] for one in split.split("+")])
+            saved = datasets.load_from_disk(
+                str(path)
+            )  # of one split, which has no name, or several
+            if isinstance(saved, datasets.Dataset):
+                return saved
+            return datasets.concatenate_datasets([saved[one] for one in split.split("+")])
         whole = str(path) if data_path else name
         return datasets.load_dataset(whole, given.get("subset"), split=split)
     except Exception as error:  # of the hub, the network, the files: nearly every kind
-        where = data_path or "the hub"
         raise UserError(
-            f"dataset '{dataset}' cannot be loaded from {where}: {brief(error)}; data-path="
-            "FOLDER names a local copy"
+            f"dataset '{dataset}' cannot be loaded from {data_path or 'the hub'}: {brief(error)}; "
+            "data-path=FOLDER names a local copy"
         ) from error
 
 
@@ -342,11 +338,7 @@ class Data:
 
 
 def _own(dataset: str, data_path: str) -> Source:
-    """Return what a user's ``load(data_path)`` gives: :class:`Data`, or examples, labels, names.
-
-    The key is the code of the function's module and of those beside it that it imports, and when
-    and how large the files of its data path are.
-    """
+    """Return what a user's function gives; its key is its code, and its files' sizes and times."""
     load: Callable[[str], Any] = plugins.load("dataset", dataset)
     if not inspect.isroutine(load):
         raise UserError(
@@ -508,10 +500,11 @@ def _as_pixels(images: npt.NDArray[Any]) -> Pixels:
         images = images.transpose(0, 2, 3, 1)
     if images.ndim == 4 and images.shape[3] == 1:
         images = images[..., 0]
-    fits = images.ndim == 3 or images.shape[3:] == (3,)
-    whole = images.dtype.kind in "iu" and images.size > 0
-    if not fits or not whole or images.min() < 0 or images.max() > 255:
-        what = f" from {images.min()} to {images.max()}" if fits and whole else ""
+    good = images.ndim == 3 or images.shape[3:] == (3,)
+    good = good and images.dtype.kind in "iu" and images.size > 0
+    span = (images.min(), images.max()) if good else (0, 0)
+    if not good or span[0] < 0 or span[1] > 255:
+        what = f" from {span[0]} to {span[1]}" if good else ""
         raise ValueError(
             f"images are {_shown(images)}{what}, must be uint8 (n, h, w, 3) or (n, h, w)"
         )

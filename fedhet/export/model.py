@@ -362,10 +362,7 @@ def export(
 
 
 def _write_onnx(model: Personalised, path: Path) -> dict[str, Any]:
-    """Write a model as ONNX in float32, compare it with torch, and return what the card says.
-
-    Raise UserError if the two do not agree.
-    """
+    """Write a model as ONNX in float32; return what the card says; UserError if torch differs."""
     rng, inputs, name = np.random.default_rng(0), model.inputs, _ONNX_NAMES[model.inputs.kind]
     shape = (64, *inputs.shape)
     drawn: Any = rng.uniform(-1, 1, shape) if inputs.kind == IMAGE else rng.normal(size=shape)

@@ -196,11 +196,7 @@ class _Source:
         return chain.from_iterable(self._file(path, given) for path, given in paths.items())
 
     def _images(self, places: Iterable[Path]) -> Iterator[_Piece]:
-        """Yield the readable image files, each once, some at a time: a folder may be large.
-
-        An image in a folder that is called like a class is of it. 8 bits are stretched to the
-        window of a model of scans.
-        """
+        """Yield the readable images; one in a folder that is called like a class is of it."""
         paths: dict[str, None] = {}
         for place in places:
             below = sorted(filter(is_image, files_below(place, "images"))) if place.is_dir() else []

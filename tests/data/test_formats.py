@@ -83,7 +83,7 @@ NAMED = {  # first bytes of a file, and the format that is named
     "p.xls": (b"\xd0\xcf\x11\xe0", "an Excel workbook before 2007"),
     "p.csv": (b"\x00\x01\xff" * 99, "a binary file of an unknown format"),
     "p.mat": (b"MATLAB 5.0 MAT-file", "a file of MATLAB: scipy.io.loadmat"),
-    "p.sav": (b"$FL2", "a file of SPSS: .*pyreadstat.*or save its rows as CSV"),
+    "p.sav": (b"$FL2", "a file of SPSS .*pyreadstat.*: save its rows as CSV"),
     "p.sas7bdat": (b"\0" * 32, "not readable as SAS .*save its rows as CSV"),
 }  # fmt: skip
 
@@ -94,6 +94,13 @@ def test_what_is_not_read_is_named_and_never_taken_for_text(tmp_path, opened, na
     with pytest.raises(UserError, match=what) as error:
         opened(head + bytes(99), READING, name)
     assert "utf-16" not in str(error.value)
+
+
+def test_a_folder_of_scans_of_another_format_is_named(tmp_path, opened):
+    (tmp_path / "in" / "ill").mkdir(parents=True)
+    (tmp_path / "in" / "ill" / "1").write_bytes(NAMED["p.dcm"][0])
+    with pytest.raises(UserError, match="in/ill/1: this is DICOM: convert the images to PNG"):
+        opened(None, Reading(), "in", "image-folder")
 
 
 # --- images that a table lists -------------------------------------------------------------------

@@ -157,14 +157,10 @@ def serve(control: int, command: int) -> NoReturn:
 
 
 def _work(handle: int, server: int, answer_all: Any) -> NoReturn:
-    """Be a worker: read the order, then answer messages until the connection is closed.
-
-    The order's ``log`` is the file that stdout and stderr go to, ``environment`` what is changed in
-    the environment, ``cwd`` the working folder; the rest is ``answer_all``'s.
-    """
+    """Be a worker: set up by the order, then answer messages until the connection is closed."""
     _end_with(server)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    code = 1
+    code = 0
     try:
         with Connection(handle) as connection:
             order = connection.recv()
@@ -177,10 +173,10 @@ def _work(handle: int, server: int, answer_all: Any) -> NoReturn:
                 setattr(sys, name, stream)  # that of the command may be closed
             connection.send(os.getpid())
             answer_all(connection, order)
-            code = 0
     except (EOFError, ConnectionError):  # the command has closed it
-        code = 0
+        pass
     except BaseException:
+        code = 1
         traceback.print_exc()
     finally:
         with contextlib.suppress(OSError, ValueError):

@@ -77,11 +77,10 @@ class SimulationGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Hand the messages to the executor; returns their ids."""
         self.between()
-        pushed = list(messages)
-        identities = [posted(message) for message in pushed]
-        for message in pushed:
+        pushed = {posted(message): message for message in messages}
+        for message in pushed.values():
             self.executor.submit(message)
-        return identities
+        return list(pushed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that are there; wait a little while there is none."""
@@ -132,22 +131,21 @@ def run(launch: Launch, on_rounds: OnRounds) -> None:
     """
     launch.folder.summary.unlink(missing_ok=True)
     reader = Reader(launch.folder, on_rounds)
-    ending = ("failed", "the run ended early")
+    ending, begun = ("failed", "the run ended early"), False
     cause: BaseException | None = None
-    grid: Grid | None = None
     client_app.shown.clear()  # another run of this process may have had the same
     try:
         with _console_to_log(launch), contextlib.ExitStack() as stack:
             grid = _grid(launch, reader.read, stack)
+            begun = True
             server_app.serve(grid, launch)
         reader.read()
     except (Interrupted, KeyboardInterrupt) as interrupt:
         ending = ("stopped", str(interrupt) or "SIGINT")
         raise
     except (Exception, SystemExit) as error:  # code of the user's may raise either
-        ending = ("failed", brief(error))
-        cause = error
-        if isinstance(error, UserError) and grid is None:
+        ending, cause = ("failed", brief(error)), error
+        if isinstance(error, UserError) and not begun:
             raise
     finally:
         with undisturbed():
@@ -158,15 +156,14 @@ def run(launch: Launch, on_rounds: OnRounds) -> None:
 def _grid(launch: Launch, between: Callable[[], None], stack: contextlib.ExitStack) -> Grid:
     """Return the grid that the configuration asks for; ``stack`` ends its processes."""
     config, text, early = launch.config, launch.envelope(), take_early()
-    if config.engine != "processes" and early is not None:
-        early.close()
     executor: Executor
-    if config.engine == "inline":
-        executor = Inline(partial(answered, contexts_of(text, config.clients)))
-    elif config.engine == "ray":
-        executor = RayTasks(launch, text)
-    else:
+    if config.engine == "processes":
         executor = WorkerPool(launch, text, early or ForkServer())
+    else:
+        if early is not None:
+            early.close()
+        inline = Inline(partial(answered, contexts_of(text, config.clients)))
+        executor = RayTasks(launch, text) if config.engine == "ray" else inline
     stack.callback(executor.close)
     return SimulationGrid(executor, config.clients, between)
 
@@ -248,7 +245,7 @@ class WorkerPool:
 
     def _dispatch(self) -> None:
         """Give each worker that is ready and has nothing to do the next message."""
-        for worker in list(self._workers):
+        for worker in self._workers:
             if self._waiting and worker.pid and worker not in self._running:
                 self._give(worker, self._waiting.popleft())
 
@@ -273,23 +270,18 @@ class WorkerPool:
         return received
 
     def _replace(self, worker: Worker) -> Message | None:
-        """Replace a dead worker. Return an error reply if its message ended two workers.
-
-        The message goes to the new worker: another one may have been killed at the same time.
-        """
-        if not worker.pid:
-            self._failed_starts += 1
+        """Replace a dead worker by one that gets its message; an error if that ended two."""
+        self._failed_starts += not worker.pid
         if self._failed_starts > STARTS:
             raise RunFailed("worker processes do not start: see log.txt, or the line above")
         number, message = self._workers.pop(worker), self._running.pop(worker, None)
         worker.end()
         new = self._start(number)
-        if message is None:
-            return None
-        self._deaths[message.metadata.message_id] += worker.pid > 0
-        if self._deaths[message.metadata.message_id] > 1:
-            return Message(Error(code=ENDED, reason=DIES), reply_to=message)
-        self._running[new] = message
+        if message is not None:
+            self._deaths[message.metadata.message_id] += worker.pid > 0
+            if self._deaths[message.metadata.message_id] > 1:
+                return Message(Error(code=ENDED, reason=DIES), reply_to=message)
+            self._running[new] = message
         return None
 
     def close(self) -> None:
@@ -306,13 +298,9 @@ _TOKEN = secrets.token_hex(32)  # Ray takes one for a process
 
 
 def _own_ray() -> dict[str, str]:
-    """Return the environment of a private Ray: on 127.0.0.1, refusing all without its token.
-
-    Ray binds a node's ports to 127.0.0.1 only if it expects no cluster. Users protect a cluster of
-    their own (``RAY_ADDRESS``) themselves: docs/how-to/several-machines.md.
-    """
+    """Return the environment of a private Ray: on 127.0.0.1, refusing all without its token."""
     return {
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # acts on every system
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # or it binds to all addresses, on every system
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": _TOKEN,
         "RAY_worker_niceness": "0",  # Ray would put training behind everything else (15)
@@ -502,10 +490,7 @@ class _Tee:
 
 @contextlib.contextmanager
 def _console_to_log(launch: Launch) -> Iterator[None]:
-    """Copy the server's log and stderr, tracebacks included, to ``log.txt``.
-
-    Unexpected errors of the server are printed here, where a debugger can still inspect them.
-    """
+    """Copy the server's log and stderr, tracebacks of unexpected errors too, to ``log.txt``."""
     log = logging.getLogger("fedhet")
     before = log.handlers[:], log.level, log.propagate
     with launch.folder.log.open("a", encoding="utf-8", buffering=1) as file:

@@ -37,12 +37,8 @@ class Launch:
 
     def envelope(self) -> str:
         """Return what the ServerApp gets."""
-        identity = {
-            "folder": str(self.folder.path),
-            "experiment": self.folder.experiment,
-            "resume": self.resume,
-        }
-        return envelope(self.config, identity)
+        identity = {"folder": str(self.folder.path), "experiment": self.folder.experiment}
+        return envelope(self.config, identity | {"resume": self.resume})
 
     def write_config(self) -> None:
         """Give a resumed folder this launch's configuration, if it had another."""
@@ -61,11 +57,8 @@ class Reader:
     def __init__(
         self, folder: RunFolder, on_rounds: OnRounds, tell: Callable[[str], None] = lambda _: None
     ) -> None:
-        self.folder = folder
-        self.on_rounds = on_rounds
-        self.tell = tell
-        self.size = -1
-        self.last = ""
+        self.folder, self.on_rounds, self.tell = folder, on_rounds, tell
+        self.size, self.last = -1, ""
 
     def read(self) -> None:
         """Look once; tell what is waited for if it was not what was told last."""
@@ -113,9 +106,9 @@ _PAUSE = 1  # OpenMP's omp_pause_soft
 def one_run() -> Iterator[None]:
     """Hold this process for one run, and leave it as it was, without the run's models.
 
-    Torch's generators, threads and flags and the standard streams are put back, and OpenMP's
-    threads are ended: a child that is forked later would wait for them for ever. A run in another
-    thread waits for this one, and says so. Raise UserError if the caller is a part of a run.
+    Torch's state and the standard streams are put back, and OpenMP's threads are ended: a child
+    that is forked later would wait for them for ever. A run in another thread waits for this one,
+    and says so. Raise UserError if the caller is a part of a run.
     """
     if threading.get_ident() in _holders:
         raise UserError(

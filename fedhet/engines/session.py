@@ -20,7 +20,6 @@ from fedhet.config.load import absolute_paths, build_config, resumed_config
 from fedhet.config.registry import find_method
 from fedhet.config.schema import RunConfig
 from fedhet.data.cache import Dataset
-from fedhet.data.inputs import Inputs
 from fedhet.data.partition import Partition, count_clients, says_clients
 from fedhet.deploy import bundle
 from fedhet.deploy.control import ServerFolder, tls_of
@@ -183,10 +182,9 @@ def verify(path: Path, *, trust: bool = False) -> tuple[RunFolder, Verification]
     neither this user made it nor ``trust`` is set.
     """
     folder = _existing(path)
-    with contextlib.ExitStack() as stack:
-        folder.started_config()  # before a lock is made in what is no run
-        if os.access(folder.path, os.W_OK):  # an archive may be read-only, and then nobody writes
-            stack.enter_context(folder.lock())
+    folder.started_config()  # before a lock is made in what is no run
+    writable = os.access(folder.path, os.W_OK)  # an archive is not, and then nobody writes to it
+    with folder.lock() if writable else contextlib.nullcontext():
         started = folder.opened(trust=trust)
         return folder, verification.verify(folder, build_config(started), _check_arrays)
 
@@ -266,12 +264,15 @@ def _run(
         if launch.resume:
             check_whole(launch.folder, config, accept_lost=accept_lost)
         with console.progress(config.method, config.rounds, config.metric) as progress:
-            progress.note(_beginning(launch, connection))
-            if connection is None:
+            if connection is not None:
+                progress.note(f"sending the run to '{connection}' ...")
+                submit_remote(launch, connection, progress.update, progress.note)
+            else:
+                inline, ray = config.engine == "inline", "Ray: " * (config.engine == "ray")
+                where = "this process" if inline else f"{processes(config)[0]} training process(es)"
+                progress.note(f"starting {ray}{config.clients} clients, {where} ...")
                 launch.write_config()
                 simulate(launch, progress.update)
-            else:
-                submit_remote(launch, connection, progress.update, progress.note)
     except (UserError, Damaged):  # the same command would end here again
         raise
     except BaseException as error:
@@ -286,8 +287,7 @@ def _run(
 
 def _how_to_go_on(launch: Launch, connection: str | None) -> str:
     """Return what to do about a run that ended early: a diverged one would diverge again."""
-    status, reason = launch.status()
-    if status == "failed" and DIVERGENCE.search(reason):
+    if DIVERGENCE.search(launch.status()[1]):
         lr = f"{launch.config.lr:g}"
         return f"it diverged, and would again: start another run with a smaller lr (it was {lr})"
     rounds, records = launch.config.rounds, launch.folder.read_rounds()
@@ -295,17 +295,6 @@ def _how_to_go_on(launch: Launch, connection: str | None) -> str:
     more = f" rounds={rounds + lost}" if lost and records[-1]["round"] == rounds else ""
     where = "" if connection is None else f" --superlink {connection}"
     return f"continue it with: fedhet resume {launch.folder.path}{more}{where}"
-
-
-def _beginning(launch: Launch, connection: str | None) -> str:
-    """Return what is being started, in words."""
-    config = launch.config
-    if connection is not None:
-        return f"sending the run to '{connection}' ..."
-    if config.engine == "inline":
-        return f"starting {config.clients} clients in this process ..."
-    ray, (count, _) = "Ray: " if config.engine == "ray" else "", processes(config)
-    return f"starting {ray}{config.clients} clients, {count} training process(es) ..."
 
 
 # --- checks before anything is started ----------------------------------------------------------
@@ -319,17 +308,6 @@ def resolve_clients(config: RunConfig) -> RunConfig:
     elif not config.clients and (config.partition == "natural" or says_clients(config.partition)):
         clients = len(reload_partition(config, 0)[1].ids)
     return config.model_copy(update={"clients": clients})
-
-
-def check_models(config: RunConfig, classes: int, inputs: Inputs) -> None:
-    """Check that every model, the shared one too, can be built for these examples."""
-    names = list(config.models)
-    strategy = find_method(config.method).strategy
-    if strategy.shares_small_model:
-        names.append(small_name(config, inputs.kind))
-    with torch.random.fork_rng(devices=[]):
-        for name in dict.fromkeys(names):
-            build_model(name, classes=classes, d=config.representation, inputs=inputs)
 
 
 def check_declared(config: RunConfig) -> None:
@@ -355,8 +333,14 @@ def check_simulation(config: RunConfig) -> tuple[Dataset, Partition]:
     dataset, partition = reload_partition(config, config.clients)
     if is_given(config.dataset) and (few := set(dataset.site_names) - set(partition.ids)):
         raise UserError(f"data: client '{min(few)}' has too few examples to train and to test")
-    check_kind(config, dataset.inputs.kind)
-    check_models(config, len(dataset.classes), dataset.inputs)
+    inputs, strategy = dataset.inputs, find_method(config.method).strategy
+    check_kind(config, inputs.kind)
+    names = list(config.models)
+    if strategy.shares_small_model:
+        names.append(small_name(config, inputs.kind))
+    with torch.random.fork_rng(devices=[]):
+        for name in dict.fromkeys(names):
+            build_model(name, classes=len(dataset.classes), d=config.representation, inputs=inputs)
     return dataset, partition
 
 

@@ -44,10 +44,9 @@ class Interrupted(BaseException):
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Turn Ctrl-C, SIGTERM and SIGHUP into :class:`Interrupted`.
+    """Turn Ctrl-C, SIGTERM and SIGHUP (not under ``nohup``) into :class:`Interrupted`.
 
-    Ctrl-C also if it was ignored, as a shell does for what it puts in the background; not SIGHUP,
-    which ``nohup`` ignores so that the command outlives its terminal.
+    Ctrl-C also if it was ignored, as a shell does for what it puts in the background.
     """
 
     def interrupt(number: int, _frame: FrameType | None) -> None:

@@ -25,22 +25,19 @@ def total_pss(process: psutil.Process) -> int:
     return total
 
 
-def peak(overrides: list[str]) -> int:
-    """Largest total seen while a run lasts, in bytes."""
-    with tempfile.TemporaryDirectory() as out:
-        process = subprocess.Popen(
-            command(Path(out), overrides), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        watched, highest = psutil.Process(process.pid), 0
-        while process.poll() is None:
-            try:
-                highest = max(highest, total_pss(watched))
-            except psutil.NoSuchProcess:
-                break
-            time.sleep(0.5)
-        if process.wait():
-            raise SystemExit("the run failed")
-        return highest
+def peak(words: list[str]) -> int:
+    """Largest total seen while a command lasts, in bytes."""
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    watched, highest = psutil.Process(process.pid), 0
+    while process.poll() is None:
+        try:
+            highest = max(highest, total_pss(watched))
+        except psutil.NoSuchProcess:
+            break
+        time.sleep(0.5)
+    if process.wait():
+        raise SystemExit("the run failed")
+    return highest
 
 
 def main() -> None:
@@ -57,12 +54,9 @@ def main() -> None:
             if real
             else ["dataset=synthetic:60000"]
         )
-        bytes_ = peak(
-            [
-                *COMMON, *data, f"clients={clients}", f"fraction={10 / clients}", "rounds=3",
-                "local-epochs=1", "start-timeout=600",
-            ]
-        )  # fmt: skip
+        keys = [*COMMON, *data, f"clients={clients}", f"fraction={10 / clients}", "rounds=3"]
+        with tempfile.TemporaryDirectory() as out:
+            bytes_ = peak(command(Path(out), [*keys, "local-epochs=1", "start-timeout=600"]))
         first = first or bytes_
         emit(
             "memory", clients=clients, data="cifar10" if real else "synthetic",

@@ -85,11 +85,9 @@ class Run:
             axes.plot(one["round"], one[column], color="tab:blue", linewidth=0.6, alpha=0.4)
         axes.plot(rounds["round"], rounds[f"{column}_mean"], color="tab:blue", linewidth=2)
         about = METRICS.get(metric)
-        unit = " (%)" if about is not None and about.percent else ""
-        axes.set(xlabel="round", ylabel=f"test {about.title if about else metric}{unit}")
-        axes.set_title(
-            f"{self.config.get('method')}: mean and {clients['client'].nunique()} clients"
-        )
+        label = metric if about is None else about.title + " (%)" * about.percent
+        title = f"{self.config.get('method')}: mean and {clients['client'].nunique()} clients"
+        axes.set(xlabel="round", ylabel=f"test {label}", title=title)
         return figure
 
     def model(
@@ -127,14 +125,11 @@ class Run:
         return f"Run('{self.path}')"
 
     def __str__(self) -> str:
-        done = self.summary
-        if not done:
-            return f"{self.config.get('method')}: {len(self.rounds)} rounds finished ({self.path})"
-        shown = headline(done.get("metric", "accuracy"), done)
-        return (
-            f"{done.get('method')}: {done['status']}, test {shown} "
-            f"after {done['rounds']} rounds ({self.path})"
-        )
+        done, said = self.summary, f"{len(self.rounds)} rounds finished"
+        if done:
+            shown = headline(done.get("metric", "accuracy"), done)
+            said = f"{done['status']}, test {shown} after {done['rounds']} rounds"
+        return f"{self.config.get('method')}: {said} ({self.path})"
 
 
 def run(
@@ -220,9 +215,7 @@ def _data(data: Any, values: Mapping[str, Any], objects: dict[str, Any]) -> dict
     if values.get("dataset"):
         raise UserError("data: give it, or dataset=NAME, not both")
     clients = values.get("clients") or ()
-    names = (
-        [str(k) for k in range(clients)] if isinstance(clients, int) else list(map(str, clients))
-    )
+    names = [str(one) for one in (range(clients) if isinstance(clients, int) else clients)]
     read = understand(data, names, text=bool(values.get("text")))
     objects[read.name] = read
     keys: dict[str, Any] = {"dataset": read.name}
@@ -284,10 +277,8 @@ def _console(*, progress: bool) -> session.Console:
 
 def _keys(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return keys as YAML has them, with Python's collections and paths as YAML gives them."""
-    values = {kebab(key): value for key, value in keys.items()}
-    for key, value in values.items():
-        if isinstance(value, os.PathLike):
-            values[key] = os.fspath(value)
-        elif isinstance(value, tuple | set | range):
-            values[key] = list(value)
-    return values
+    return {
+        kebab(key): os.fspath(value) if isinstance(value, os.PathLike)
+        else list(value) if isinstance(value, tuple | set | range) else value
+        for key, value in keys.items()
+    }  # fmt: skip

@@ -177,16 +177,15 @@ def appearing(path: Path) -> Iterator[Path]:
     sync(path.parent)
 
 
-def write_text(path: Path, text: str, *, synced: bool = False, private: bool = False) -> None:
+def write_text(path: Path, text: str, **how: bool) -> None:
     """Replace a file in one step, as :func:`replacing` does."""
-    with replacing(path, synced=synced, private=private) as temporary:
+    with replacing(path, **how) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_json(path: Path, value: Any, *, synced: bool = False, private: bool = False) -> None:
+def write_json(path: Path, value: Any, **how: bool) -> None:
     """Replace a JSON file in one step; not-a-number becomes null."""
-    text = json.dumps(finite(value), indent=2, allow_nan=False) + "\n"
-    write_text(path, text, synced=synced, private=private)
+    write_text(path, json.dumps(finite(value), indent=2, allow_nan=False) + "\n", **how)
 
 
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:

@@ -103,11 +103,10 @@ def check_given(config: Any, models: Iterable[str]) -> None:
 
     ``models`` are the names of those that this process needs.
     """
-    named = [("method", config.method), ("dataset", config.dataset)]
-    named += [("model", name) for name in (*models, config.small_model)]
-    named += [("metric", function) for _, (function,) in config.metrics]
-    for kind, name in named:
-        if is_given(name):
+    functions = [function for _, (function,) in config.metrics]
+    every = {"method": [config.method], "dataset": [config.dataset], "metric": functions}
+    for kind, names in (every | {"model": [*models, config.small_model]}).items():
+        for name in filter(is_given, names):
             load(kind, name)
 
 
@@ -285,20 +284,10 @@ def load(kind: str, name: str) -> Any:
         owner = importlib.import_module(module)
     except (Exception, SystemExit) as error:
         raise UserError(
-            f"{kind} {name!r}: cannot import {module!r} ({brief(error)}{_instead(module, error)}); "
+            f"{kind} {name!r}: cannot import {module!r} ({brief(error)}); "
             "it must be in the folder where you give the command, or installed (on a network "
             "at the server and on every node)"
         ) from error
     if not hasattr(owner, attribute):
         raise UserError(f"{kind} {name!r}: {attribute!r} does not exist in module {module!r}")
     return getattr(owner, attribute)
-
-
-def _instead(module: str, error: BaseException) -> str:
-    """Return what was found under the first part of a name whose rest is missing there."""
-    top = module.partition(".")[0]
-    package = sys.modules.get(top)
-    if package is None or getattr(error, "name", top) == top:
-        return ""
-    place = getattr(package, "__file__", None) or next(iter(package.__path__))
-    return f"; {top!r} is '{place}'"

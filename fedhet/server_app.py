@@ -62,14 +62,12 @@ def serve(grid: Grid, launch: Launch) -> None:
     try:
         run(grid, launch, roster)
     except BaseException as error:
-        plain = isinstance(error, RunFailed | UserError)
+        plain = isinstance(error, RunFailed | UserError | Interrupted)
         removed = launch.folder.removed() if isinstance(error, OSError) else ""
         reason = removed or (str(error) if plain else brief(error))
-        status = "failed"
+        status = "stopped" if isinstance(error, SystemExit | Interrupted) else "failed"
         if isinstance(error, SystemExit):  # that is how Flower ends a ServerApp
-            status, reason = "stopped", "Flower was told to stop the run"
-        elif isinstance(error, Interrupted):
-            status, reason = "stopped", str(error)
+            reason = "Flower was told to stop the run"
         log.error("run %s: %s", status, reason)
         with contextlib.suppress(OSError):  # on a full disk the log is all there is
             launch.folder.write_summary(launch.config, status, len(roster.ids), reason)
@@ -131,7 +129,10 @@ def run(grid: Grid, launch: Launch, roster: Roster) -> None:
     strategy.prepare(handshake, folder, kept)
     with Tracker(config, folder.path, experiment) as tracker:
         strategy.start(grid, on_round=lambda record: _tell(record, tracker, launch.on_round))
-    _check_replies(folder)
+    rounds = folder.read_rounds()
+    if not any(record["replied"] for record in rounds):
+        first = next(map(left_out, rounds[0]["failures"]), "no reply")
+        raise RunFailed(f"all clients failed in every round; the first failure: {first}")
     folder.write_summary(config, "completed", len(roster.ids))
     if simulated and not config.keep_state:
         folder.remove_states(config)
@@ -145,8 +146,7 @@ def _with_models(config: RunConfig, roster: Roster) -> RunConfig:
         if all(name == every[k % n] for k, name in enumerate(every))
     )  # fmt: skip
     changes: dict[str, Any] = {"models": tuple(every[:few])}
-    strategy = find_method(config.method).strategy
-    if strategy.shares_small_model:
+    if find_method(config.method).strategy.shares_small_model:
         assert roster.inputs is not None
         changes["small_model"] = small_name(config, roster.inputs.kind)
     return config.model_copy(update=changes)
@@ -162,14 +162,6 @@ def _tell(record: Mapping[str, Any], tracker: Tracker, on_round: OnRound | None)
     except Exception as error:
         print(shortened(error, f"on_round: round {record['round']}"), file=sys.stderr)
         raise RunFailed(f"on_round: {brief(error)}{place(error)}") from error
-
-
-def _check_replies(folder: RunFolder) -> None:
-    """Raise RunFailed if no client ever replied validly."""
-    rounds = folder.read_rounds()
-    if not any(record["replied"] for record in rounds):
-        first = next(map(left_out, rounds[0]["failures"]), "no reply")
-        raise RunFailed(f"all clients failed in every round; the first failure: {first}")
 
 
 def declared_inputs(config: RunConfig) -> Inputs | None:

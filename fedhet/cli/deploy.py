@@ -204,7 +204,7 @@ def _history(home: Path) -> None:
 
 def _draft(out: Path, data: Path | None, preset: Path | None, key: Path) -> None:
     """Write a file of limits that allows runs like those of a configuration, on this data."""
-    from fedhet.config.load import load_config
+    from fedhet.config.load import load_noted
     from fedhet.site.limits import draft
     from fedhet.site.local_data import open_private
 
@@ -212,7 +212,7 @@ def _draft(out: Path, data: Path | None, preset: Path | None, key: Path) -> None
         raise UserError("--write-limits: give --data, and --preset with what `fedhet init` wrote")
     changes = {} if preset else {"dataset": "image-folder"}
     changes |= {"data-path": str(_file(data, "--data", or_folder=True))}
-    config = load_config(preset, changes=changes)
+    config = load_noted(preset, changes=changes)[0]
     certified = key.with_name(f"{key.name}.crt").is_file()
     text = draft(config, open_private(config, config.data_path), certified=certified)
     if out.exists():

@@ -122,8 +122,8 @@ def check_idle(
 
 def check_cells(configs: Iterable[RunConfig], given: Mapping[str, Any]) -> list[str]:
     """Return a line for each of the ``given`` keys that changes nothing in any cell of a sweep."""
-    cells = [idle(config) for config in configs]
-    everywhere = [key for key in given if cells and all(key in reasons for reasons in cells)]
+    cells = [idle(config) for config in configs] or [{}]
+    everywhere = [key for key in given if all(key in reasons for reasons in cells)]
     return [f"{key}={given[key]} has no effect: {cells[0][key].why}" for key in everywhere]
 
 

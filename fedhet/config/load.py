@@ -70,14 +70,9 @@ def find_preset(name: str) -> Path:
     return shipped[name]
 
 
-def load_config(
-    path: Path | None, overrides: Sequence[str] = (), *, changes: Mapping[str, Any] | None = None
-) -> RunConfig:
-    """Merge defaults, the preset and the command line, and check the whole.
-
-    ``changes`` are overrides that are values already.
-    """
-    return load_noted(path, overrides, changes=changes)[0]
+def load_config(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+    """Merge defaults, the preset and the command line, and check the whole."""
+    return load_noted(path, overrides)[0]
 
 
 def load_noted(
@@ -89,7 +84,7 @@ def load_noted(
 ) -> tuple[RunConfig, list[str]]:
     """As :func:`load_config`; with a line for every key that somebody set in vain.
 
-    ``deployed``: the run goes to a network.
+    ``changes`` are overrides that are values already; ``deployed``: the run goes to a network.
     """
     preset = read_yaml(path) if path else {}
     new = {**read_overrides(overrides), **(changes or {})}
@@ -104,9 +99,8 @@ def load_noted(
     # A preset's key may have lost its effect to an override; a run's own config.yaml has them all.
     written = {key: preset[key] for key in off_default(config, preset)}
     if "partition" in new:
-        without = idle(config, deployed=deployed).items()
-        lost = [key for key, row in without if row.grade == ASKED]
-        written = {key: value for key, value in written.items() if key not in lost}
+        for key, row in idle(config, deployed=deployed).items():
+            written.pop(key if row.grade == ASKED else "", None)
     return config, check_idle(config, {**written, **new}, deployed=deployed)
 
 

@@ -40,26 +40,22 @@ class Method:
     @cached_property
     def strategy(self) -> "type[MethodStrategy[Any]]":
         """The server half."""
-        return _spelt(_resolved(self._strategy))
+        return _class(self._strategy)
 
     @cached_property
     def client(self) -> "type[MethodClient[Any]]":
         """The client half."""
-        return _spelt(_resolved(self._client))
+        return _class(self._client)
 
     @cached_property
     def params(self) -> type[Params]:
         """The hyper-parameters."""
-        return _resolved(self._params)
+        return resolve_name(self._params) if isinstance(self._params, str) else self._params
 
 
-def _resolved(kind: type[T] | str) -> type[T]:
-    """Return the class, or the one that ``"module:Class"`` names."""
-    return resolve_name(kind) if isinstance(kind, str) else kind
-
-
-def _spelt(kind: type[T]) -> type[T]:
-    """Return the class; raise UserError for a name that is nearly a hook's."""
+def _class(kind: type[T] | str) -> type[T]:
+    """Return the class, or that of ``"module:Class"``; UserError for a name nearly a hook's."""
+    kind = resolve_name(kind) if isinstance(kind, str) else kind
     hooks = sorted({n for base in kind.__mro__[1:] for n in vars(base) if not n.startswith("_")})
     for name in vars(kind):
         if name in hooks or name.startswith("_"):

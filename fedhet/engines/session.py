@@ -269,7 +269,9 @@ def _run(
                 submit_remote(launch, connection, progress.update, progress.note)
             else:
                 inline, ray = config.engine == "inline", "Ray: " * (config.engine == "ray")
-                where = "this process" if inline else f"{processes(config)[0]} training process(es)"
+                where = (
+                    "in this process" if inline else f"{processes(config)[0]} training process(es)"
+                )
                 progress.note(f"starting {ray}{config.clients} clients, {where} ...")
                 launch.write_config()
                 simulate(launch, progress.update)

@@ -72,7 +72,8 @@ _EVENTS = re.compile(
     r"|failure|arrest|churn|surviv\w*|mortality|dfs|pfs|os)(_|$|\d)"
 )
 _TIMES = re.compile(
-    r"(f|fu|s|d|obs|surv|survival|event|follow_?up|life)?_?t(ime)?s?\d?|t_\w+|len_?fol\w*|tte"
+    r"(f|fu|s|d|obs|surv|survival|event|follow_?up|life|rec|rel)?_?t(ime)?s?(_\w)?\d?|t_\w+"
+    r"|len_?fol\w*|tte|(diff|delta)_?(time|days|months|years)|r?cens\w*"
     r"|duration|(survival|overall_)\w*|(os|pfs|dfs|rfs)_?(time|days|months|years)?|days|weeks"
     r"|months|t?stop|futime|lifetime|tenure|(time|days|weeks|months|years)_(to|until|of|in)_\w+"
     r"|\w*(follow_?up|survtime|survival_?time)\w*|\w+_(time|days|months)_to_\w+|t2e"
@@ -232,13 +233,13 @@ class Column:
         if share <= 1 or different < 5:  # noqa: PLR2004
             return False
         if PERSON.fullmatch(name):
-            return share <= 200 and (different > CODES or share <= CODES)  # noqa: PLR2004
-        if different <= CLASSES or share > FEW or name in _SITES:
+            return different > CODES or share <= CODES
+        if different <= CLASSES or share > CLASSES or name in _SITES:
             return False
         # By its values: numbers that count blocks of rows, or codes such as S-001.
         whole = self.whole and not self.words and self.blocks == different
         counts = (self.low in (0, 1) and not holes) or (not self.gaps and share.is_integer())
-        counts = whole and counts and not _DESCRIBES.search(name)
+        counts = whole and counts and (name == "group" or not _DESCRIBES.search(name))
         coded = self.is_worded and all(map(_CODED.fullmatch, self.examples))
         return bool(_NUMBERED.fullmatch(name)) or ((counts or coded) and share >= 1.2)  # noqa: PLR2004
 
@@ -424,10 +425,12 @@ class Description:
 
     def later(self) -> list[str]:
         """Return features that by their names are known only after the class."""
-        event = _EVENTS.search(snake(self.reading.target)) is not None
+        target = snake(self.reading.target)
+        event = _EVENTS.search(target) is not None
         return [
             name for name in self.features for plain in [snake(name)]
             if _LATER.search(plain) or (event and _TIMES.fullmatch(plain))
+            or plain in {f"{target}time", f"{target}_time", f"time_to_{target}", "survtime"}
         ]  # fmt: skip
 
 

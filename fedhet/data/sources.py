@@ -5,7 +5,7 @@ import inspect
 import re
 import shutil
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -19,15 +19,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from fedhet import plugins
-from fedhet.data.images import (
-    Decoded,
-    Pixels,
-    Shape,
-    decoded,
-    image_folder,
-    image_stream,
-    to_pixels,
-)
+from fedhet.data.images import Decoded, decoded, image_folder, image_stream, to_pixels
 from fedhet.data.inputs import (
     DATASETS,
     HUB,
@@ -38,6 +30,7 @@ from fedhet.data.inputs import (
     TABLE,
     TOKENS,
     Content,
+    Examples,
     Indices,
     Inputs,
     Reading,
@@ -281,7 +274,7 @@ class Synthetic:
         about = Content(image, new_labels, classes or names, paths=tuple(map(str, kept)))
         return image_stream(about, self._pictures(labels[kept], image.image_shape))
 
-    def _patterns(self, shape: Shape) -> Pixels:
+    def _patterns(self, shape: tuple[int, ...]) -> Examples:
         """Return uint8 (C, *shape) in 0..135, the same scene at every size."""
         rng = generator(self.seed, "synthetic-patterns")
         blobs = (self.num_classes, _BLOBS)
@@ -292,10 +285,9 @@ class Synthetic:
         rows = np.exp((down - centre[..., :1]) ** 2 * scale)
         columns = np.exp((across - centre[..., 1:]) ** 2 * scale)
         scene = np.einsum("kby,kbx,kbc->kyxc", rows, columns, colour, optimize=True)
-        patterns: Pixels = (135 * np.minimum(scene, 1)).astype(np.uint8)
-        return patterns
+        return np.asarray(135 * np.minimum(scene, 1), dtype=np.uint8)
 
-    def _pictures(self, labels: Indices, shape: Shape) -> Generator[Decoded, None, None]:
+    def _pictures(self, labels: Indices, shape: tuple[int, ...]) -> Iterator[Decoded]:
         """Add pattern, brightness 0..40 per image and noise 0..80 per value: at most 255."""
         patterns = self._patterns(shape)
         for chunk, start in enumerate(range(0, len(labels), _CHUNK)):
@@ -417,9 +409,7 @@ def loaded(
     return (yield from image_stream(replace(about, paths=tuple(map(str, kept))), pictures))
 
 
-def _check_labels(
-    examples: npt.NDArray[Any], labels: npt.NDArray[Any], classes: tuple[str, ...]
-) -> None:
+def _check_labels(examples: Examples, labels: Examples, classes: tuple[str, ...]) -> None:
     """Raise ValueError for examples that are not labelled."""
     if not examples.ndim or not len(examples):
         raise ValueError("there are no examples")
@@ -432,15 +422,13 @@ def _check_labels(
     _check_range("labels", labels, len(classes), f"there are {len(classes)} class names")
 
 
-def _check_range(what: str, numbers: npt.NDArray[Any], end: int, why: str) -> None:
+def _check_range(what: str, numbers: Examples, end: int, why: str) -> None:
     low, high = numbers.min(), numbers.max()
     if low < 0 or high >= end:
         raise ValueError(f"{what} go from {low} to {high}, and {why}")
 
 
-def _described(
-    data: Data, examples: npt.NDArray[Any], image: Inputs
-) -> tuple[Inputs, npt.NDArray[Any]]:
+def _described(data: Data, examples: Examples, image: Inputs) -> tuple[Inputs, Examples]:
     """Return what the examples are, and the examples as they are stored; ValueError: neither."""
     kind, what = data.kind or kind_of_array(examples), _shown(examples)
     if kind not in KINDS:
@@ -481,7 +469,7 @@ def _described(
     return load_inputs(inputs.dump()), stored
 
 
-def kind_of_array(examples: npt.NDArray[Any]) -> str:
+def kind_of_array(examples: Examples) -> str:
     """Return the kind that dtype and shape say; empty where they do not."""
     if examples.dtype == np.uint8 or examples.ndim == 4:
         return IMAGE
@@ -490,11 +478,11 @@ def kind_of_array(examples: npt.NDArray[Any]) -> str:
     return TABLE if examples.ndim == 2 and examples.dtype.kind == "f" else ""
 
 
-def _shown(array: npt.NDArray[Any]) -> str:
+def _shown(array: Examples) -> str:
     return f"{array.dtype}{list(array.shape)}"
 
 
-def _as_pixels(images: npt.NDArray[Any]) -> Pixels:
+def _as_pixels(images: Examples) -> Examples:
     """Return uint8 (n, h, w[, 3]) of whole numbers from 0 to 255, channels first or last."""
     if images.ndim == 4 and images.shape[3] not in (1, 3) and images.shape[1] in (1, 3):
         images = images.transpose(0, 2, 3, 1)

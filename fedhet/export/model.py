@@ -30,7 +30,7 @@ from safetensors.torch import load, load_file, save
 from torch import Tensor, nn
 
 import fedhet
-from fedhet import plugins
+from fedhet import files, plugins
 from fedhet.clients.base import PREPARATION, MethodClient, Setup
 from fedhet.config.load import build_config
 from fedhet.config.registry import find_method
@@ -39,16 +39,6 @@ from fedhet.data.inputs import IMAGE, READ_KEYS, SIGNAL, TABLE, TOKENS, Encoded,
 from fedhet.data.preparation import preparation
 from fedhet.errors import Damaged, UserError, brief
 from fedhet.export.predict import Answers, classify
-from fedhet.files import (
-    appearing,
-    client_order,
-    csv_text,
-    plain_path,
-    read_json,
-    read_yaml,
-    replacing,
-    write_text,
-)
 from fedhet.models.names import FOLDER, folder_of, parse
 from fedhet.records.ledger import load_checkpoint
 from fedhet.records.run_folder import RunFolder
@@ -196,13 +186,13 @@ def load_model(
     (``keep-best``). Raise UserError, in one line, for a folder that is neither or
     is damaged, or names code of others, unless this user made it or ``trust`` is set.
     """
-    folder = plain_path(folder)
+    folder = files.plain_path(folder)
     exported = (folder / CARD).is_file()
     if exported and generation is not None:
         option = "--best" if generation == "best" else "--generation"
         raise UserError(f"{option}: '{folder}' is an exported model, not a client's states")
     name = CARD if exported else DESCRIPTION
-    about = read_yaml(folder / CARD) if exported else _read_description(folder)
+    about = files.read_yaml(folder / CARD) if exported else _read_description(folder)
     if exported and about.get("format") != FORMAT:
         raise UserError(f"'{folder}': {CARD} is not of format {FORMAT}")
     trusted = trust or plugins.made_here(about)
@@ -231,13 +221,13 @@ def load_model(
 
 def _read_description(state: Path) -> dict[str, Any]:
     try:
-        return read_json(state / DESCRIPTION)
+        return files.read_json(state / DESCRIPTION)
     except Damaged as error:
         raise UserError(f"'{state}': {DESCRIPTION} is damaged: {error.what}") from error
     except OSError as error:
         # A run folder has state/<experiment>/<client>, one of `export --all` <client>.
-        files = (f"*/{CARD}", *(f"{x}/{DESCRIPTION}" for x in ("*", "*/*", "state/*/*")))
-        below = sorted({path.parent for file in files for path in state.glob(file)})
+        inside = (f"*/{CARD}", *(f"{x}/{DESCRIPTION}" for x in ("*", "*/*", "state/*/*")))
+        below = sorted({path.parent for one in inside for path in state.glob(one)})
         hint = f"did you mean '{below[0]}'?" if below else "`fedhet export RUN --all` makes some"
         raise UserError(
             f"'{state}' is neither an exported model ({CARD}) nor a client's folder of states "
@@ -348,7 +338,7 @@ def export(
     card = {k: v for k, v in card.items() if k not in {plugins.MAC, "onnx"}}
     card["sha256"] = hashlib.sha256(data).hexdigest()
     try:
-        with appearing(out) as made:  # private: a model trained on private images is, too
+        with files.appearing(out) as made:  # private: a model trained on private images is, too
             (made / WEIGHTS).write_bytes(data)
             _copy_network(model.architecture, made)
             if onnx:
@@ -434,7 +424,9 @@ def export_predictions(run: Path, out: Path, *, trust: bool = False) -> int:
     if not found:
         raise UserError(f"'{run}' has no predictions: run with keep-predictions=true")
     whole = pd.concat(found, names=["client", "split"]).reset_index(["client", "split"])
-    write_text(out, csv_text([whole.columns, *whole.to_numpy(object).tolist()]), private=True)
+    files.write_text(
+        out, files.csv_text([whole.columns, *whole.to_numpy(object).tolist()]), private=True
+    )
     return len(whole)
 
 
@@ -457,9 +449,9 @@ def predict(
         raise UserError(f"out: '{out}' is one of the files to classify: choose another name")
     rows = answers.frame.itertuples(name=None)
     lines = [[name, answer, *(f"{p:.6g}" for p in shares)] for name, answer, *shares in rows]
-    text = csv_text([["path", *answers.frame.columns], *lines])
+    text = files.csv_text([["path", *answers.frame.columns], *lines])
     try:
-        with replacing(out, private=True, shared=True) as temporary:
+        with files.replacing(out, private=True, shared=True) as temporary:
             # Names of files need not be UTF-8; they leave as the bytes that they came as.
             temporary.write_text(text, encoding="utf-8", errors="surrogateescape", newline="")
     except OSError as error:
@@ -468,7 +460,7 @@ def predict(
 
 
 def _new(out: Path, what: str) -> Path:
-    out = plain_path(out)
+    out = files.plain_path(out)
     if out.exists():
         raise UserError(f"out: '{out}' already exists and is not overwritten: choose a new {what}")
     return out
@@ -476,7 +468,7 @@ def _new(out: Path, what: str) -> Path:
 
 def states_of(run: Path, *, trust: bool) -> list[Path]:
     """Return the state folders of a run's clients here, in client order."""
-    folder = RunFolder(plain_path(run))
+    folder = RunFolder(files.plain_path(run))
     if not folder.identity.exists():
         raise UserError(f"'{run}' is not a run folder: --all and --predictions are for a whole run")
     there = folder.states(build_config(folder.opened(trust=trust)))
@@ -486,4 +478,4 @@ def states_of(run: Path, *, trust: bool) -> list[Path]:
             f"'{there}' has no states of clients: keep-state=false deleted them, or they are on "
             "other machines"
         )
-    return sorted(found, key=lambda path: client_order(path.name))
+    return sorted(found, key=lambda path: files.client_order(path.name))

@@ -435,7 +435,7 @@ def _described(data: Data, examples: Examples, image: Inputs) -> tuple[Inputs, E
         unclear = f"kind {kind!r} is unknown" if kind else f"the kind of {what} examples is unclear"
         raise ValueError(f"{unclear}: return a fedhet.Data with `kind`, one of {', '.join(KINDS)}")
     if kind == IMAGE:
-        return image, _as_pixels(examples)
+        return image, as_pixels(examples)
     from fedhet.data.signals import finite, small_numbers  # pandas: a second
 
     shape = examples.shape[1:]
@@ -482,7 +482,7 @@ def _shown(array: Examples) -> str:
     return f"{array.dtype}{list(array.shape)}"
 
 
-def _as_pixels(images: Examples) -> Examples:
+def as_pixels(images: Examples) -> Examples:
     """Return uint8 (n, h, w[, 3]) of whole numbers from 0 to 255, channels first or last."""
     if images.ndim == 4 and images.shape[3] not in (1, 3) and images.shape[1] in (1, 3):
         images = images.transpose(0, 2, 3, 1)

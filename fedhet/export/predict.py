@@ -14,18 +14,20 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 import torch
+from PIL import Image
 from torch import Tensor
 
 from fedhet.config.schema import RunConfig
 from fedhet.data import rows
 from fedhet.data.formats import NPZ_SUFFIXES, holds
-from fedhet.data.images import SCAN, decode_all, files_below, is_image, losses
+from fedhet.data.images import SCAN, decode_all, files_below, is_image, losses, to_pixels
 from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TABLE, TOKENS, Examples, Form, Inputs
 from fedhet.data.keys import Classes, need
 from fedhet.data.rows import NoHeader, RowFile, open_rows
 from fedhet.data.signals import AXES, TARGETS, Npz, cut_recordings, finite, small_numbers
+from fedhet.data.sources import as_pixels
 from fedhet.data.table import TableRows, left_columns, token_ids
-from fedhet.errors import UserError, one_line
+from fedhet.errors import UserError, brief, one_line
 from fedhet.files import near
 from fedhet.site.local_data import reading_of
 from fedhet.training.loop import EVALUATION_BATCH, autocast, without_denormals
@@ -70,9 +72,10 @@ def classify(model: _Model, examples: Any) -> Answers:
     """Return the classes and probabilities of examples.
 
     ``examples`` are a DataFrame with the columns of the training data (also a dict of columns, or a
-    Series or dict of one row), a path or several, or an array (n, ...) of examples as they are
-    stored, of texts (n,). The index is the DataFrame's, else the names of files and lines; windows
-    with gaps are left out. Raise UserError if they are not what the model takes.
+    Series or dict of one row), a Series of texts, a path or several, or an array (n, ...) of
+    examples as they are stored, of images of any size, of texts (n,). The index is the
+    DataFrame's, else the names of files and lines; windows with gaps are left out. Raise UserError
+    if they are not what the model takes.
     """
     examples = _framed(model, examples)
     source, names, logits, targets = _Source(model), list[str](), list[Tensor](), []
@@ -132,15 +135,16 @@ def _logits(model: _Model, names: Sequence[str], examples: Tensor) -> Tensor:
 
 def _framed(model: _Model, examples: Any) -> Any:
     """Return one row, a dict, or an array of texts as a DataFrame; others as they are."""
+    columns = list(model.inputs.columns)
     try:
         if isinstance(examples, pd.Series):
-            return examples.to_frame().T
+            texts = model.inputs.kind == TOKENS and {*columns}.isdisjoint(examples.index)
+            return examples.to_frame(*columns) if texts else examples.to_frame().T
         if isinstance(examples, Mapping):
             several = any(map(np.ndim, examples.values()))
             return pd.DataFrame(examples if several else [examples])
         if isinstance(examples, np.ndarray) and examples.dtype.kind in "OU":
-            texts = examples.reshape(len(examples), -1)
-            return pd.DataFrame(texts, columns=list(model.inputs.columns))
+            return pd.DataFrame(examples.reshape(len(examples), -1), columns=columns)
     except ValueError as error:
         raise UserError(f"examples: {error}; this model takes {model.inputs}") from error
     return examples
@@ -179,21 +183,37 @@ class _Source:
                 raise UserError(f"examples: column '{twice[0]}' is there twice")
             return self._rows(rows.of_frame(examples, Form(gaps=self.reading.form.gaps)))
         if isinstance(examples, np.ndarray | Tensor):
-            stored, like = np.asarray(examples), self.inputs.zeros(1)
-            if stored.shape[1:] != like.shape[1:]:
-                raise UserError(
-                    f"examples: an array of shape {stored.shape}, but this model takes (n, "
-                    f"{', '.join(map(str, like.shape[1:]))}) {like.dtype}"
-                )
-            return iter([([*map(str, range(len(stored)))], stored.astype(like.dtype), None)])
+            stored = self._stored(np.asarray(examples))
+            return iter([([*map(str, range(len(stored)))], stored, None)])
         places = [examples] if isinstance(examples, str | Path) else examples
-        paths = {Path(one).expanduser(): str(one) for one in places}
-        for path, given in paths.items():
-            if not path.exists():
-                raise UserError(f"'{given}' does not exist{near(path)}")
+        try:
+            paths = {Path(one).expanduser(): str(one) for one in places}
+            missing = [path for path in paths if not path.exists()]
+        except (TypeError, OSError) as error:
+            what = f"a {type(examples).__name__} is neither a DataFrame, an array, nor paths"
+            raise UserError(f"examples: {what} ({brief(error)})") from error
+        for path in missing:
+            texts = "; texts are a Series, an array, or a column" * (self.inputs.kind == TOKENS)
+            raise UserError(f"'{paths[path]}' does not exist{near(path)}{texts}")
         if self.inputs.kind == IMAGE:
             return self._images(paths)
         return chain.from_iterable(self._file(path, given) for path, given in paths.items())
+
+    def _stored(self, examples: Examples) -> Examples:
+        """Return an array as examples are stored; images of whole numbers may have any size."""
+        like, shape = self.inputs.zeros(1), examples.shape
+        if like.dtype == np.uint8:
+            try:
+                pictures = map(Image.fromarray, as_pixels(examples))
+            except ValueError as error:
+                raise UserError(f"examples: {error}") from error
+            examples = np.stack([to_pixels(one, self.inputs.image_shape) for one in pictures])
+        if examples.shape[1:] != like.shape[1:]:
+            raise UserError(
+                f"examples: an array of shape {shape}, but this model takes (n, "
+                f"{', '.join(map(str, like.shape[1:]))}) {like.dtype}"
+            )
+        return examples.astype(like.dtype)
 
     def _images(self, places: Iterable[Path]) -> Iterator[_Piece]:
         """Yield the readable images; one in a folder that is called like a class is of it."""

@@ -49,6 +49,21 @@ def test_images_in_folders_of_their_classes_have_the_recorded_accuracy(
     assert f" of {len(data)} images with a class\n" in said
 
 
+def test_arrays_of_images_are_what_data_may_be(model):
+    loaded, _ = load_model(model)
+    images = np.random.default_rng(0).integers(0, 255, (3, 16, 16, 3), dtype=np.uint8)
+    answers = loaded.predict(images)
+    assert answers.equals(loaded.predict(images.transpose(0, 3, 1, 2)))
+    large = images.repeat(2, axis=1).repeat(2, axis=2)
+    assert loaded.predict(large.astype(np.int64)).shape == answers.shape
+    for examples, reason in (
+        (images / 255, "images are float64.*must be uint8"),
+        (torch.utils.data.TensorDataset(torch.zeros(2)), "a TensorDataset is neither a DataFrame"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            loaded.predict(examples)
+
+
 def test_unreadable_files_are_named_and_left_out(model, tmp_path, capsys):
     folder = tmp_path / "mixed"
     (folder / "deep").mkdir(parents=True)
@@ -139,6 +154,13 @@ def test_a_raw_file_has_the_recorded_accuracy(made, tmp_path):
     assert bool(fitted) == (config.dataset != "texts")
     examples = torch.from_numpy(model.inputs.zeros(2))
     assert model.prepare(examples).shape == (2, *model.inputs.shape)
+    if config.dataset == "texts":
+        texts = pd.Series(["alpha beta", "gamma"], name="note", index=[4, 2])
+        answers = model.predict(texts)
+        assert answers.index.tolist() == [4, 2]
+        assert (answers.to_numpy() == model.predict(texts.to_numpy(object)).to_numpy()).all()
+        with pytest.raises(UserError, match="does not exist.*texts are a Series, an array"):
+            model.predict(["alpha beta"])
     if config.dataset == "signals":
         windows_with_gaps_are_left_out(model, folder, dict(np.load(config.data_path)), tmp_path)
 

@@ -19,9 +19,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.pretrained import bert
 from helpers.products import ANY, FIVE, SHORT
 from helpers.sums import without_masks
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from fedhet.records.run_folder import processor
 from fedhet.testing import cut_and_resume, simulate, small
@@ -69,12 +70,23 @@ def texts(folder):
     }  # fmt: skip
 
 
+def adapters(folder):
+    """Those sentences, and one small BERT with adapters of two ranks; its weights are ours."""
+    network, draws = bert(folder / "bert"), np.random.default_rng(7)
+    weights = dict(sorted(load_file(network / "model.safetensors").items()))
+    drawn = {k: 0.1 * draws.normal(size=v.shape).astype(v.dtype) for k, v in weights.items()}
+    save_file(drawn, network / "model.safetensors", metadata={"format": "pt"})
+    return texts(folder) | {"models": [f"hf:{network} lora={rank}" for rank in (1, 3)]}
+
+
 KINDS = {"table": table, "signals": signals, "texts": texts}
+MADE = KINDS | {"adapters": adapters}
 SUMS = {"clients": 5, "max_images": 100, "sum_threshold": 4, "models": ["cnn-5"]}
 NOISE = {"dp_clip": 2.0, "dp_epsilon": 8.0, "dp_delta": 1e-5}
 CASES = {
     **{f"images/{m}": {"method": m, **IMAGES, **SHORT.get(m, {})} for m in ANY},
     **{f"{k}/{m}": {"method": m, **ROWS, **SHORT.get(m, {})} for k in KINDS for m in FIVE},
+    "adapters/hetlora": {"method": "hetlora", **ROWS},
     "resumed": {"method": "fedssa", **IMAGES},
     "masked": {"method": "lg_fedavg", "secure_sum": "masked", **SUMS},
     "unmasked": {"method": "lg_fedavg", "secure_sum": "masked", **SUMS},
@@ -87,7 +99,7 @@ CASES = {
 def run_of(case, folder):
     """The run folder of a case."""
     kind = case.partition("/")[0]
-    data = KINDS[kind](folder) if kind in KINDS else {}
+    data = MADE[kind](folder) if kind in MADE else {}
     config = small(folder, **CASES[case] | data)
     with without_masks() if case == "unmasked" else contextlib.nullcontext():
         return cut_and_resume(config, 2) if case == "resumed" else simulate(config)[0]

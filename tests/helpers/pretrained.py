@@ -62,16 +62,22 @@ def wav(folder: Path) -> Path:
     return folder
 
 
-def resnet(folder: Path) -> Path:
-    """A file of weights of torchvision's network."""
+def weights(folder: Path, name: str) -> str:
+    """``NAME`` of torchvision or timm with the place of a file of its weights, ``FILE``."""
     from safetensors.torch import save_file  # noqa: PLC0415
     from torchvision.models import get_model  # noqa: PLC0415  (late, as the zoo does)
 
     folder.mkdir(parents=True, exist_ok=True)
-    with torch_seeded(3, "resnet"):
-        weights = get_model("mobilenet_v3_small", weights=None).state_dict()
-    save_file({k: v.contiguous() for k, v in weights.items()}, folder / "m.safetensors")
-    return folder / "m.safetensors"
+    with torch_seeded(3, "weights"):
+        if name.startswith("timm:"):
+            timm = pytest.importorskip("timm", reason="the extra `timm` is not installed")
+            network = timm.create_model(name.removeprefix("timm:"), pretrained=False, img_size=32)
+        else:
+            network = get_model(name, weights=None)
+    save_file(
+        {k: v.contiguous() for k, v in network.state_dict().items()}, folder / "m.safetensors"
+    )
+    return str(folder / "m.safetensors")
 
 
 def texts(folder: Path) -> dict[str, object]:

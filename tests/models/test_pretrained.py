@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers.pretrained import beit, bert, library, resnet, texts, vit, wav
+from helpers.pretrained import beit, bert, library, texts, vit, wav, weights
 
 from fedhet.config.load import build_config
 from fedhet.config.registry import METHODS
@@ -136,7 +136,7 @@ def test_adapters_start_without_effect_and_alone_are_trained(tmp_path):
     assert all(".lora_" in n or n.startswith(("projection", "head")) for n in trained)
     assert len(trained) == 2 * len(pairs) + 4
     image = Inputs.image(32)
-    file = resnet(tmp_path)
+    file = weights(tmp_path, "mobilenet_v3_small")
     for name in (f"mobilenet_v3_small lora=2 weights={file}",
                  f"mobilenet_v3_small lora=2 layers=^features weights={file}"):  # fmt: skip
         model = built(name, image)
@@ -164,10 +164,12 @@ def test_checkpointing_changes_no_gradient(tmp_path):
         built("shufflenet_v2_x0_5 grad-checkpointing", Inputs.image(32))
 
 
-# --- whole runs: images and texts x frozen, adapters, whole ---------------------------------------
+# --- whole runs: kinds x (frozen, adapters, whole) x (run, resume, engines, export, predict) ------
+# Nodes: tests/network/test_pretrained.py.
 
 
 def run_keys(tmp_path, kind, how):
+    """A run of two clients or three, and what of its examples an exported model is given."""
     if kind == "texts":
         keys = texts(tmp_path / "data")
         models = [f"hf:{bert(tmp_path / 'bert')}{how}",
@@ -180,16 +182,24 @@ def run_keys(tmp_path, kind, how):
         keys = {"dataset": "signals", "data_path": str(tmp_path / "s.npz"), "site": "subject",
                 "partition": "natural", "representation": 16, "clients": 3}  # fmt: skip
         models = [f"hf:{wav(tmp_path / 'wav')}{how}", "conv1d-5"]
-    else:
+    elif kind == "images":
         keys, models = dict(IMAGES), [f"hf:{vit(tmp_path / 'vit')}{how}", "cnn-5"]
+    else:
+        keys = IMAGES | {"image_size": 32}
+        models = [f"{kind}{how} weights={weights(tmp_path / 'weights', kind)}", "cnn-5"]
     return {"clients": 2, "rounds": 2, "lr": 0.05, **keys, "models": models}
 
 
 HOW = [" frozen", " lora=2", ""]
+SLOW = pytest.mark.matrix
+CELLS = [
+    pytest.param(kind, how, marks=SLOW if kind in ("timm:test_vit", "mobilenet_v3_small") else ())
+    for kind in ("texts", "images", "signals", "timm:test_vit", "mobilenet_v3_small")
+    for how in HOW
+]
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("kind", ["texts", "images", "signals"])
+@pytest.mark.parametrize(("kind", "how"), CELLS)
 def test_run_resume_export_and_predict(tmp_path, kind, how):
     """What is frozen is in no state; an export has everything, its tokenizer too."""
     keys = run_keys(tmp_path, kind, how)
@@ -204,20 +214,23 @@ def test_run_resume_export_and_predict(tmp_path, kind, how):
     assert all(".lora_" in key for key in inner) == (how != "")
     assert (client / "answers-train.safetensors").exists() == (how == " frozen")
     row = folder.clients.read_text().splitlines()[1]
-    assert str(tmp_path) not in row and "hf:" in row
+    assert str(tmp_path) not in row and (kind.split(":")[0] in row or "hf:" in row)
     export(client, tmp_path / "model")
-    for used in {"bert", "vit", "wav"} & {path.name for path in tmp_path.iterdir()}:
+    for used in {"bert", "vit", "wav", "weights"} & {path.name for path in tmp_path.iterdir()}:
         (tmp_path / used).rename(tmp_path / "gone")
     loaded, card = load_model(tmp_path / "model")
-    assert str(tmp_path) not in json.dumps(card) and "untrained" in card["architecture"]
-    if kind == "texts":
-        frame = loaded.predict(tmp_path / "data" / "t.csv")
-        assert len(frame) == 120 and (loaded.inputs.encode(["oil"]) > 0).any()
+    assert str(tmp_path) not in json.dumps(card)
+    own = {"texts": tmp_path / "data" / "t.csv", "signals": tmp_path / "s.npz"}
+    side = keys.get("image_size", 1)
+    images = np.random.default_rng(0).integers(0, 256, (60, side, side, 3), dtype=np.uint8)
+    frame = loaded.predict(own.get(kind, images))
+    assert len(frame) == (120 if kind == "texts" else 60)
+    assert kind != "texts" or (loaded.inputs.encode(["oil"]) > 0).any()
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_the_same_bytes_on_both_engines(tmp_path, how):
-    keys = run_keys(tmp_path, "texts", how)
+@pytest.mark.parametrize(("kind", "how"), CELLS)
+def test_the_same_bytes_on_both_engines(tmp_path, kind, how):
+    keys = run_keys(tmp_path, kind, how)
     hashes = set()
     for engine in ("inline", "processes"):
         config = small(tmp_path / engine, method="fedproto", engine=engine, **keys)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from export.exported import states
 from helpers.pictures import images_of
+from helpers.pretrained import bert, texts
 from helpers.products import short
 from helpers.tiny import tiny
 
@@ -14,7 +15,7 @@ from fedhet.cli import app as cli
 from fedhet.errors import UserError
 from fedhet.export import model
 from fedhet.export.model import export, load_model
-from fedhet.testing import simulate
+from fedhet.testing import simulate, small
 
 WITH_ONNX = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")),
@@ -41,6 +42,21 @@ def test_onnx_answers_as_torch_does(tmp_path, method):
         (got,) = session.run(None, {"images": inputs.contiguous().numpy()})
         assert np.allclose(got, loaded(inputs).numpy(), atol=1e-5)
     assert {path.name for path in out.iterdir()} == {"card.yaml", "model.onnx", "model.safetensors"}
+
+
+@WITH_ONNX
+@pytest.mark.parametrize(("method", "width"), [("fedssa", 12), ("fedmrl", 24)])
+def test_a_network_of_texts_takes_its_tokenizers_ids_behind_those_of_a_shared_model(
+    tmp_path, method, width
+):
+    network = bert(tmp_path / "bert")
+    config = small(
+        tmp_path, method=method, rounds=1, clients=2, models=[f"hf:{network} lora=2"],
+        **texts(tmp_path / "data"), **short(method),
+    )  # fmt: skip
+    out = export(states(simulate(config)[0], config)["0"], tmp_path / "model", onnx=True)
+    card = load_model(out)[1]
+    assert card["onnx"]["shape"] == ["batch", width] and card["onnx"]["max-logit-difference"] < 1e-4
 
 
 @WITH_ONNX

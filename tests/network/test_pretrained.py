@@ -56,5 +56,5 @@ def test_nodes_own_networks_equal_the_simulation(federation, tmp_path, make):
     assert summary["failures"] == []
     rows = (run.folder / "clients.csv").read_text()
     assert "/lora-2" in rows and str(tmp_path) not in rows
-    same = {"partition": "natural", "data_path": str(data), "clients": 0} if files else {}
+    same = {"partition": "natural", "data_path": str(data)} if files else {}
     assert summary["run_sha256"] == simulated_hash(tmp_path, **keys | same | {"models": models})

@@ -232,8 +232,8 @@ def _data(data: Any, values: Mapping[str, Any], objects: dict[str, Any]) -> dict
 
 def _again(path: Path, keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return keys of a resumed run and the objects among them; UserError for other objects."""
-    about = {key: value for key, value in keys.items() if kebab(key) in OBJECTS}
-    values = {key: value for key, value in keys.items() if key not in about}
+    values = {key: value for key, value in keys.items() if kebab(key) not in OBJECTS}
+    about = {k: value for k, value in keys.items() if k not in values and value is not None}
     if not about:
         return values, {}
     started = RunFolder(plain_path(path)).started_config()

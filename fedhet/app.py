@@ -5,6 +5,7 @@
 the clients with each message, in place of the run config that ``fedhet run`` sends.
 """
 
+import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -28,7 +29,7 @@ from fedhet.engines.launch import Launch, OnRound
 from fedhet.engines.session import check_whole, reopen
 from fedhet.plugins import APPS_DATA, check_given, giving
 from fedhet.records.run_folder import RunFolder
-from fedhet.server_app import errors_in_a_line, log, log_to_stderr, outside, serve
+from fedhet.server_app import LOG_FORMAT, errors_in_a_line, log, log_to_stderr, outside, serve
 from fedhet.site.local_data import LocalData, open_examples
 
 KEPT = 4  # clients whose examples a process keeps
@@ -116,7 +117,14 @@ def ServerApp(  # noqa: N802  (as Flower's)
             with giving(objects):
                 launch = _launch(config, values, dict(context.run_config), resume, trust=trust)
                 launch = replace(launch, on_round=on_round, models_elsewhere=True)
-                serve(Telling(grid, launch.envelope()), launch)  # type: ignore[arg-type]
+                handler = logging.FileHandler(launch.folder.log, encoding="utf-8")
+                handler.setFormatter(logging.Formatter(LOG_FORMAT))
+                log.addHandler(handler)
+                try:
+                    serve(Telling(grid, launch.envelope()), launch)  # type: ignore[arg-type]
+                finally:
+                    log.removeHandler(handler)
+                    handler.close()
 
     return app
 

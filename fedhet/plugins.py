@@ -105,9 +105,24 @@ def check_given(config: Any, models: Iterable[str]) -> None:
     """
     functions = [function for _, (function,) in config.metrics]
     every = {"method": [config.method], "dataset": [config.dataset], "metric": functions}
-    for kind, names in (every | {"model": [*models, config.small_model]}).items():
-        for name in filter(is_given, names):
-            load(kind, name)
+    every["model"] = [*models, config.small_model]
+    missing = {
+        ARGUMENTS[kind]: name
+        for kind, names in every.items()
+        for name in names
+        if is_given(name) and name not in _objects
+    }
+    if missing:
+        raise _again(missing)
+
+
+def _again(missing: Mapping[str, str]) -> UserError:
+    """Return the error for names, by argument, of objects that are not given."""
+    each = ", ".join(f"{argument}=..." for argument in missing)
+    return UserError(
+        f"{', '.join(missing.values())}: was an object of a Python program: give it again, such as "
+        f"fedhet.resume(run, {each}), where it is refused if it is another"
+    )
 
 
 def name_of(thing: Any, prefix: str = "") -> str:
@@ -271,10 +286,7 @@ def load(kind: str, name: str) -> Any:
     """
     if is_given(name):
         if name not in _objects:
-            raise UserError(
-                f"{kind} '{name}' was an object of a Python program: give it again, such as "
-                f"fedhet.resume(run, {ARGUMENTS[kind]}=...), where it is refused if it is another"
-            )
+            raise _again({ARGUMENTS[kind]: name})
         return _objects[name]
     module, colon, attribute = name.partition(":")
     try:

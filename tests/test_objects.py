@@ -110,8 +110,8 @@ def test_on_round_ends_a_run_as_completed_and_it_goes_on(tmp_path):
 
 def test_resume_asks_for_the_objects_again_and_refuses_others(tmp_path):
     path = go(tmp_path, rounds=1).path
-    with pytest.raises(fedhet.UserError, match=r"was an object of a Python program: .*data=\.\.\."):
-        fedhet.resume(path, rounds=2, progress=False)
+    with pytest.raises(fedhet.UserError, match=r"was an object .*resume\(run, data=\.\.\."):
+        fedhet.resume(path, rounds=2, progress=False, metrics=None)
     other = {"north": NORTH, "south": (SOUTH[0] + 1, SOUTH[1])}
     for key, value in (("data", other), ("models", [partial(Small, inputs=None)])):
         with pytest.raises(fedhet.UserError, match=f"{key}: is not what this run was given"):
@@ -295,6 +295,11 @@ def test_test_rows_that_are_given_are_the_test_split(tmp_path):
         ({"n": (NORTH[0], NORTH[1] + 0.5)}, "client 'n': y has the value .*5, which is no class"),
         ({"n": (NORTH[0], [None] * 60)}, r"client 'n': y\[0\] is missing"),
         ({"n": NORTH, "s": SOUTH[:1]}, "client 's': got a tuple of 1"),
+        ({"n": (np.array(["a b"]), [0])}, "x is <U3 .*; texts are given as a DataFrame with text="),
+        ({"n": FRAME, "s": FRAME.rename(columns={"a": "e"})},
+         "client 'n' has a column 'a', client 's' has none"),
+        ({"n": (np.zeros((9, 3, 8, 8), np.uint8), [0] * 9), "s": (np.zeros((9, 3, 8, 8)), [0] * 9)},
+         "x is uint8 of client 'n' and float64 of client 's': give all floats, or none"),
         ({"n": (np.full((9, 2, 5), np.nan), [0] * 9)}, r"client 'n': x\[0, 0, 0\] is nan"),
         ({"n": (np.full((9, 3, 16, 16), 2.5), [0] * 9)}, "float images go from 2.5 .client 'n'"),
         ({}, "there is no client"),
@@ -321,6 +326,7 @@ def test_a_client_without_test_rows_is_named(tmp_path):
         ({"metrics": {"accuracy_two": recall}}, "cannot be a metric's name"),
         ({"metrics": {"two": lambda y, p: "much"}, "rounds": 1}, "returns a str, must be a number"),
         ({"data": DATA, "dataset": "digits"}, "not both"),
+        ({"length": 16}, r"read as table \(texts of a frame need text=\); it is for dataset=texts"),
         ({"on_round": lambda record: record["nothing"]}, r"on_round: KeyError: .*test_objects.py"),
     ],
 )  # fmt: skip

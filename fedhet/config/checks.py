@@ -9,7 +9,7 @@ from fedhet.config.schema import PATHS, TUNABLE, RunConfig, Schema, kebab
 from fedhet.data.inputs import DATASETS, HUB, IMAGE, SIGNAL, family, kind_of
 from fedhet.errors import UserError, nearest
 from fedhet.models.names import small_name, validate_model_name
-from fedhet.plugins import is_own
+from fedhet.plugins import is_given, is_own
 
 COMMON = {kebab(name) for name in RunConfig.model_fields if name != "params"}
 DEFAULTS = {kebab(name): field.default for name, field in RunConfig.model_fields.items()}
@@ -50,6 +50,9 @@ def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, Idle]:
     file, built_in = kind == "file", data == "digits" or data.startswith("synthetic")
     sums, strategy = f"secure-sum={config.secure_sum}", find_method(config.method).strategy
     of_other = f"partition={kind}; it is for partition="
+    shown = f"dataset={data}"
+    if is_given(data):
+        shown = f"your data are read as {data.partition(':')[0]} (texts of a frame need text=)"
     rows: list[tuple[int, bool, str, Sequence[str]]] = [
         (NOTED, file, "the partition-file has the split of each image", ["split"]),
         (NOTED, file and not built_in, "the partition-file names the clients", ["partition-seed"]),
@@ -77,7 +80,7 @@ def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, Idle]:
         (ASKED, kind != "classes-per-client", f"{of_other}classes-per-client",
          ["classes-per-client"]),
         *((NEVER, family(data) not in of and not (data.startswith(HUB) and _HUB & {*of}),
-           f"dataset={data}; it is for dataset={' or '.join(of)}", keys)
+           f"{shown}; it is for dataset={' or '.join(of)}", keys)
           for keys, of in _READ_BY.items()),
         (NEVER, not file, f"{of_other}file", ["partition-file"]),
         (NEVER, config.optimizer == "adam", "optimizer=adam", ["momentum"]),

@@ -177,7 +177,14 @@ def _frames(what: str, frames: Mapping[str, pd.DataFrame], *, text: bool) -> Giv
     kind = TOKENS if text else TABLE
     if list(frames) == [""]:
         return Given(what, kind, frame=frames[""])
+    first = next(iter(frames))
     for client, frame in frames.items():
+        if odd := sorted({*frame.columns} ^ {*frames[first].columns}, key=str):
+            has, lacks = (client, first) if odd[0] in frame.columns else (first, client)
+            raise UserError(
+                f"data: client '{has}' has a column '{odd[0]}', client '{lacks}' has none: give "
+                "all clients the same columns"
+            )
         if SITE in frame.columns:
             raise UserError(
                 f"data: column '{SITE}' of client '{client}' is in the way of the clients' names: "
@@ -201,6 +208,12 @@ def _arrays(what: str, values: Mapping[str, Any]) -> Given:
             pieces.append((client, test, x, _checked(who, x, _array(y))))
     first, _, x, _ = pieces[0]
     for client, _, other, _ in pieces:
+        floats = {first: x.dtype.kind == "f", client: other.dtype.kind == "f"}
+        if x.ndim > 2 and len({*floats.values()}) > 1:  # noqa: PLR2004  (rows of a table may)
+            raise UserError(
+                f"data: x is {x.dtype} of client '{first}' and {other.dtype} of client '{client}': "
+                "give all floats, or none"
+            )
         if other.shape[1:] != x.shape[1:]:
             raise UserError(
                 f"data: examples of client '{first}' are of shape {x.shape[1:]}, of client "
@@ -235,6 +248,7 @@ def _checked(who: str, x: Array, y: Array) -> Array:
     number, what = x.dtype.kind == "f", ""
     if not x.ndim or x.dtype.kind not in "iufb":
         what = f"x is {_shape_of(x)}, must be an array of numbers (n, ...)"
+        what += "; texts are given as a DataFrame with text=, frames as {client: DataFrame}"
     elif y.shape != x.shape[:1]:
         what = f"y is {_shape_of(y)}, must be one class of each of {len(x)}"
     elif not len(x):

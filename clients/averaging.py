@@ -24,10 +24,10 @@ def set_parameters(module: nn.Module, arrays: Sequence[Array]) -> None:
     Raises UserError if they are another module's.
     """
     named = exchanged(module)
-    own, sent = [tuple(t.shape) for t in named.values()], [a.shape for a in arrays]
-    if own != sent:
+    shapes, sent = [tuple(t.shape) for t in named.values()], [a.shape for a in arrays]
+    if shapes != sent:
         raise UserError(
-            f"the client's module has {len(own)} arrays {own[:3]}..., the strategy sends "
+            f"the client's module has {len(shapes)} arrays {shapes[:3]}..., the strategy sends "
             f"{len(sent)} {sent[:3]}...: 'shared' and 'shared_module' must give the same module",
             Code.METHOD,
         )

@@ -334,8 +334,8 @@ class MethodClient(NumPyClient, Generic[P]):
             for number, phase in enumerate(phases):
                 set_trainable(list(self.modules.values()), phase, self._fixed)
                 kind = (*self._kind, number, phase.name, data.examples.shape[1:])
-                made = self._generators
-                flops += phase_flops(kind, phase, data, self.config, self.modules, made)
+                generators = self._generators
+                flops += phase_flops(kind, phase, data, self.config, self.modules, generators)
                 loss = train(phase, drawn, self.config, shuffle, self.round).item()
                 metrics[f"train_loss_{phase.name}".rstrip("_")] = loss
                 if phase.after is not None:
@@ -352,7 +352,6 @@ class MethodClient(NumPyClient, Generic[P]):
     def get_parameters(self, config: dict[str, Scalar]) -> list[Array]:
         """Return the arrays that the client would send of its newest state, without training."""
         self.restore(int(config.get("generation", max(self.setup.store.generations(), default=0))))
-        self._set_eval()
         return self.upload().to_ndarrays()
 
     def evaluate(
@@ -370,7 +369,6 @@ class MethodClient(NumPyClient, Generic[P]):
         if parameters:
             self.round = int(config.get("round", newest + 1))
             self.receive(self._received(parameters))
-        self._set_eval()
         metrics = self.evaluation()
         loss = metrics.get("test_log_loss", math.nan)
         return loss, len(self.setup.data.split.test), dict(metrics)
@@ -383,17 +381,16 @@ class MethodClient(NumPyClient, Generic[P]):
         """
         self.restore(generation, digest)
         self._keep_best(generation)
-        self._set_eval()
         kept: dict[str, Tensor] = {}
         confusion = torch.zeros(self.classes, self.classes, dtype=torch.int64)
         for part in ("val", "test"):
             data = self.examples(part)
             if len(data):
-                found = evaluate(self.predict, data, self.config)
+                result = evaluate(self.predict, data, self.config)
                 rows = torch.from_numpy(getattr(self.setup.data.split, part).astype("int64"))
-                kept |= {f"{part}/row": rows, f"{part}/y": found.labels.cpu()}
-                kept[f"{part}/p"] = found.probabilities()
-                confusion = found.confusion() if part == "test" else confusion
+                kept |= {f"{part}/row": rows, f"{part}/y": result.labels.cpu()}
+                kept[f"{part}/p"] = result.probabilities()
+                confusion = result.confusion() if part == "test" else confusion
         if self.config.keep_predictions:
             self.setup.store.describe(self.description())
             self.setup.store.keep(PREDICTIONS, kept)
@@ -420,10 +417,8 @@ class MethodClient(NumPyClient, Generic[P]):
         """Evaluate before the models train, in a round that is evaluated."""
         if self.evaluating:
             self._set_eval()
-            found = self.evaluation()
-            self.before = {
-                f"{n}_before": value for n, value in found.items() if n not in BESIDE_ACCURACY
-            }
+            scores = self.evaluation().items()
+            self.before = {f"{n}_before": value for n, value in scores if n not in BESIDE_ACCURACY}
 
     # --- the base's own work -----------------------------------------------------------------
 
@@ -433,7 +428,7 @@ class MethodClient(NumPyClient, Generic[P]):
         An empty split has no metrics. Every entry of :meth:`predict` has an accuracy; only
         :meth:`infer` has all metrics.
         """
-        found: dict[str, float] = {}
+        by_split: dict[str, float] = {}
         counts = self.setup.data.class_counts()
         most = max(counts, key=counts.__getitem__, default=None)
         majority = None if most is None else list(self.setup.classes).index(most)
@@ -441,11 +436,11 @@ class MethodClient(NumPyClient, Generic[P]):
             data = self.examples(part)
             if len(data):
                 result = evaluate(self.predict, data, self.config, majority)
-                metrics = {**result.metrics}
-                if part == "test" and self.config.metrics:
-                    metrics |= own_metrics(result, self.config)
-                found |= {f"{part}_{name}": value for name, value in metrics.items()}
-        return found
+                asked = part == "test" and self.config.metrics
+                own = own_metrics(result, self.config) if asked else {}
+                metrics = {**result.metrics, **own}
+                by_split |= {f"{part}_{name}": value for name, value in metrics.items()}
+        return by_split
 
     def _augmented(self, data: Examples) -> Examples:
         """Return the examples as training draws them."""
@@ -479,7 +474,7 @@ class MethodClient(NumPyClient, Generic[P]):
     # --- what is kept between two rounds -----------------------------------------------------
 
     def restore(self, generation: int, digest: str = "") -> None:
-        """Put the modules and tensors of ``generation`` in place; 0 is the initialisation.
+        """Put modules, in evaluation mode, and tensors of ``generation`` in place; 0: initial ones.
 
         ``digest`` is what the server names. Raise Refused if there is no such state, or
         if it does not fit the modules.
@@ -489,6 +484,7 @@ class MethodClient(NumPyClient, Generic[P]):
         self.modules, self._fixed = instance(
             key, self._initialised, self.device, fresh=generation == 0
         )
+        self._set_eval()
         if generation == 0:
             fitted = self.modules.get(PREPARATION)  # to the train split, and saved with the model
             if fitted is not None and len(self.setup.data.split.train):

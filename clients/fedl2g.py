@@ -92,9 +92,9 @@ def guiding_gradient(  # noqa: PLR0913, PLR0917  (all that the step depends on)
     back = torch.autograd.grad(dot, list(at.values()), create_graph=True, allow_unused=True)
     pairs = [(b, v) for b, v in zip(back, towards, strict=True) if b is not None and v is not None]
     (along,) = torch.autograd.grad(torch.stack([(b * v).sum() for b, v in pairs]).sum(), u)
-    found = torch.zeros_like(guides)
-    found.index_add_(0, labels, along.to(found.dtype) * (2 * lr / output.numel()))
-    return quizzed.detach(), found
+    gradient = torch.zeros_like(guides)
+    gradient.index_add_(0, labels, along.to(gradient.dtype) * (2 * lr / output.numel()))
+    return quizzed.detach(), gradient
 
 
 class FedL2GClient(ClassVectorClient[FedL2GParams]):
@@ -141,12 +141,12 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         quarter = count // 4
         held = min(self.params.quiz_batches * size, quarter) if quarter > 1 else 0
         study = torch.from_numpy(np.sort(order[held:])).to(self.device)
-        found = []
+        training = []
         if self.round > self.params.warm_up:
             groups = [(self.model, self.config.lr)]
-            found.append(Phase(self.loss, groups, self.local_work, images=study))
+            training.append(Phase(self.loss, groups, self.local_work, images=study))
         if not held:
-            return found
+            return training
         self.quiz = torch.from_numpy(np.sort(order[:held])).to(self.device)
         shown = min(self.params.study_batches * size, len(study))
         drawn = generator(self.config.seed, "study", client, self.round)
@@ -156,7 +156,7 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
             self.quiz_loss, [(self.modules["guides"], 0.0)], 1, images=study[picked],
             after_step=self._remember, name="guide", plain=True,
         )  # fmt: skip
-        return [*found, quiz]
+        return [*training, quiz]
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return CE + MSE to the guiding vectors of the labels."""

@@ -56,14 +56,14 @@ class FedSSAClient(MethodClient[FedSSAParams]):
         """
         mu = stabilisation(self.params, self.round)
         scale = 1.0 + mu if self.params.fusion == "convex" else 1.0
-        own, rows = self.seen().numpy(), np.arange(len(payload.classes))
+        seen, rows = self.seen().numpy(), np.arange(len(payload.classes))
         if self.params.download_rows == "seen":  # more may have come
-            rows = rows[np.isin(payload.classes, own)]
+            rows = rows[np.isin(payload.classes, seen)]
         if self.shared_classes is not None:
             rows = rows[np.isin(payload.classes[rows], sorted(self.shared_classes))]
         ids = payload.classes[rows]
         sent = torch.as_tensor(ids).to(self.device)
-        fused = torch.as_tensor(np.isin(ids, own)).to(self.device)
+        fused = torch.as_tensor(np.isin(ids, seen)).to(self.device)
         pairs = [(self.model.head.weight, payload.weight), (self.model.head.bias, payload.bias)]
         with torch.no_grad():
             for local, array in pairs:
@@ -80,5 +80,5 @@ class FedSSAClient(MethodClient[FedSSAParams]):
                 "every round: use fusion=convex, a smaller t-stable or a smaller lr"
             )
         whole = self.params.upload_rows == "whole"
-        own = np.arange(self.classes, dtype=np.int64) if whole else self.seen().numpy()
-        return HeaderRows(own, weight[own], bias[own])
+        ids = np.arange(self.classes, dtype=np.int64) if whole else self.seen().numpy()
+        return HeaderRows(ids, weight[ids], bias[ids])

@@ -75,8 +75,8 @@ class MethodStrategy(Strategy, Generic[P]):
         self.params = cast("P", config.params)
         self.roster = roster
         self.rule = Rule.of(config)
-        own = dict.fromkeys((f"test_{name}" for name, _ in config.metrics), (-FLOAT32, FLOAT32))
-        self.metric_ranges = {**type(self).metric_ranges, **own}  # type: ignore[misc]
+        ranges = dict.fromkeys((f"test_{name}" for name, _ in config.metrics), (-FLOAT32, FLOAT32))
+        self.metric_ranges = {**type(self).metric_ranges, **ranges}  # type: ignore[misc]
         self.sends_all = self.broadcasts or config.summed  # whether all get the same payload
         self.images_per_weight = sum_unit(config) if config.summed else 1  # in `combine`
         self.min_owners = config.sum_owners if config.summed else 1  # of a class, for its mean
@@ -105,14 +105,14 @@ class MethodStrategy(Strategy, Generic[P]):
         The sums and medians of the class that it derives from are not its own.
         """
         place = next(i for i, one in enumerate(cls.__mro__) if "aggregate" in vars(one))
-        own = {name for one in cls.__mro__[: place + 1] for name in vars(one)}
+        defined = {name for one in cls.__mro__[: place + 1] for name in vars(one)}
         has = f"{cls.__mro__[place].__name__} has an `aggregate` of its own"
-        if config.summed and not {"combine", "not_summed"} & own:
+        if config.summed and not {"combine", "not_summed"} & defined:
             raise UserError(
                 f"secure-sum: '{config.secure_sum}' is not allowed: {has} and no `combine`: add "
                 "it, or say in `not_summed` why not"
             )
-        if config.aggregation != "mean" and "aggregations" not in own:
+        if config.aggregation != "mean" and "aggregations" not in defined:
             raise UserError(
                 f"aggregation: '{config.aggregation}' is not allowed: {has}: average with "
                 "`self.rule`, and set `aggregations`"
@@ -193,11 +193,13 @@ class MethodStrategy(Strategy, Generic[P]):
         those of :meth:`arrays`. Only arrays in ``growing`` may have another length n. All numbers
         must be finite. The arrays are then loaded.
         """
-        own = self.arrays()
-        if list(arrays) != list(own):
-            raise Rejected(f"{len(arrays)} arrays, but the method has {len(own)}, or other names")
+        current = self.arrays()
+        if list(arrays) != list(current):
+            raise Rejected(
+                f"{len(arrays)} arrays, but the method has {len(current)}, or other names"
+            )
         for name, array in arrays.items():
-            like = own[name]
+            like = current[name]
             if name in self.growing and array.ndim:
                 like = np.empty((len(array), *like.shape[1:]), dtype=like.dtype)
             if form(array) != form(like):
@@ -404,7 +406,7 @@ class MethodStrategy(Strategy, Generic[P]):
 
         So the processes of a simulation end the round together.
         """
-        made: dict[Hashable, tuple[Payload, ArrayRecord]] = {}
+        by_group: dict[Hashable, tuple[Payload, ArrayRecord]] = {}
         messages, cohort = [], self.config.cohort(len(self.roster.ids))
         drawn = self.roster.sample(self.config.seed, server_round, cohort)
         sampled = [client for client in drawn if client not in self.unanswered]
@@ -416,15 +418,15 @@ class MethodStrategy(Strategy, Generic[P]):
         infos.sort(key=lambda info: pace.get(info.model, 0.0) * info.train_images, reverse=True)
         for info in infos:
             group = self.broadcast_group(info)
-            if group not in made:
+            if group not in by_group:
                 payload = self.download(info, server_round)
-                made[group] = payload, to_record(payload.flat)
-            payload, record = made[group]
+                by_group[group] = payload, to_record(payload.flat)
+            payload, record = by_group[group]
             about = self.aggregator.about
             message = self.handshake.message(TRAIN, info.client, server_round, record, about)
             self.ledger.round.carry("downlink", payload, message_bytes(message))
             messages.append(message)
-        if self.config.summed and len(made) > 1:
+        if self.config.summed and len(by_group) > 1:
             raise UserError(
                 f"{type(self).__name__}: with secure-sum `download` must be the same for all "
                 "clients: return one `broadcast_group` for all"

@@ -60,10 +60,10 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """Return the other owners' means of the client's classes."""
-        own = self.owners == info.client
+        mine = self.owners == info.client
         sums, others = self.sums.copy(), self.counts.copy()
-        sums[self.labels[own]] -= self.vectors[own]  # a client holds a class once
-        others[self.labels[own]] -= 1
+        sums[self.labels[mine]] -= self.vectors[mine]  # a client holds a class once
+        others[self.labels[mine]] -= 1
         seen, _ = declared(info)
         sent = seen[others[seen] > 0]
         # A difference of sums may fall below 0 by rounding; the loss is bounded only without that.

@@ -131,8 +131,8 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
         draws = server_generator(self.config, round_)
 
         def loss(count: Tensor) -> Tensor:
-            made, labels = self.generator.sample(shares, int(count), draws)
-            return F.cross_entropy(F.linear(made, weight, bias), labels)
+            features, labels = self.generator.sample(shares, int(count), draws)
+            return F.cross_entropy(F.linear(features, weight, bias), labels)
 
         steps = torch.full((self.params.server_epochs,), self.config.batch_size)
         numbers = train_on_server(self.generator, self.optimiser, loss, steps)

@@ -65,8 +65,8 @@ class FedTGPStrategy(TrainedPrototypeStrategy[FedTGPParams]):
         margin = adaptive_margin(torch.from_numpy(means), self.params.margin)
 
         def loss(chosen: Tensor) -> Tensor:
-            own = F.one_hot(labels[chosen], self.classes)
-            apart = distances(vectors[chosen], self.trainable()) + margin * own
+            one_hot = F.one_hot(labels[chosen], self.classes)
+            apart = distances(vectors[chosen], self.trainable()) + margin * one_hot
             return F.cross_entropy(-apart, labels[chosen])
 
         return loss, {"margin": margin}

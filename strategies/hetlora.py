@@ -113,10 +113,12 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
         """Return the first r_k columns of B and rows of A of each layer."""
         rank = rank_of(info)
         pairs = [(a[:rank].copy(), b[:, :rank].copy()) for b, a in self.layers]
-        return Adapters(self.digest, tuple(one for pair in pairs for one in self._sent(*pair)))
+        sent = (one for pair in pairs for one in (pair[:1] if self._alone else pair))
+        return Adapters(self.digest, tuple(sent))
 
-    def _sent(self, a: Array, b: Array) -> tuple[Array, ...]:
-        return (a,) if self.params.aggregate == "share-a" else (a, b)
+    @property
+    def _alone(self) -> bool:
+        return self.params.aggregate == "share-a"  # A is sent without B
 
     def reference(self, info: ClientInfo) -> Reference:
         """Return what the client was sent; nothing before any factors are known."""
@@ -126,7 +128,7 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
 
     def check(self, info: ClientInfo, payload: Adapters) -> None:
         """Check the digest, and that factors fit each other and the client's rank."""
-        rank, each = rank_of(info), len(self._sent(payload.digest, payload.digest))
+        rank, each = rank_of(info), 1 if self._alone else 2
         tensors = payload.tensors
         if payload.digest.shape != (DIGITS,) or not tensors or len(tensors) % each:
             raise Rejected("its adapters are not complete")
@@ -138,46 +140,45 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Combine the adapters layer by layer."""
-        payloads = {upload.info.client: upload.payload for upload in uploads}
+        digests = [tuple(upload.payload.digest.tolist()) for upload in uploads]
         if not self.layers:
-            counts = Counter(tuple(p.digest.tolist()) for p in payloads.values())
-            self.digest = np.array(counts.most_common(1)[0][0], dtype=np.int64)
-        kept = [u for u in uploads if np.array_equal(payloads[u.info.client].digest, self.digest)]
-        for upload in uploads:
-            if upload not in kept:
+            self.digest = np.array(Counter(digests).most_common(1)[0][0], dtype=np.int64)
+        kept = []
+        for upload, digest in zip(uploads, digests, strict=True):
+            if digest == tuple(self.digest.tolist()):
+                kept.append(upload)
+            else:
                 log.warning("client %s: its network differs: not averaged", upload.info.client)
         total = sum(upload.weight for upload in kept)
         weights = [upload.weight / total for upload in kept]
-        each = 1 if self.params.aggregate == "share-a" else 2
-        stacks = [payloads[upload.info.client].tensors for upload in kept]
-        self.layers, squares = [], np.zeros(4)
-        for place in range(0, len(stacks[0]), each):
+        stacks, alone = [upload.payload.tensors for upload in kept], self._alone
+        self.layers, squares = [], np.zeros(3)
+        for place in range(0, len(stacks[0]), 1 if alone else 2):
             pairs = [
-                (t[place + 1] if each > 1 else np.zeros((0, len(t[place])), np.float32), t[place])
+                (np.zeros((0, len(t[place])), np.float32) if alone else t[place + 1], t[place])
                 for t in stacks
             ]
-            layer, lengths = self._layer(pairs, weights)
-            self.layers.append((layer[0].astype(np.float32), layer[1].astype(np.float32)))
+            (b, a), lengths = self._layer(pairs, weights)
+            self.layers.append((b.astype(np.float32), a.astype(np.float32)))
             squares += lengths
-        lost, whole, cut, energy = squares
+        lost, cut, whole = squares
         numbers = {"left_out_networks": float(len(uploads) - len(kept))}
         if whole > 0:
             numbers["lost_by_averaging"] = float(np.sqrt(lost / whole))
-        if energy > 0 and self.params.aggregate == "svd":
-            numbers["lost_by_ranks"] = float(cut / energy)
+            if self.params.aggregate == "svd":
+                numbers["lost_by_ranks"] = float(cut / whole)
         return numbers
 
     def _layer(self, stack: Sequence[Factors], weights: Sequence[float]) -> tuple[Factors, Array]:
-        """Return B (m, R), A (R, n) of a layer, and squares of what is lost, and of what of."""
+        """Return B (m, R), A (R, n) of a layer, and squares of what means and ranks lose, of M."""
         rows = means_of_owners(stack, weights, self.most)
-        if self.params.aggregate == "share-a":
-            return (np.zeros((0, self.most)), rows), np.zeros(4)
+        if self._alone:
+            return (np.zeros((0, self.most)), rows), np.zeros(3)
         u, s, v = decompose(stack, weights)
         means = padded_means(stack, weights, self.most)
         difference = decompose([*stack, means], [*weights, -1.0])[1]
         tails = [float((s[b.shape[1] :] ** 2).sum()) for b, _ in stack]
-        whole = float((s**2).sum())
-        numbers = np.array([(difference**2).sum(), whole, np.mean(tails), whole])
+        numbers = np.array([(difference**2).sum(), np.mean(tails), float((s**2).sum())])
         if self.params.aggregate == "pad":
             return means, numbers
         root = np.sqrt(s[: self.most])

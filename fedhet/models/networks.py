@@ -19,6 +19,7 @@ Tokens (B, l) int64, 0 for padding: Joulin et al. 2017 (arXiv 1607.01759) for fa
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import nn
@@ -448,18 +449,17 @@ class Transformer(TokenModel):
         return _mean(self.encoder(x + self.position, src_key_padding_mask=hidden), words)
 
 
-def network(name: str, inputs: Inputs, classes: int, d: int) -> SplitModel:
-    """Return the network that :mod:`fedhet.models.names` lists for this kind of input."""
-    rest = (inputs, classes, d)
+def network(name: str, kind: str) -> Callable[[Inputs, int, int], SplitModel]:
+    """Return what makes a listed network for a ``kind`` of inputs, of inputs, C and d."""
     single: dict[str, Callable[..., SplitModel]] = {
         "inception-time": Inception, "resnet-table": TableResNet, "ft-transformer": FTTransformer,
         "fasttext": TokenModel, "textcnn": TextCNN,
     }  # fmt: skip
     if name in single:
-        return single[name](*rest)
-    recurrent = RecurrentSignal if inputs.kind == SIGNAL else RecurrentText
+        return single[name]
+    recurrent = RecurrentSignal if kind == SIGNAL else RecurrentText
     sized: list[tuple[Callable[..., SplitModel], Mapping[str, object]]] = [
         (Transformer, _LAYERS), (CNN, _CNN), (Conv1d, _CONV1D), (MLP, _MLP),
     ]  # fmt: skip
     family = next((make for make, sizes in sized if name in sizes), recurrent)
-    return family(name, *rest)
+    return partial(family, name)

@@ -81,7 +81,7 @@ def build_model(name: str, *, classes: int, d: int = 500, inputs: Inputs = _RGB)
     if not kinds_of(plain):
         model = _users_own(plain, classes, d, inputs)
     elif plain in MODELS[inputs.kind] and plain not in TORCHVISION_NAMES:
-        model = network(plain, inputs, classes, d)
+        model = network(plain, inputs.kind)(inputs, classes, d)
     else:
         try:
             if plain.startswith(FOLDER):

@@ -83,16 +83,16 @@ def check_trained(
     reply: Reply,
     round_: int,
     config: RunConfig,
-    own: Mapping[str, tuple[float, float]],
+    ranges: Mapping[str, tuple[float, float]],
 ) -> None:
     """Raise Rejected unless this is the client's answer to a train message of this round.
 
-    ``own`` are the ranges of its method's metrics, by name. Numbers of images are not looked at.
+    ``ranges`` are those of its method's metrics, by name. Numbers of images are not looked at.
     """
     check_origin(info, reply, round_)
     if not re.fullmatch(DIGEST, reply.digest):
         raise Rejected("reply without a digest of the client's state")
-    check_metrics(reply, own)
+    check_metrics(reply, ranges)
     spent = reply.metrics.get("epsilon_spent")
     if config.dp_clip and spent is None:
         raise Rejected("reply without epsilon_spent, in a run with noise (dp-clip)")
@@ -111,10 +111,10 @@ def check_origin(info: ClientInfo, reply: Reply, round_: int) -> None:
         )
 
 
-def check_metrics(reply: Reply, own: Mapping[str, tuple[float, float]] | None = None) -> None:
+def check_metrics(reply: Reply, ranges: Mapping[str, tuple[float, float]] | None = None) -> None:
     """Raise Rejected unless metrics have declared names, are finite and in range.
 
-    ``own`` are a method's ranges, by the whole name: no other names are its own. Accuracies are
+    ``ranges`` are a method's ranges, by the whole name: no other names are its own. Accuracies are
     percentages.
     """
     if len(reply.metrics) > MAX_METRICS:
@@ -123,7 +123,7 @@ def check_metrics(reply: Reply, own: Mapping[str, tuple[float, float]] | None = 
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,80}", name):
             raise Rejected("a metric has a name that is not allowed")
         # A method's range replaces no range of a metric that every method has.
-        mine = None if name in BESIDE_ACCURACY else (own or {}).get(name)
+        mine = None if name in BESIDE_ACCURACY else (ranges or {}).get(name)
         ours = (bounds for known, bounds in RANGES.items() if re.fullmatch(known, name))
         if (bounds := mine or next(ours, None)) is None:
             raise Rejected(f"metric '{name}' is not declared in the strategy's `metric_ranges`")
@@ -160,9 +160,9 @@ def read_confusion(reply: Reply, classes: int) -> NDArray[np.int64]:
         raise Rejected("a confusion matrix of other classes")
     if (cells[:, 2] > EXACT // max(1, len(cells))).any():
         raise Rejected("a confusion matrix with impossible counts")
-    found = np.zeros((classes, classes), dtype=np.int64)
-    np.add.at(found, (cells[:, 0], cells[:, 1]), cells[:, 2])
-    return found
+    matrix = np.zeros((classes, classes), dtype=np.int64)
+    np.add.at(matrix, (cells[:, 0], cells[:, 1]), cells[:, 2])
+    return matrix
 
 
 def check_arrays(payload: Payload, expected: Payload | None, max_norm: float) -> float:

@@ -61,9 +61,9 @@ def is_simulated(grid: Grid | None = None) -> bool:
     """
     if grid is not None:
         return hasattr(grid, "pull_interval")
-    said = _SIMULATING.get()
-    if said is not None:
-        return said
+    chosen = _SIMULATING.get()
+    if chosen is not None:
+        return chosen
     ray = sys.modules.get("ray")  # an actor has imported it; a deployed client never does
     return ray is not None and bool(ray.is_initialized())
 
@@ -371,10 +371,10 @@ class Tasks:
         from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
 
         request = runtime.AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
-        found = self._client.AcquireTask(request)
-        if not (found.HasField("task") and found.token):
+        reply = self._client.AcquireTask(request)
+        if not (reply.HasField("task") and reply.token):
             return None
-        return Task(self._connect(RuntimeTokenHttpInterceptor(found.token)))
+        return Task(self._connect(RuntimeTokenHttpInterceptor(reply.token)))
 
     def close(self) -> None:
         """Close the connection."""

@@ -130,12 +130,12 @@ def check_name(policy: str, client: str, node: int, online: Mapping[int, NodeInf
     The SuperLink knows of a node its public key (PEM) and the name that this was registered under,
     empty where there is none.
     """
-    own = online.get(node, NodeInfo()).name
-    if policy == OFF or own == client:
+    registered = online.get(node, NodeInfo()).name
+    if policy == OFF or registered == client:
         return
     wrong = ""
-    if own:
-        wrong = f"is not allowed: this node's key is registered under the name '{own}'"
+    if registered:
+        wrong = f"is not allowed: this node's key is registered under the name '{registered}'"
     elif policy == REGISTERED:
         wrong = "is not allowed: this node's key is not registered under a name"
     elif client in {one.name for one in online.values()}:
@@ -266,12 +266,12 @@ class Roster:
     def _bound_union(self, most: int) -> None:
         owners = Counter(name for info in self.infos.values() for name in info.classes)
         while len(owners) > most:
-            own = {c: sum(owners[n] == 1 for n in self.infos[c].classes) for c in self.ids}
-            client = max(self.ids, key=lambda c: (own[c], len(self.infos[c].classes)))
+            alone = {c: sum(owners[n] == 1 for n in self.infos[c].classes) for c in self.ids}
+            client = max(self.ids, key=lambda c: (alone[c], len(self.infos[c].classes)))
             owners = +(owners - Counter(self.infos[client].classes))
             self._drop(
                 client,
-                f"client '{client}' has {own[client]} classes that no other client has, and with "
+                f"client '{client}' has {alone[client]} classes that no other client has, and with "
                 f"them the run has more than max-classes={most}",
             )
 
@@ -327,8 +327,8 @@ class Roster:
         self.inputs = load_inputs(kept["inputs"]) if kept.get("inputs") else None
         for client, info in kept["infos"].items():
             plain: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in info.items()}
-            own = load_inputs(info["inputs"]) if "inputs" in info else self.inputs
-            self.infos[client] = ClientInfo(**plain | {"inputs": own})
+            inputs = load_inputs(info["inputs"]) if "inputs" in info else self.inputs
+            self.infos[client] = ClientInfo(**plain | {"inputs": inputs})
         self.generations = dict(kept["generations"])
         self.digests, self.lost = dict(kept["states"]), dict(kept["lost"])
         self.keys = {client: SumKey.load(key) for client, key in kept.get("keys", {}).items()}
@@ -408,7 +408,7 @@ class Handshake:
 
     def _wait(self, clients: int, timeout: float, tell: Callable[[str], None]) -> str:
         begun = last_news = time.monotonic()
-        since, said = f"{datetime.now():%H:%M:%S}", ""
+        since, last_text = f"{datetime.now():%H:%M:%S}", ""
         while True:
             if self.query(patience=0.0) or self._asked:
                 last_news = time.monotonic()
@@ -430,8 +430,8 @@ class Handshake:
             come = f"{len(nodes)} of {expected} have" if expected else f"{len(nodes)} have"
             until = "" if self._mail.simulated else f"; start-timeout={timeout:g} s"
             text = f"waiting for clients since {since}: {come} come{until}{refused}"
-            if text != said and time.monotonic() >= begun + min(PATIENT, timeout / 2):
-                said = text
+            if text != last_text and time.monotonic() >= begun + min(PATIENT, timeout / 2):
+                last_text = text
                 log.info("%s", text)
                 tell(text)
             time.sleep(self._mail.interval)

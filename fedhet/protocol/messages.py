@@ -156,8 +156,8 @@ class Instruction:
 
     def fit_config(self) -> dict[str, bool | bytes | float | int | str]:
         """Return what a client's ``fit`` is told of a round."""
-        names = ("round", "generation", "digest", "evaluate")
-        return {name: getattr(self, name) for name in names}
+        about = {"round": self.round, "generation": self.generation, "digest": self.digest}
+        return about | {"evaluate": self.evaluate}
 
     def reply(
         self,
@@ -261,9 +261,9 @@ def read_reply(message: Message, limit: int = QUERY_BYTES) -> Reply:
         size, content = message_bytes(message), message.content
         if size > limit:
             raise Rejected(f"reply of {size} bytes, more than the {limit} allowed")
-        said = size - sum(record.count_bytes() for record in content.array_records.values())
-        if said > QUERY_BYTES:
-            raise Rejected(f"{said} bytes of texts and numbers: {QUERY_BYTES} are allowed")
+        beside = size - sum(record.count_bytes() for record in content.array_records.values())
+        if beside > QUERY_BYTES:
+            raise Rejected(f"{beside} bytes of texts and numbers: {QUERY_BYTES} are allowed")
         info = dict(content.config_records["info"].items())
         if "error" in info:
             lost = info.get("state-lost") is True

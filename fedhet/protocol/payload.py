@@ -62,13 +62,13 @@ class Payload:
             hints = get_type_hints(type(self), include_extras=True)
         except NameError:  # of a class inside a function, say
             hints = {}
-        found: list[np.dtype[Any] | None] = []
+        declared: list[np.dtype[Any] | None] = []
         for one in fields(self):
             hint, rest = hints.get(one.name), "rest" in one.metadata
             marks = get_args(get_args(hint)[0] if hint and rest else hint)
             dtype = next((mark for mark in marks if isinstance(mark, np.dtype)), None)
-            found += [dtype] * (len(getattr(self, one.name)) if rest else 1)
-        return found
+            declared += [dtype] * (len(getattr(self, one.name)) if rest else 1)
+        return declared
 
     def since(self, sent: "Payload") -> Self:
         """Return the step from what was sent, which has the same arrays: floats subtracted."""

@@ -252,23 +252,23 @@ class NodeCertificate:
         try:
             key = load_ssh_private_key(Path(str(node["key"])).read_bytes(), password=None)
             files = (Path(str(node[name])).read_bytes() for name in ("certificate", "ca"))
-            own, ca = map(x509.load_pem_x509_certificate, files)
+            certificate, ca = map(x509.load_pem_x509_certificate, files)
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"node-config certificate: cannot be used: {error}") from error
         if not isinstance(key, EllipticCurvePrivateKey):
             raise UserError("node-config key: not an elliptic curve key")
-        return cls(key, own, ca)
+        return cls(key, certificate, ca)
 
 
 def cannot_prove(node: Mapping[str, Any]) -> str:
     """Return why a node's key for sums would not be proved to other members; empty if it would."""
     name = str(node.get("name") or node.get("partition-id", ""))
     try:
-        own = NodeCertificate.of(node)
-        if own is None:
+        certified = NodeCertificate.of(node)
+        if certified is None:
             return f"there is no certificate '{name}.crt' beside this node's key"
-        proof = masks.prove(own.key, own.certificate, "", name, bytes(masks.KEY_BYTES))
-        masks.check_proof(proof, own.ca, "", name)
+        proof = masks.prove(certified.key, certified.certificate, "", name, bytes(masks.KEY_BYTES))
+        masks.check_proof(proof, certified.ca, "", name)
     except UserError as error:
         return str(error)
     return ""

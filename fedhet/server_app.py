@@ -40,7 +40,8 @@ def main(grid: Grid, context: Context) -> None:
     plain = not context.run_config.get("config")  # `flwr run`
     with errors_in_a_line() if plain else contextlib.nullcontext():
         launch = open_launch(context.run_config)
-    serve(grid, launch)
+    with serving(launch) as roster:
+        run(grid, launch, roster)
 
 
 @contextlib.contextmanager
@@ -53,14 +54,15 @@ def errors_in_a_line() -> Iterator[None]:
         raise
 
 
-def serve(grid: Grid, launch: Launch) -> None:
-    """Run to the end; ``summary.json`` says how that was."""
+@contextlib.contextmanager
+def serving(launch: Launch) -> Iterator[Roster]:
+    """Hold the run's folder within this block; ``summary.json`` says how it ended."""
     one_blas_thread()
     torch.set_num_threads(1)  # array operations of a server are memory-bound, and same bits always
     lock = launch.folder.lock()
     roster = Roster()
     try:
-        run(grid, launch, roster)
+        yield roster
     except BaseException as error:
         plain = isinstance(error, RunFailed | UserError | Interrupted)
         removed = launch.folder.removed() if isinstance(error, OSError) else ""

@@ -138,7 +138,8 @@ def run(launch: Launch, on_rounds: OnRounds) -> None:
         with _console_to_log(launch), contextlib.ExitStack() as stack:
             grid = _grid(launch, reader.read, stack)
             begun = True
-            server_app.serve(grid, launch)
+            with server_app.serving(launch) as roster:
+                server_app.run(grid, launch, roster)
         reader.read()
     except (Interrupted, KeyboardInterrupt) as interrupt:
         ending = ("stopped", str(interrupt) or "SIGINT")

@@ -245,22 +245,18 @@ class MethodStrategy(Strategy, Generic[P]):
             self.load(kept.arrays)
             self.ledger.load(kept.meta)
             self.finished = int(kept.meta["round"])
-        self.aggregator = self._aggregator()
-
-    def _aggregator(self) -> "PlainAggregator | SumAggregator":
-        """Return what checks the rounds."""
-        config = self.config
+        self.aggregator: PlainAggregator | SumAggregator
         if not isinstance(self.ledger, SumLedger):
-            return PlainAggregator(config, self.ledger, self.handshake)
-        every = tuple(range(self.classes))
-        images = (1,) * self.classes
+            self.aggregator = PlainAggregator(self.config, self.ledger, handshake)
+            return
+        every, images = tuple(range(self.classes)), (1,) * self.classes
         client = replace(next(iter(self.roster.infos.values())), seen=every, images=images)
         payload = self.reference(client).payload
         assert payload is not None
-        summand = self.contribution(payload, Own(config, self.classes, every, images))
-        rows = self.sends_class_rows(config, self.params)
-        plan = SumPlan(len(summand.flat), self.metric_ranges, rows, self.folder.attempts)
-        return SumAggregator(config, self.ledger, self.handshake, plan)
+        summand = self.contribution(payload, Own(self.config, self.classes, every, images))
+        rows = self.sends_class_rows(self.config, self.params)
+        plan = SumPlan(len(summand.flat), self.metric_ranges, rows, folder.attempts)
+        self.aggregator = SumAggregator(self.config, self.ledger, handshake, plan)
 
     def start(
         self,

@@ -70,23 +70,20 @@ def decompose(stack: Sequence[Factors], weights: Sequence[float]) -> tuple[Array
     return u * signs, s, v * signs
 
 
-def padded_means(stack: Sequence[Factors], weights: Sequence[float], rank: int) -> Factors:
-    """Return the means of B and of A, padded with zeros to ``rank``, float64."""
+def padded_means(
+    stack: Sequence[Factors], weights: Sequence[float], rank: int
+) -> tuple[Array, Array, Array]:
+    """Return the means of B and of A, padded with zeros to ``rank``, and A's over owners of a row.
+
+    B is (m, rank), both A (rank, n), float64.
+    """
     (m, _), (_, n) = stack[0][0].shape, stack[0][1].shape
-    b, a = np.zeros((m, rank)), np.zeros((rank, n))
+    b, a, behind = np.zeros((m, rank)), np.zeros((rank, n)), np.zeros(rank)
     for weight, (own_b, own_a) in zip(weights, stack, strict=True):
         b[:, : own_b.shape[1]] += weight * own_b
         a[: len(own_a)] += weight * own_a
-    return b, a
-
-
-def means_of_owners(stack: Sequence[Factors], weights: Sequence[float], rank: int) -> Array:
-    """Return the rows (rank, n) of A, each the mean over the clients that have it, float64."""
-    rows, behind = np.zeros((rank, stack[0][1].shape[1])), np.zeros(rank)
-    for weight, (_, a) in zip(weights, stack, strict=True):
-        rows[: len(a)] += weight * a
-        behind[: len(a)] += weight
-    return rows / np.maximum(behind, np.finfo(float).tiny)[:, None]
+        behind[: len(own_a)] += weight
+    return b, a, a / np.maximum(behind, np.finfo(float).tiny)[:, None]
 
 
 class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
@@ -171,16 +168,15 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
 
     def _layer(self, stack: Sequence[Factors], weights: Sequence[float]) -> tuple[Factors, Array]:
         """Return B (m, R), A (R, n) of a layer, and squares of what means and ranks lose, of M."""
-        rows = means_of_owners(stack, weights, self.most)
+        mean_b, mean_a, rows = padded_means(stack, weights, self.most)
         if self._alone:
             return (np.zeros((0, self.most)), rows), np.zeros(3)
         u, s, v = decompose(stack, weights)
-        means = padded_means(stack, weights, self.most)
-        difference = decompose([*stack, means], [*weights, -1.0])[1]
+        difference = decompose([*stack, (mean_b, mean_a)], [*weights, -1.0])[1]
         tails = [float((s[b.shape[1] :] ** 2).sum()) for b, _ in stack]
         numbers = np.array([(difference**2).sum(), np.mean(tails), float((s**2).sum())])
         if self.params.aggregate == "pad":
-            return means, numbers
+            return (mean_b, mean_a), numbers
         root = np.sqrt(s[: self.most])
         b, a = np.zeros((len(u), self.most)), rows
         alive = np.flatnonzero(s[: self.most] > 1e-12 * max(s.max(initial=0.0), 1e-30))

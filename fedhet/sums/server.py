@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Message
 from numpy.typing import NDArray
 
 from fedhet.config.schema import BESIDE_ACCURACY, METRICS, RunConfig
@@ -268,20 +267,18 @@ class Attempt:
                 time.sleep(min(AGAIN, left))
                 self.handshake.query(patience=0.0)
             tries += 1
-            messages = {c: self._message(kind, c, left) for c in silent if c in nodes}
+            alive, messages = tuple(self.collector.survivors), {}
+            signed = tuple(self._signatures.get(c, b"") for c in alive) if self._signatures else ()
+            for client in (client for client in silent if client in nodes):
+                about = Survivors(alive, self.cohort.attempt)
+                if kind == UNMASK:
+                    boxes = self.collector.boxes_for(client).tobytes()
+                    about = Survivors(alive, self.cohort.attempt, boxes, signed)
+                what = self.handshake.instruction(round=self.round)
+                messages[client] = request(kind, nodes[client], what, left, about=about)
             sent = sum(map(message_bytes, messages.values()))
             self.ledger.round.counts["downlink_message_bytes"] += sent
             exchange(grid, messages, left, lambda _: limit, partial(self._take, kind))
-
-    def _message(self, kind: str, client: str, left: float) -> Message:
-        shake, alive = self.handshake, tuple(self.collector.survivors)
-        about = Survivors(alive, self.cohort.attempt)
-        if kind == UNMASK:
-            boxes = self.collector.boxes_for(client).tobytes()
-            signed = tuple(self._signatures.get(c, b"") for c in alive) if self._signatures else ()
-            about = Survivors(alive, self.cohort.attempt, boxes, signed)
-        what = shake.instruction(round=self.round)
-        return request(kind, shake.roster.nodes[client], what, left, about=about)
 
 
 # --- the rounds of a run ---------------------------------------------------------------------

@@ -122,7 +122,7 @@ MISTAKES = (
 )
 
 
-def test_settings_that_cannot_work():
-    for keys, message in MISTAKES:
-        with pytest.raises(UserError, match=message):
-            build_config(keys)
+@pytest.mark.parametrize(("keys", "message"), MISTAKES)
+def test_settings_that_cannot_work(keys, message):
+    with pytest.raises(UserError, match=message):
+        build_config(keys)

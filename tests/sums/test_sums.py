@@ -127,7 +127,8 @@ def test_rows_of_a_class_with_few_owners_are_zeros_and_stay(tmp_path, method):
     summed.combine(sum(start.values()) * 3, 1)  # something of every class but the last is there
     before = {name: array.copy() for name, array in summed.arrays().items()}
     told = vectors(summed, drawn(plain), told=frozenset({1}))
-    parts = [ClassSums.of(v, CLASSES, weighted=method == "fedproto") for v in told.values()]
+    weighted = plain.weighs_images(plain.config, plain.params)
+    parts = [ClassSums.of(v, CLASSES, weighted=weighted) for v in told.values()]
     for part in parts:
         assert not part.rows[[0, 2, 3]].any() and not part.owners[[0, 2, 3]].any()
         assert part.rows[1].any() and part.owners[1] == 1

@@ -39,14 +39,13 @@ def _words(text: str) -> frozenset[str]:
 # Exact names, in snake case.
 _TARGETS = _words(
     "target label labels class classes outcome diagnosis y died death dead deceased survived event "
-    "status ill disease result churn fraud sentiment species default relapse mortality "
-    "activity"
+    "status ill disease result churn fraud sentiment species default relapse mortality activity"
 )
 _SITES = _words(
     "site sites site_id site_name hospital hospital_id hospital_name clinic clinic_id center "
     "centre center_id centre_id institution institution_id institute inst facility facility_id "
-    "hopital klinik klinikum krankenhaus spital site_code hospital_code center_code "
-    "centre_code zentrum standort centro etablissement"
+    "hopital klinik klinikum krankenhaus spital site_code hospital_code center_code centre_code "
+    "zentrum standort centro etablissement"
 )
 _SITE_WORDS = _words(
     "ward device machine factory plant station branch department dept scanner lab laboratory "

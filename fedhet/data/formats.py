@@ -40,6 +40,8 @@ _OTHERS: tuple[tuple[str, bytes, str, str], ...] = (
     (".sqlite .db .sqlite3", rb"SQLite format 3", "an SQLite database", _SAVE),
     (".zst .7z .rar .tar .tar.gz .tgz", rb"\x28\xb5\x2f\xfd|7z\xbc\xaf|Rar!", "an archive",
      "unpack it and give the file"),
+    (".ts", rb"(#[^\n]*\n)*@problem[nN]ame", "a file of sktime", _SIGNALS),
+    ("", rb"(?i).*@attribute\s+\S+\s+relational", "a relational ARFF", _SIGNALS),
     (".npy", rb"\x93NUMPY", "one NumPy array without labels", _SIGNALS),
 )  # fmt: skip
 
@@ -73,11 +75,9 @@ def holds(path: Path, suffixes: Sequence[str]) -> bool:
 def beside(data_path: str, paths: Sequence[Path]) -> list[str]:
     """Return a line that names what lies in a folder beside the files that are read."""
     path = Path(data_path).expanduser()
-    names = {".", *(one.name for one in paths)}
-    others = sorted(
-        one.name + "/" * one.is_dir() for one in (path.iterdir() if path.is_dir() else ())
-        if one.name not in names and not one.name.startswith(".")
-    )  # fmt: skip
+    names = {one.name for one in paths}
+    inside = [one for one in (path.iterdir() if path.is_dir() else ()) if one.name not in names]
+    others = sorted(one.name + "/" * one.is_dir() for one in inside if one.name[0] != ".")
     return [f"in the folder and not read: {listed(others)}"] if others else []
 
 

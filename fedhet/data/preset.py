@@ -17,6 +17,7 @@ from fedhet.data.describe import Description, Unclear
 from fedhet.data.image_tables import image_column
 from fedhet.data.images import MAX_DEPTH, files_below, is_image
 from fedhet.data.inputs import GAPS, IMAGE, SIGNAL, TABLE, TOKENS, Reading, counted, listed, noun
+from fedhet.data.keys import PERSON, snake
 from fedhet.data.partition import about_classes
 from fedhet.data.signals import Npz
 from fedhet.errors import UserError, one_line
@@ -134,6 +135,14 @@ def _of_windows(keys: Keys, given: Mapping[str, Any], place: Path) -> list[str]:
     if names and "site" not in given and place.is_file():  # in a folder each is a site
         keys["site"] = names
     taken = {*arrays.used, *keys.get("site", ()), *given.get("group", ())}
+    persons = [
+        name for name in arrays.columns
+        if name not in taken and PERSON.fullmatch(snake(name)) and arrays.has_column(name)
+        and 2 * arrays.rows([name])[name].nunique() <= len(arrays.windows)
+    ]  # fmt: skip
+    if persons and "group" not in given:
+        keys["group"] = persons[:1]
+        taken |= {persons[0]}
     other = [name for name in arrays.columns if name not in taken]
     return [*arrays.found, *([f"arrays that are not read: {listed(other)}"] if other else [])]
 
@@ -256,15 +265,13 @@ def _training(keys: Keys, given: Mapping[str, Any], dataset: Dataset) -> Keys:
     """Return the keys with classes, partition and training."""
     models, rate = _MODELS[dataset.inputs.kind]
     # A preset that named classes would refuse the folders of those that were dropped.
-    dropped = any(one.startswith("dropped ") for one in dataset.warnings)
-    if "labels" not in keys and not dropped:
+    if "labels" not in keys and not any(one.startswith("dropped ") for one in dataset.warnings):
         keys["classes"] = list(dataset.classes)
     if _is_uneven(dataset):
         keys.setdefault("metric", "balanced_accuracy")
         rate = min(rate, _RATE)
-    sites = np.bincount(dataset.sites, minlength=len(dataset.site_names))
     if "partition" not in given:
-        natural = len(sites) > 1 and np.sum(sites >= 10) > 1
+        natural = np.sum(np.bincount(dataset.sites) >= 10) > 1  # noqa: PLR2004
         keys["partition"] = "natural" if natural else "iid"
     if keys["partition"] == "natural":
         keys["clients"] = 0

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 import pandas as pd
@@ -254,13 +254,11 @@ class CsvFile(RowFile):
             return io.BytesIO(self._data)
         with self.path.open("rb") as file:
             head = file.read(6)
-        for mark, unpacked in _UNPACK.items():
-            if head.startswith(mark):
-                return unpacked(self.path)  # type: ignore[no-any-return]
         if head.startswith(b"PK\x03\x04"):
             member = formats.zipped_table(self.path, ROW_SUFFIXES)
             return zipfile.ZipFile(self.path).open(member)
-        return self.path.open("rb")
+        unpack = next((one for mark, one in _UNPACK.items() if head.startswith(mark)), open)
+        return cast("IO[bytes]", unpack(self.path, "rb"))
 
     def _open(self) -> IO[str]:
         """Open the file at its first row; pandas would count a name of two lines as one."""
@@ -365,10 +363,9 @@ class CsvFile(RowFile):
         if data:
             names = ",".join(f"c{k}" for k in range(1, width + 1))
             which = "row below the title" if title else "first line"
-            shown = one_line(", ".join(head), 60)
             raise NoHeader(
-                f"{self.where}: the {which} looks like data ({shown}): without a header, name the "
-                f"columns: columns={one_line(names, 60)}", width
+                f"{self.where}: the {which} looks like data ({one_line(', '.join(head), 60)}): "
+                f"without a header, name the columns: columns={one_line(names, 60)}", width
             )  # fmt: skip
         return True
 
@@ -378,16 +375,13 @@ class CsvFile(RowFile):
         if cells in counted or [cell for cell in cells if cell] in counted or not body:
             return False
         numbers = [bool(_PLAIN.fullmatch(cell.replace(",", "."))) for cell in cells]
-        words = [
-            place for place, cell in enumerate(cells)
-            if not numbers[place] and cell.lower() not in self.form.missing
-        ]  # fmt: skip
+        known = [cell.lower() not in self.form.missing for cell in cells]
+        words = [p for p in range(len(cells)) if known[p] and not numbers[p]]
         if not words:
             return any(numbers)
         others = [row for row in body if row != cells]
         again = [p for p in words if any(p < len(r) and r[p] == cells[p] for r in others)]
-        # A header's name may also be a value, such as y. Two such names, numbers or a sentence
-        # mean data.
+        # A name may also be a value, such as y. Two such names, numbers or a sentence mean data.
         other = any(numbers) or any(len(cell.split()) >= SENTENCE for cell in cells)
         return len(others) > 1 and (len(again) > 1 or (bool(again) and other))
 

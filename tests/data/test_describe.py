@@ -81,13 +81,14 @@ def test_a_file_without_header_and_a_file_of_texts(tmp_path, capsys):
 
 def test_the_axes_of_windows_are_told_and_written(tmp_path, capsys):
     arrays = {"x": np.zeros((60, 32, 2)), "y": np.arange(60) % 2, "scale": np.ones(3)}
-    np.savez(tmp_path / "w.npz", **arrays, subject=np.arange(60) % 3)
+    np.savez(tmp_path / "w.npz", **arrays, subject=np.arange(60) % 3, persons=np.arange(60) % 9)
     assert execute(["init", "w.npz"]) == 0
     printed = capsys.readouterr().out
     assert "is taken as 2 channels of 32 steps" in printed
     assert "arrays that are not read: scale" in printed
     config = load_config(tmp_path / "w.yaml")
     assert config.axes == "time-channels" and config.site == ("subject",)
+    assert config.group == ("persons",)
 
 
 def test_the_classes_of_a_folder_of_images_are_told_and_written(tmp_path, capsys):

@@ -83,6 +83,8 @@ NAMED = {  # first bytes of a file, and the format that is named
     "p.xls": (b"\xd0\xcf\x11\xe0", "an Excel workbook before 2007"),
     "p.csv": (b"\x00\x01\xff" * 99, "a binary file of an unknown format"),
     "p.mat": (b"MATLAB 5.0 MAT-file", "a file of MATLAB: scipy.io.loadmat"),
+    "p.ts": (b"# of a clinic\n@problemName X\n", "a file of sktime: save windows"),
+    "p.arff": (b"@relation r\n@attribute b relational\n", "a relational ARFF: save windows"),
     "p.sav": (b"$FL2", "a file of SPSS .*pyreadstat.*: save its rows as CSV"),
     "p.sas7bdat": (b"\0" * 32, "not readable as SAS .*save its rows as CSV"),
 }  # fmt: skip

@@ -426,10 +426,13 @@ class Description:
         """Return features that by their names are known only after the class."""
         target = snake(self.reading.target)
         event = _EVENTS.search(target) is not None
+        about = re.sub(r"_?(status|stat|event|cens|ind)$", "", target)  # pgtime beside pgstat
+        numbered = [f"{name}{number}" for number in target[-1:] if number.isdigit()
+                    for name in ("t", "time")]  # fmt: skip
         return [
             name for name in self.features for plain in [snake(name)]
             if _LATER.search(plain) or (event and _TIMES.fullmatch(plain))
-            or plain in {f"{target}time", f"{target}_time", f"time_to_{target}", "survtime"}
+            or plain in {f"{about}time", f"{about}_time", f"time_to_{about}", "survtime", *numbered}
         ]  # fmt: skip
 
 

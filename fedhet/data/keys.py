@@ -34,7 +34,7 @@ PERSON = re.compile(  # names of columns that say whose a row is, or of what it 
     r"|versicherten|paciente|sujeto?|dossier|pseudonym|person|subject|subj|sub|participant|individual|animal"
     r"|mouse|rat|donor|child|infant|mother|family|household|recording|record|scan|slide|lesion|case"
     r"|volunteer|specimen|sample|user|client|customer|speaker|writer|session|trip|eye|encounter|hadm"
-    r"|stay|unit|engine|study|series)s?_?"
+    r"|stay|unit|engine|study|series|stratum|pair|litter|cluster|herd|cage|twin)s?_?"
     r"(id|ids|no|nr|nbr|num|number|nummer|numero|code|key|uid|uuid|name|kennung)?"
     r"|(sur|last_?|full_?|nach)?name|(fall|kind|tier|akten?|vp)_?(id|nr|nummer)"
     r"|pid|mrn|ptid|rid|id|ids|uuid|guid|nr|ident|subid|usubjid"

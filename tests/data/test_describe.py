@@ -239,7 +239,7 @@ def test_a_column_that_gives_the_class_is_named_with_the_key_to_type(tmp_path, c
         ("dauer", "gestorben"), ("tage_bis_ereignis", "ereignis"), ("duree_suivi", "deces"),
         ("tiempo", "muerte"), ("PFS", "progression"), ("time_d", "censor"),
         ("diff_days", "observed"), ("cgvhtime", "cgvh"), ("rectime", "censdead"),
-        ("censrec", "censdead"),
+        ("censrec", "censdead"), ("pgtime", "pgstat"), ("time1", "infect1"), ("t2", "d2"),
     ],
 )  # fmt: skip
 def test_time_to_an_event_is_named(tmp_path, capsys, time, event):
@@ -256,7 +256,7 @@ def test_time_to_an_event_is_named(tmp_path, capsys, time, event):
         ("name=f'Meier-{chr(97+k%20)}'", ("name",)), ("length_of_stay=k*k%29", ()),
         ("centre='AB'[k//60] nr=k%8", ("centre", "nr")),  # of each centre
         ("kind=k%6 tier=k%7", ()), ("patient_number=k%20", ("patient_number",)),
-        ("group=k//3", ("group",)),
+        ("group=k//3", ("group",)), ("stratum=k*7%40", ("stratum",)),
     ],
 )  # fmt: skip
 def test_persons_of_other_languages_and_of_each_site_are_a_group(tmp_path, columns, group):

@@ -51,17 +51,10 @@ def test_run_resume_and_open_again_within_a_notebooks_event_loop(tmp_path, capsy
     assert run.model("Klinikum Süd").classes == model.classes
 
 
-@pytest.mark.parametrize(
-    ("config", "keys", "part"),
-    [
-        ("quikstart", {}, "did you mean 'quickstart'"),
-        ("quickstart", {"rounds": 2.5}, "rounds: '2.5' is not allowed: a whole number"),
-    ],
-)
-def test_mistakes_are_typed_errors_and_leave_nothing(tmp_path, monkeypatch, config, keys, part):
+def test_mistakes_are_typed_errors_and_leave_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(fedhet.UserError, match=part):
-        fedhet.run(config, **keys)
+    with pytest.raises(fedhet.UserError, match="rounds: '2.5' is not allowed: a whole number"):
+        fedhet.run("quickstart", rounds=2.5)
     with pytest.raises(fedhet.UserError, match="is not a run folder"):
         fedhet.load_run(tmp_path)
     assert list(tmp_path.iterdir()) == []

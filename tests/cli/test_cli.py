@@ -2,13 +2,11 @@
 
 import json
 
-import click
 import pytest
-import typer
 from cli.refusals import SMALL, refused
 from watch.folders import line
 
-from fedhet.cli.app import app, execute
+from fedhet.cli.app import execute
 from fedhet.engines import session
 from fedhet.engines.system import Interrupted
 from fedhet.errors import RunFailed
@@ -66,27 +64,6 @@ def test_a_mistake_is_one_line_and_leaves_nothing(capsys, here, words, parts):
     line = refused(capsys, *words)
     assert all(part in line for part in parts), line
     assert list(here.iterdir()) == []
-
-
-WORDS = typer.main.get_command(app).commands
-TYPOS = [
-    [name, "quickstart", f"{option.opts[0]}x"]
-    for name in ("run", "sweep")
-    for option in WORDS[name].params
-    if isinstance(option, click.Option)
-]
-
-
-@pytest.mark.parametrize("words", TYPOS, ids=" ".join)
-def test_a_typo_in_an_option_is_one_line(capsys, here, words):
-    line = refused(capsys, *words)
-    assert f"No such option '{words[-1]}'" in line and f"'{words[-1][:-1]}'" in line
-
-
-@pytest.mark.parametrize("words", [[], *([name] for name in WORDS)], ids=" ".join)
-def test_every_command_has_a_help(capsys, words):
-    assert execute([*words, "--help"]) == 0
-    assert capsys.readouterr().out.lstrip().startswith("Usage: fedhet")
 
 
 def test_the_run_folder_is_the_last_line(capsys, here, pretend):

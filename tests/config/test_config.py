@@ -51,11 +51,6 @@ def test_resolved_configuration_is_read_back_unchanged():
     assert again == config and run == {"folder": "/x"}
 
 
-def test_plain_flower_scalars_are_enough():
-    config, run = from_run_config({"config": "", "method": "lg_fedavg", "clients": 4, "out": ""})
-    assert (config.method, config.clients, run) == ("lg_fedavg", 4, {})
-
-
 PROJECT = Path(__file__).resolve().parents[2]
 SHORTER = {"rounds": 3, "local-epochs": 1, "out": ""}  # a first look; results go to ~/.fedhet/runs
 FLOWERS_OWN = {"engine", "actors"}  # of `flwr run`, sized by --federation-config
@@ -82,22 +77,28 @@ def test_each_methods_own_keys_can_be_given_to_flwr_run():
         assert config.models == RunConfig().models and config.rounds == SHORTER["rounds"]
 
 
-def test_what_flwr_run_is_given_takes_effect_or_is_one_line():
-    def plain(words):
-        return from_run_config(with_overrides(PROJECT, read_run_config([words])))[0]
+def plain(words):
+    return from_run_config(with_overrides(PROJECT, read_run_config([words])))[0]
 
+
+def test_what_flwr_run_is_given_takes_effect():
     assert plain("mu0=0.3 models='cnn-5,cnn-4' split='8:0:2'").params.mu0 == 0.3
     assert plain("models='cnn-5,cnn-4'").models == ("cnn-5", "cnn-4")
     assert plain("partition='dirichlet' alpha=0.5").alpha == 0.5
-    for words, text in (
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
         ("method='fedproto' mu0=0.3", "mu0: only method fedssa has this key, and method is"),
         ("alpha=0.5", "alpha: '0.5' has no effect: .*partition=classes-per-client"),
         ("mu0='a'", "mu0: 'a' is not allowed: a number is needed"),
         ("method='standalone' max-weight=0.5", "max-weight: '0.5' has no effect"),
-    ):
-        with pytest.raises(UserError, match=text) as error:
-            plain(words)
-        assert "\n" not in str(error.value)
+    ],
+)
+def test_what_flwr_run_is_given_in_vain_is_one_line(words, text):
+    with pytest.raises(UserError, match=f"^[^\n]*{text}[^\n]*$"):
+        plain(words)
 
 
 MISTAKES = {
@@ -237,24 +238,17 @@ def test_a_file_is_told_too_unless_it_says_the_default(tmp_path):
         notes(path=write(tmp_path, partition="iid", alpha=0.1))
 
 
-def test_broken_files_are_one_line(tmp_path):
+@pytest.mark.parametrize("text", ["- a\n", "a: [", "3: 4\n", "rounds: true\n", "a: 1\na: 2\n"])
+def test_broken_files_are_one_line(tmp_path, text):
     path = tmp_path / "broken.yaml"
-    for text in ("- a\n- b\n", "a: [", "3: 4\n", "rounds: true\n", "a: 1\na: 2\n"):
-        path.write_text(text)
-        with pytest.raises(UserError) as caught:
-            load_config(path)
-        assert "\n" not in str(caught.value)
+    path.write_text(text)
+    with pytest.raises(UserError, match="^[^\n]+$"):
+        load_config(path)
 
 
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(UserError, match="nowhere.yaml.*No such file"):
-        load_config(tmp_path / "nowhere.yaml")
-
-
-def test_cohort_is_at_least_one():
-    assert build_config({"fraction": 0.1}).cohort(100) == 10
-    assert build_config({"fraction": 0.001}).cohort(100) == 1
-    assert build_config({"fraction": 1.0}).cohort(7) == 7
+@pytest.mark.parametrize(("share", "clients", "size"), [(0.1, 100, 10), (0.001, 100, 1), (1, 7, 7)])
+def test_cohort_is_at_least_one(share, clients, size):
+    assert build_config({"fraction": share}).cohort(clients) == size
 
 
 def test_a_plain_flwr_run_of_another_kind_takes_the_models_of_that_kind():

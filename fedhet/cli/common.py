@@ -57,16 +57,14 @@ class Command(TyperCommand):
         super().__init__(*arguments, **settings)
         hints = get_type_hints(self.callback, include_extras=True)
         for parameter in self.params:
-            for note in getattr(hints.get(str(parameter.name)), "__metadata__", ()):
-                if isinstance(note, ArgumentInfo) and isinstance(parameter, TyperArgument):
-                    parameter.help = parameter.help or note.help
+            if isinstance(parameter, TyperArgument):
+                notes = getattr(hints[str(parameter.name)], "__metadata__", ())
+                parameter.help = next((n.help for n in notes if isinstance(n, ArgumentInfo)), None)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse an option without a value, as a script's unset variable gives it."""
-        taking = {
-            name for one in self.params if isinstance(one, click.Option) and not one.is_flag
-            for name in one.opts
-        }  # fmt: skip
+        options = [one for one in self.params if isinstance(one, click.Option) and not one.is_flag]
+        taking = {name for one in options for name in one.opts}
         for word, following in zip(args, [*args[1:], "-"], strict=False):
             name, equals, value = word.partition("=")
             if name in taking and not (value if equals else following).strip():
@@ -91,7 +89,10 @@ def carry_out(app: typer.Typer, arguments: list[str]) -> int:
     except (UserError, RunFailed) as error:
         return complain(str(error), error.exit_code)
     except click.ClickException as error:
-        return complain(_usage(error), UserError.exit_code)
+        text, key = error.format_message(), getattr(error, "option_name", "").lstrip("-")
+        if key.replace("-", "_") in RunConfig.model_fields:  # keys are no options
+            text = f"No such option '--{key}': keys are written without dashes: {key}=VALUE"
+        return complain(text, UserError.exit_code)
     except OSError as error:  # for which nothing nearer has words
         return complain(of_system(error), UserError.exit_code)
     return code if isinstance(code, int) else 0
@@ -108,15 +109,6 @@ def only_one(**chosen: object) -> None:
     names = [f"--{name.rstrip('_').replace('_', '-')}" for name, value in chosen.items() if value]
     if len(names) > 1:
         raise UserError(f"{names[0]} cannot be used with {names[1]}: give one of them")
-
-
-def _usage(error: click.ClickException) -> str:
-    """Return what is wrong with the words; keys of a configuration are no options."""
-    if isinstance(error, click.NoSuchOption):
-        key = error.option_name.lstrip("-")
-        if key.replace("-", "_") in RunConfig.model_fields:
-            return f"No such option '--{key}': keys are written without dashes: {key}=VALUE"
-    return error.format_message()
 
 
 def complain(message: str, code: int) -> int:
@@ -234,26 +226,23 @@ class RunProgress(Bar):
         seconds = summary.seconds_left([record["seconds"] for record in records], self.rounds)
         left = f", {summary.duration(seconds)} left" if seconds is not None else ""
         for record in new:
+            done = record["round"]
             missing = distinct(map(summary.left_out, record["failures"]), NAMED)
             changed, self._missing = missing != self._missing, missing
             lost = summary.nobody_replied(record)
             note = "lost" if lost else summary.headline(self.metric, record)
             if (missing or changed) and not lost:
                 note += f", {record['replied']} of {record['sampled']} replied"
-            self.show(record["round"], note + left)
+            self.show(done, note + left)
             note += f" ({missing})" if changed and missing else ""
-            self._line(record["round"], note + left, at_once=changed or lost)
-
-    def _line(self, done: int, note: str, *, at_once: bool) -> None:
-        """Print a round's line; beside a bar only what must be seen ``at_once``."""
-        line = one_line(f"{self.title}: round {done}/{self.rounds}, {note}", None)
-        due = done == self.rounds or time.monotonic() - self._printed > PLAIN_INTERVAL
-        if not self._bar.disable and at_once:
-            with contextlib.suppress(OSError):
-                self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
-        elif self._bar.disable and not self.quiet and (at_once or due):
-            self._printed = time.monotonic()
-            say(line, sys.stdout)
+            line = one_line(f"{self.title}: round {done}/{self.rounds}, {note}{left}", None)
+            due = done == self.rounds or time.monotonic() - self._printed > PLAIN_INTERVAL
+            if not self._bar.disable and (changed or lost):  # beside a bar only what is new
+                with contextlib.suppress(OSError):
+                    self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            elif self._bar.disable and not self.quiet and (changed or lost or due):
+                self._printed = time.monotonic()
+                say(line, sys.stdout)
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -265,9 +254,7 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[objec
     """
     table = Table(title=one_line(title, None), title_justify="left")
     for i, column in enumerate(columns):
-        table.add_column(
-            one_line(column, None), justify="left" if i == 0 else "right", overflow="fold"
-        )
+        table.add_column(one_line(column, None), justify="right" if i else "left", overflow="fold")
     for row in rows:
         table.add_row(*(one_line(c, None) if isinstance(c, str) else f"{c:,}" for c in row))
     wide = Console(width=10_000, markup=False)

@@ -70,7 +70,7 @@ from fedhet.strategies.base import MethodStrategy
 from fedhet.sums import client as sums
 from fedhet.sums.client import SumNotes, cannot_prove
 from fedhet.sums.masks import SumTerms
-from fedhet.training.loop import without_denormals
+from fedhet.training.loop import Recent, without_denormals
 
 LONGEST = 400  # characters of an error's text; the server cuts a reason at 500
 # Failures that are not bugs, each with its code. They are reported without a traceback.
@@ -83,7 +83,8 @@ KNOWN: dict[type[Exception], Code] = {
 }
 NOTHING = History()  # of a simulated client
 RUN = "run"  # record with the configuration, where the app's own run config does not have it
-shown: set[tuple[object, ...]] = set()  # places of which this process has printed a traceback
+# Places of which this process has printed a traceback; a run clears it.
+shown: Recent[tuple[object, ...], bool] = Recent(1000)
 
 
 @dataclass(frozen=True)
@@ -423,8 +424,8 @@ def _show(error: BaseException, step: str) -> None:
     """Print the traceback, unless one of the same error in the same place was printed before."""
     frames = traceback.extract_tb(error.__traceback__)
     key = (type(error), *((frame.filename, frame.lineno) for frame in frames))
-    if key not in shown:
-        shown.add(key)
+    if shown.get(key) is None:
+        shown.put(key, True)
         print(shortened(error, step), file=sys.stderr, flush=True)
 
 

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache, partial
+from functools import lru_cache, partial
 from importlib import import_module
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -421,7 +421,7 @@ def _answer(order: Mapping[str, Any], message: Message) -> Message:
         return answered(contexts, message)
 
 
-@cache
+@lru_cache(maxsize=2)  # runs that a process of Ray's works for
 def _prepared(
     text: str, nodes: int, log: str, cwd: str, path: tuple[str, ...], objects: bytes
 ) -> tuple[dict[int, Context], dict[str, Any], TextIO]:

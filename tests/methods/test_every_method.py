@@ -219,14 +219,3 @@ def test_weighting_is_refused_where_nothing_is_weighted(method):
 
 def test_whole_headers_are_weighted():
     assert build_config({"weighting": "uniform", "upload-rows": "whole"}).weighting == "uniform"
-
-
-WRONG = (("fd", "gamma", "-1"), ("fedmrl", "d1", "501"), ("pfedes", "extractor-kernel", "4"))
-
-
-@pytest.mark.parametrize(("method", "key", "value"), WRONG)
-def test_a_value_out_of_range_and_another_methods_key_are_one_line(method, key, value):
-    with pytest.raises(UserError, match=f"^{key}: '?{value}'? is not allowed"):
-        build_config({"method": method, key: value})
-    with pytest.raises(UserError, match=f"^{key}: only method"):
-        build_config({"method": "standalone", key: value})

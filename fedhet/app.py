@@ -29,7 +29,15 @@ from fedhet.engines.launch import Launch, OnRound
 from fedhet.engines.session import check_whole, reopen
 from fedhet.plugins import APPS_DATA, check_given, giving
 from fedhet.records.run_folder import RunFolder
-from fedhet.server_app import LOG_FORMAT, errors_in_a_line, log, log_to_stderr, outside, serve
+from fedhet.server_app import (
+    LOG_FORMAT,
+    errors_in_a_line,
+    log,
+    log_to_stderr,
+    outside,
+    run,
+    serving,
+)
 from fedhet.site.local_data import LocalData, open_examples
 
 KEPT = 4  # clients whose examples a process keeps
@@ -121,7 +129,8 @@ def ServerApp(  # noqa: N802  (as Flower's)
                 handler.setFormatter(logging.Formatter(LOG_FORMAT))
                 log.addHandler(handler)
                 try:
-                    serve(Telling(grid, launch.envelope()), launch)  # type: ignore[arg-type]
+                    with serving(launch) as roster:
+                        run(Telling(grid, launch.envelope()), launch, roster)  # type: ignore[arg-type]
                 finally:
                     log.removeHandler(handler)
                     handler.close()

@@ -156,8 +156,8 @@ class Instruction:
 
     def fit_config(self) -> dict[str, bool | bytes | float | int | str]:
         """Return what a client's ``fit`` is told of a round."""
-        about = {"round": self.round, "generation": self.generation, "digest": self.digest}
-        return about | {"evaluate": self.evaluate}
+        return {"round": self.round, "generation": self.generation, "digest": self.digest,
+                "evaluate": self.evaluate}  # fmt: skip
 
     def reply(
         self,

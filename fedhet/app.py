@@ -18,6 +18,7 @@ from flwr.clientapp import ClientApp as FlowerClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp import ServerApp as FlowerServerApp
 
+from fedhet import server_app
 from fedhet.client_app import RUN, OwnSite, make_app, own_name
 from fedhet.config.checks import COMMON
 from fedhet.config.load import load_noted
@@ -29,15 +30,7 @@ from fedhet.engines.launch import Launch, OnRound
 from fedhet.engines.session import check_whole, reopen
 from fedhet.plugins import APPS_DATA, check_given, giving
 from fedhet.records.run_folder import RunFolder
-from fedhet.server_app import (
-    LOG_FORMAT,
-    errors_in_a_line,
-    log,
-    log_to_stderr,
-    outside,
-    run,
-    serving,
-)
+from fedhet.server_app import LOG_FORMAT, errors_in_a_line, log, log_to_stderr, outside
 from fedhet.site.local_data import LocalData, open_examples
 
 KEPT = 4  # clients whose examples a process keeps
@@ -129,8 +122,9 @@ def ServerApp(  # noqa: N802  (as Flower's)
                 handler.setFormatter(logging.Formatter(LOG_FORMAT))
                 log.addHandler(handler)
                 try:
-                    with serving(launch) as roster:
-                        run(Telling(grid, launch.envelope()), launch, roster)  # type: ignore[arg-type]
+                    with server_app.serving(launch) as roster:
+                        telling = Telling(grid, launch.envelope())
+                        server_app.run(telling, launch, roster)  # type: ignore[arg-type]
                 finally:
                     log.removeHandler(handler)
                     handler.close()

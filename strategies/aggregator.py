@@ -107,7 +107,6 @@ class PlainAggregator:
 
     def members(self, round_: int, clients: list[str], deadline: float) -> list[str]:
         """Return those of a round's ``clients`` that are asked to train: all."""
-        del round_, deadline
         return clients
 
     def limit(self, expected: Payload | None) -> int:
@@ -118,7 +117,6 @@ class PlainAggregator:
         self, round_: int, replies: Sequence[tuple[str, Reply]], method: _Method, deadline: float
     ) -> Checked | None:
         """Return the replies that count, in client order; None if they are too few."""
-        del deadline
         valid: list[Valid] = []
         for client, reply in replies:
             try:
@@ -185,7 +183,6 @@ class PlainAggregator:
 
     def confusions(self, round_: int, deadline: float) -> dict[str, NDArray[np.int64]]:
         """Ask clients for their confusion matrices (C, C) after the last round; by client."""
-        del deadline
         roster, every = self.roster, self.config.evaluate_all
         clients = [c for c in roster.ids if c in roster.nodes and (every or roster.generations[c])]
         messages = {c: self.handshake.message(CONFUSION, c, round_) for c in clients}

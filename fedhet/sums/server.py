@@ -393,7 +393,6 @@ class SumAggregator:
 
     def limit(self, expected: Payload | None) -> int:
         """Return the bytes above which a reply is refused unread."""
-        del expected
         return self._attempt.limit if self._attempt is not None else QUERY_BYTES
 
     # --- the first message -------------------------------------------------------------------
@@ -518,7 +517,6 @@ class SumAggregator:
         self, round_: int, replies: Sequence[tuple[str, Reply]], method: object, deadline: float
     ) -> CheckedSum | None:
         """Add up the replies and have the masks taken off; None if there is no sum."""
-        del method
         attempt, taken = self._attempt, {}
         if attempt is None:
             return None

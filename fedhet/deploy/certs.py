@@ -168,18 +168,6 @@ def renew(out: Path) -> list[Path]:
     return list(files)
 
 
-def advice(places: CertificateFolder, servers: Sequence[str]) -> str:
-    """Return what to do with the files, as lines to print."""
-    if not (servers or places.ca.exists()):
-        return f"only keys were made: '{places.folder}' has no CA; --server HOST makes one"
-    return (
-        f"on the server:  fedhet server {places.folder}  ({places.ca_key.name} put away: its "
-        "holder can make certificates in any name)\n"
-        f"on a client:    {places.ca}, its key (made there by `fedhet key NAME`) and its .crt; "
-        "then fedhet node NAME --server HOST:8443 --data FILE"
-    )
-
-
 def _client(name: str, what: str) -> str:
     if not is_id(name) or name.endswith((".pub", ".crt", ".csr")):
         raise UserError(f"{what}: '{name}' is not allowed: up to 64 of A-Z a-z 0-9 . _ -")

@@ -38,33 +38,18 @@ START = 120.0  # seconds for a SuperLink to answer, on a machine that is busy
 LOOK = 5.0  # seconds between looks at nodes, runs and new keys
 PATIENCE = 30.0  # seconds for an orderly end
 Say = Callable[[str], None]
+MODULE = "fedhet.deploy.server"  # this one; as a program it is the reverse proxy
 METHOD = re.compile("/v1/fleet/[a-z-]+")
 LARGEST = 64 << 20  # bytes of one request; Flower sends larger payloads in pieces of 5 MB
 ANSWER = 300.0  # seconds for the SuperLink's answer
 HOP = {"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host"}
 
 
-@dataclass(frozen=True)
-class ReverseProxy:
-    """Listens at ``host``:``port`` and passes on to 127.0.0.1:``inner``."""
-
-    host: str
-    port: int
-    inner: int
-    credentials: CertificateFolder
-    ca: Path  # of the SuperLink's certificate
-
-    def command(self) -> list[str]:
-        """Return its command line."""
-        words = [self.host, self.port, self.inner, self.credentials.folder, self.ca]
-        return [sys.executable, "-P", "-m", "fedhet.deploy.server", *map(str, words)]
-
-
-def application(proxy: ReverseProxy) -> ASGIApp:
-    """Return the proxy as an ASGI application."""
-    trust = ssl.create_default_context(cafile=str(proxy.ca))
+def application(inner: int, ca: Path) -> ASGIApp:
+    """Return the reverse proxy of the SuperLink at 127.0.0.1:``inner``, whose CA is ``ca``."""
+    trust = ssl.create_default_context(cafile=str(ca))
     client = httpx.AsyncClient(
-        base_url=f"https://127.0.0.1:{proxy.inner}", verify=trust, timeout=ANSWER,
+        base_url=f"https://127.0.0.1:{inner}", verify=trust, timeout=ANSWER,
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=64), trust_env=False,
     )  # fmt: skip
 
@@ -160,8 +145,8 @@ class FederationServer:
         # A SuperLink does not end before its connections.
         with contextlib.closing(self.folder.connect()) as control:
             self._await(control, started[0], waiting)
-            proxy = ReverseProxy(self.host, self.port, inner, outer, own.ca)
-            started.append(self._start(proxy.command()))
+            place = [self.host, str(self.port), str(inner), str(outer.folder), str(own.ca)]
+            started.append(self._start([sys.executable, "-P", "-m", MODULE, *place]))
             self.say(f"clients reach {address(self.host, self.port)}; log: {self.folder.log}")
             self.say(f"submit a run: fedhet run CONFIG --superlink {self.folder.tls}")
             while True:
@@ -243,12 +228,12 @@ def _stop(started: list[subprocess.Popen[bytes]]) -> None:
 def main(words: list[str]) -> None:
     """Serve until a signal: HOST PORT INNER TLS CA. A renewed certificate is taken up."""
     host, port, inner, folder, ca = words
-    proxy = ReverseProxy(host, int(port), int(inner), CertificateFolder(Path(folder)), Path(ca))
-    certificate, key = proxy.credentials.certificate, proxy.credentials.key
+    places = CertificateFolder(Path(folder))
+    certificate, key = places.certificate, places.key
     config = uvicorn.Config(
-        application(proxy), host=host, port=proxy.port, log_level="warning", access_log=False,
-        ssl_certfile=str(certificate), ssl_keyfile=str(key), timeout_graceful_shutdown=1,
-        server_header=False, lifespan="off",
+        application(int(inner), Path(ca)), host=host, port=int(port), ssl_keyfile=str(key),
+        ssl_certfile=str(certificate), timeout_graceful_shutdown=1, server_header=False,
+        lifespan="off", log_level="warning", access_log=False,
     )  # fmt: skip
     config.load()
 

@@ -315,10 +315,8 @@ def activate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", heartbeat:
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
     asked = public_key_to_bytes(key.public_key())
-    with contextlib.closing(_fleet(address, ca, key)) as client:
-        client.ActivateNode(
-            fleet.ActivateNodeRequest(public_key=asked, heartbeat_interval=heartbeat)
-        )
+    request = fleet.ActivateNodeRequest(public_key=asked, heartbeat_interval=heartbeat)
+    _fleet(address, ca, key, "ActivateNode", request)
 
 
 def deactivate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", node: int) -> None:
@@ -326,22 +324,24 @@ def deactivate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", node: in
 
     A SuperNode does so when it ends; one that was killed could not. Raises httpx's errors.
     """
-    with contextlib.closing(_fleet(address, ca, key)) as client:
-        client.DeactivateNode(fleet.DeactivateNodeRequest(node_id=node))
+    _fleet(address, ca, key, "DeactivateNode", fleet.DeactivateNodeRequest(node_id=node))
 
 
-def _fleet(address: str, ca: bytes, key: "EllipticCurvePrivateKey") -> Any:
-    """Return Flower's client of the Fleet API, which signs calls with ``key``."""
+def _fleet(
+    address: str, ca: bytes, key: "EllipticCurvePrivateKey", call: str, request: Any
+) -> None:  # fmt: skip
+    """Make a call of Flower's client of the Fleet API, signed with ``key``."""
     # why: a SuperNode tells only "failed", here the server's number says what is wrong
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
     # why: signs the call as a SuperNode does
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-    return FleetHttpClient.from_server_address(
-        address, False, ca,
-        [_version("SuperNode"), NodeAuthHttpInterceptor(key, key.public_key())],
-    )  # fmt: skip
+    own = [_version("SuperNode"), NodeAuthHttpInterceptor(key, key.public_key())]
+    with contextlib.closing(
+        FleetHttpClient.from_server_address(address, False, ca, own)
+    ) as client:  # fmt: skip
+        getattr(client, call)(request)
 
 
 class Tasks:

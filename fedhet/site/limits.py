@@ -377,9 +377,6 @@ class Limits(Schema):
     min_sum: int | None = limit("least clients of a sum", _members, "at least {}", ge=2)
     max_upload_bytes: int | None = limit("most bytes of one upload",
         _over("this upload has"), ge=0)  # fmt: skip
-    class_counts: bool = limit("whether examples per class may be told",
-        lambda allowed, asked: "" if allowed or asked.config.summed else "secure-sum is off",
-        "only runs with secure-sum", default=True)  # fmt: skip
     max_download_bytes: int = limit("most bytes of one message that comes down",
         _over("it has"), default=MAX_DOWNLOAD_BYTES, ge=1)  # fmt: skip
     max_download_norm: float = limit("largest L2 norm of the floats that come down at once",

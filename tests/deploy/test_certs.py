@@ -12,7 +12,7 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 
 from fedhet.cli.app import execute
 from fedhet.deploy import certs
-from fedhet.deploy.certs import Certificates, advice, make, renew
+from fedhet.deploy.certs import Certificates, make, renew
 from fedhet.errors import UserError
 from fedhet.site.state import FileStore
 from fedhet.sums.client import NodeCertificate, SumNotes, cannot_prove
@@ -32,7 +32,6 @@ def test_private_keys_are_private_from_the_start(tmp_path):
     for path in (places.key, places.ca_key, places.client("a"), places.client("hospital-b")):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "tls" / "clients").stat().st_mode) == 0o700
-    assert f"fedhet server {places.folder}" in advice(places, ["x"])
 
 
 def test_a_client_has_a_key_as_ssh_keygen_writes_it_and_a_certificate_under_its_name(tmp_path):

@@ -45,7 +45,6 @@ BROKEN = (
     ("shared-models: false", {"method": "fml"}, "shared-models: .* fml shares a model"),
     ("min-noise: 0.5", {}, "min-noise: this site allows at least 0.5, and the run has 0"),
     ("min-noise: 0.5", NOISE, "min-noise: .* the run has 0.1"),
-    ("class-counts: false", {}, "class-counts: .* only runs with secure-sum"),
     ("secure-sum: required", {}, "secure-sum: this site allows only masked sums, and"),
     ("secure-sum: required", SUMS | {"sum_metrics": False}, "secure-sum: .* sum-metrics is false"),
     ("secure-sum: required", SUMS | {"sum_owners": 1}, "secure-sum: .* sum-owners is 1"),
@@ -75,7 +74,7 @@ def test_a_run_that_breaks_a_limit_is_refused_in_the_handshake(tmp_path):
         ("max-epochs: 1\nmax-rounds: 1\nmethods: [fedssa]\nshared-models: false\n"
          "min-noise: 0.05\nmin-sum-noise: 5\nmax-upload-bytes: 100000",
          NOISE),
-        ("max-epochs: 1\nclass-counts: false\nmin-sum: 3\nsecure-sum: required\n"
+        ("max-epochs: 1\nmin-sum: 3\nsecure-sum: required\n"
          "min-sum-noise: 0.05",
          {"secure_sum": "masked"} | NOISE),
     ],

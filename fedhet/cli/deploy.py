@@ -283,12 +283,10 @@ def _check(plan: Any) -> None:
     from fedhet.deploy.node_check import answers
     from fedhet.deploy.node_check import check as findings
 
-    bad = []
-    for finding in findings(plan):
-        text = one_line(finding.text, 4000)  # names of columns and folders may come from others
-        print(f"{'ok   ' if finding.good else 'WRONG'} {finding.what}: {text}", flush=True)
-        if not finding.good:
-            bad.append(finding.what)
+    bad: list[str] = []
+    for what, good, text in findings(plan):  # names of columns and folders may come from others
+        print(f"{'ok   ' if good else 'WRONG'} {what}: {one_line(text, 4000)}", flush=True)
+        bad += [] if good else [what]
     if "limits" not in bad:
         for text in answers(plan):
             print(f"     this site: {one_line(text, 4000)}")

@@ -146,10 +146,7 @@ def collect(control: Control) -> dict[str, Any]:
 
 
 def _told(run: RunStatus) -> dict[str, Any]:
-    """Return what a run folder says about the run and its clients; empty without one.
-
-    A line that is being written just now, or a file that is damaged, is left out.
-    """
+    """Return what a run folder says about the run and its clients; nothing of damaged files."""
     # Not at the top: PyTorch comes with them, which a server need not have in its memory.
     from fedhet.records.formats import read_evaluations, read_partition  # noqa: PLC0415
     from fedhet.records.run_folder import RunFolder  # noqa: PLC0415

@@ -224,10 +224,7 @@ class Node:
             lock.release()
 
     def _await_server(self) -> None:
-        """Wait until the server can be reached, and make it forget a connection that was cut off.
-
-        Raises UserError for a server whose certificate is from another CA.
-        """
+        """Wait until the server can be reached, and make it forget a lost connection."""
         waiting = Waiting(self.plan.server, self.say)
         while True:
             try:
@@ -288,10 +285,7 @@ class Node:
         return stale
 
     def _look(self, line: str, away: Waiting | None) -> Waiting | None:
-        """Watch a SuperNode that has lost its server, and print what it waits for.
-
-        Flower says nothing of some causes, such as a server with a certificate of another CA.
-        """
+        """Print what a SuperNode without its server waits for: Flower does not name all causes."""
         if AWAY in line:
             away = away or Waiting(self.plan.server, self._tell)
         elif BACK in line or ADMITTED.search(line):
@@ -393,11 +387,8 @@ class Node:
     # --- the end ----------------------------------------------------------------------------------
 
     def _ask_to_end(self, process: subprocess.Popen[bytes]) -> None:
-        """Let the SuperNode leave the server properly, so that it can return at once; only once.
-
-        Flower takes a second SIGTERM for a reason to end without. It is killed if it hangs.
-        """
-        if self._asked is process:
+        """Let the SuperNode leave the server, to be able to return; kill it if it hangs."""
+        if self._asked is process:  # Flower takes a second SIGTERM for a reason to end without
             return
         self._asked = process
         killer = threading.Timer(PATIENCE, process.kill)

@@ -1,8 +1,7 @@
 """``fedhet node --check``: find what would keep this node from taking part, without joining."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from importlib.util import find_spec
@@ -40,42 +39,31 @@ from fedhet.sums.client import cannot_prove
 
 ENOUGH = 1 << 30  # bytes free for states and caches
 SUM_MIN, DELTA = 3, 1e-5  # of a run that is thought of to see whether there can be one
+ERRORS = (UserError, OSError, ValueError, RuntimeError)
 AHEAD, BEHIND = 5.0, 300.0  # seconds by which the clock of a signature may differ (Flower)
 
 
-@dataclass(frozen=True)
-class CheckResult:
-    """One line of the check."""
-
-    what: str
-    good: bool
-    text: str
-
-
-def check(plan: NodePlan) -> Iterator[CheckResult]:
-    """Yield every finding as soon as it is known."""
+def check(plan: NodePlan) -> Iterator[tuple[str, bool, str]]:
+    """Yield every finding as soon as it is known: what was looked at, whether it is good, words."""
     for what, test in (
         ("key", _key), ("limits", _limits), ("examples", _own_examples), ("model", _model),
         ("connection", _connection), ("admission", _admission), ("disk", _disk),
         ("device", _device),
     ):  # fmt: skip
-        yield _tried(what, test, plan)
+        try:
+            yield what, True, test(plan)
+        except ERRORS as error:
+            yield what, False, one_line(error)
 
 
 def refuse(plan: NodePlan) -> None:
     """Raise UserError for the first option that cannot work with any server."""
-    for key, test in OPTIONS.items():
+    for key, test in (("limits", _limits), ("model", _model), ("device", _device)):
         if plan.config.get(key):
-            finding = _tried(key, test, plan)
-            if not finding.good:
-                raise UserError(finding.text)
-
-
-def _tried(what: str, test: Callable[[NodePlan], str], plan: NodePlan) -> CheckResult:
-    try:
-        return CheckResult(what, True, test(plan))
-    except (UserError, OSError, ValueError, RuntimeError) as error:
-        return CheckResult(what, False, one_line(error))
+            try:
+                test(plan)
+            except ERRORS as error:
+                raise UserError(one_line(error)) from error
 
 
 def _key(plan: NodePlan) -> str:
@@ -224,6 +212,3 @@ def _device(plan: NodePlan) -> str:
     device = choose_device(RunConfig(), plan.config)
     named = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
     return f"{device}{named}"
-
-
-OPTIONS = {"limits": _limits, "model": _model, "device": _device}

@@ -101,11 +101,9 @@ def _restored_on_error(folder: RunFolder) -> Iterator[None]:
 def _follow(
     launch: Launch, control: Control, run_id: int, reader: Reader, waiting: Waiting
 ) -> tuple[str, str]:
-    """Follow a submitted run; ask again if the SuperLink is away for a while.
-
-    The run's process holds the folder's lock, where the folder is on this machine. One that let go
-    without a word is dead, which Flower notices by its missing heartbeats a minute later.
-    """
+    """Follow a submitted run; ask again if the SuperLink is away for a while."""
+    # The run's process holds the folder's lock, if that is here. One that let go without a word is
+    # dead, which Flower notices by its missing heartbeats a minute later.
     asked, silent, begun, gone = time.monotonic(), 0, False, 0
     starting = Waiting("the run's process", reader.tell)
     while True:

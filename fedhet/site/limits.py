@@ -136,7 +136,8 @@ class History:
         except (Exception, SystemExit) as error:
             self._add(line | {"answer": f"refused: {one_line(error)}"}, say)
             raise
-        self._add(line | {"answer": "; ".join([ANSWERED, *map(told, replies)])}, say)
+        told = filter(None, map(told_by, replies))
+        self._add(line | {"answer": "; ".join([ANSWERED, *told])}, say)
 
     def _add(self, line: dict[str, Any], say: Callable[[Callable[[], str]], None]) -> None:
         if any(_same(one) == _same(line) for one in self.lines()):
@@ -159,16 +160,17 @@ class History:
 
 def _same(line: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what lines have in common of which one is enough: every round is answered alike."""
-    trained = line["stage"] == TRAIN and line["answer"].startswith(ANSWERED)
-    return line["question"], line["stage"], ANSWERED if trained else line["answer"]
+    sent = line["stage"] == TRAIN and line["answer"].startswith(f"{ANSWERED};")
+    return line["question"], line["stage"], "sent" if sent else line["answer"]
 
 
-def told(reply: Reply) -> str:
+def told_by(reply: Reply) -> str:
     """Return in words what a reply tells the server."""
     info = reply.info
     if "inputs" not in info:
         size = sum(array.nbytes for array in reply.arrays)
-        return f"{size:,} bytes of the method, and {', '.join(reply.metrics) or 'no figures'}"
+        words = f"{size:,} bytes of the method, and {', '.join(reply.metrics) or 'no figures'}"
+        return words if size or reply.metrics else ""
     pairs = zip(info.get("seen", ()), info.get("images", ()), strict=True)
     counts = ", ".join(f"{count} of {name!r}" for name, count in pairs)
     columns = ", ".join(load_inputs(info["inputs"]).columns)

@@ -263,10 +263,7 @@ class Budget:
         return generator(self.config.seed, "dp", self.client, round_)
 
     def _booked(self, round_: int, arrays: Sequence[Array]) -> str:
-        """Book an upload that depends on these arrays, unless it is the last one again.
-
-        Returns its keyed digest.
-        """
+        """Book an upload of these arrays, unless it is the last one again; return its digest."""
         with self._changing() as account:
             digest = _digest(bytes.fromhex(account.secret), round_, arrays)
             if account.digest != digest:

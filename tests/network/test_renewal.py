@@ -27,7 +27,8 @@ def test_a_renewal_is_taken_up_and_a_new_ca_is_waited_for(tmp_path):
         print(f"taken up by all after {time.monotonic() - renewed:.0f} s")
         last = len(run.rounds())
         run.wait_for_round(lambda line: line["round"] > last + 1 and line["replied"] == 3)
-        assert run.interrupt() == 130 and run.summary()["failures"] == []
+        assert [line for line in run.rounds() if line["replied"] < 3] == []
+        assert run.interrupt() == 130
         run = federation.resume(run)  # by keys that are proved anew
         last = len(run.rounds())
         run.wait_for_round(lambda line: line["round"] > last and line["replied"] == 3)

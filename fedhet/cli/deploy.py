@@ -50,14 +50,11 @@ def certs(
     if not (servers or clients or requests or renew):
         raise UserError("certs: give --server NAME, --request FILE, --client ID, or --renew")
     if servers or clients:
-        places = certs.make(out, servers, clients)
-        if places.ca.exists():
-            print(f"on the server:  fedhet server {out}  (ca.key put away: its holder can make "
-                  "certificates in any name)")  # fmt: skip
-            print(f"on a client:    {places.ca}, its key (made there by `fedhet key NAME`) and its "
-                  ".crt; then fedhet node NAME --server HOST:8443 --data FILE")  # fmt: skip
-        else:
-            print(f"only keys were made: '{out}' has no CA; --server HOST makes one")
+        certs.make(out, servers, clients)
+        print(f"on the server:  fedhet server {out}  (ca.key put away: its holder can make "
+              "certificates in any name)")  # fmt: skip
+        print(f"on a client:    {out}/ca.crt, its key (made there by `fedhet key NAME`) and its "
+              ".crt; then fedhet node NAME --server HOST:8443 --data FILE")  # fmt: skip
     for path in requests:
         name = certs.sign(out, path)
         print(f"{name}: {out}/clients/{name}.crt goes back to the site, with {out}/ca.crt")

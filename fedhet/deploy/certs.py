@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TypeVar
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import (
@@ -51,6 +52,7 @@ DAY = 86_400.0  # seconds between warnings of the same
 SOON = timedelta(days=30)  # before the end of a certificate
 RENEW = "renew it with `fedhet certs --renew` where ca.key is"
 Files = dict[Path, tuple[bytes, int]]  # contents and mode
+T = TypeVar("T")
 
 
 class CertificateFolder:
@@ -70,11 +72,10 @@ class CertificateFolder:
 def make(
     out: Path, servers: Sequence[str], clients: Sequence[str], days: int = DAYS
 ) -> CertificateFolder:
-    """Write a CA, a server certificate and the clients' key pairs below ``out``.
+    """Write a CA, a server certificate and the clients' keys and certificates below ``out``.
 
-    ``servers`` are the names and addresses by which clients reach the server. Without any, only
-    key pairs are made, for clients that join later. Private keys have mode 600 from the moment
-    they exist. Clients that join later get certificates while ``ca.key`` is in the folder.
+    ``servers`` are the names and addresses by which clients reach the server. Without any, the CA
+    in ``out`` signs. Private keys have mode 600 from the moment they exist.
 
     Raises:
         UserError: a name that is not allowed, a file that is there already (nothing is
@@ -82,25 +83,21 @@ def make(
 
     """
     places, files = CertificateFolder(out), Files()
-    authority: _Authority | None = None
+    authority = _Authority.new() if servers else _Authority.read(places)
     if servers:
-        names, key, authority = _names(servers), generate_private_key(SECP384R1()), _Authority.new()
+        names, key = _names(servers), generate_private_key(SECP384R1())
         files = {
             places.ca: (_pem(authority.certificate), 0o644),
             places.ca_key: (_private(authority.key, PrivateFormat.PKCS8), 0o600),
             places.certificate: (authority.server(names, key.public_key(), days), 0o644),
             places.key: (_private(key, PrivateFormat.PKCS8), 0o600),
         }
-    elif places.ca_key.exists() and places.ca.exists():
-        authority = _Authority.read(places)
     for client in clients:
         if clients.count(client) > 1:
             raise UserError(f"--client: '{client}' is given twice")
         key, path = generate_private_key(SECP384R1()), places.client(_client(client, "--client"))
-        files |= _key_files(path, key)
-        if authority is not None:
-            certificate = authority.client(client, key.public_key(), days)
-            files[path.with_name(f"{client}.crt")] = certificate, 0o644
+        certificate = authority.client(client, key.public_key(), days)
+        files |= _key_files(path, key) | {path.with_name(f"{client}.crt"): (certificate, 0o644)}
     _write(out / "clients", files)
     return places
 
@@ -225,11 +222,8 @@ class _Authority:
     @classmethod
     def read(cls, places: CertificateFolder) -> "_Authority":
         """Return the one in the folder; UserError if its key is not there, or for other files."""
-        try:
-            certificate = x509.load_pem_x509_certificate(places.ca.read_bytes())
-            key = load_pem_private_key(places.ca_key.read_bytes(), password=None)
-        except (OSError, ValueError) as error:
-            raise UserError(f"'{places.ca_key}': cannot be used: {error}") from error
+        certificate = read_certificate(places.ca)
+        key = _loaded(places.ca_key, lambda data: load_pem_private_key(data, None), "a private key")
         if not isinstance(key, EllipticCurvePrivateKey):
             raise UserError(f"'{places.ca_key}' is not an elliptic curve key")
         if key.public_key() != certificate.public_key():
@@ -309,12 +303,17 @@ def _subject(name: str) -> x509.Name:
 # --- read and watched ---------------------------------------------------------------------------
 
 
+def _loaded(path: Path, load: Callable[[bytes], T], what: str) -> T:
+    """Return what a file holds; raise UserError if that is not ``what``."""
+    try:
+        return load(path.read_bytes())
+    except (OSError, ValueError, TypeError, NotImplementedError) as error:
+        raise UserError(f"'{path}' is not {what}: {error}") from error
+
+
 def read_key(path: Path) -> EllipticCurvePrivateKey:
     """Return a client's private key; UserError if the file holds none."""
-    try:
-        key = load_ssh_private_key(path.read_bytes(), None)
-    except (ValueError, TypeError, NotImplementedError) as error:
-        raise UserError(f"'{path}' is not a private key of `fedhet certs`: {error}") from error
+    key = _loaded(path, lambda data: load_ssh_private_key(data, None), "a private key of `fedhet`")
     if not isinstance(key, EllipticCurvePrivateKey):
         raise UserError(f"'{path}' is not an elliptic curve key, which `fedhet certs` makes")
     return key
@@ -322,19 +321,13 @@ def read_key(path: Path) -> EllipticCurvePrivateKey:
 
 def read_public(path: Path) -> bytes:
     """Return a client's public key as PEM; UserError if the file holds none."""
-    try:
-        public = load_ssh_public_key(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(f"'{path}' is not a public key: {error}") from error
+    public = _loaded(path, load_ssh_public_key, "a public key")
     return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def read_certificate(path: Path) -> x509.Certificate:
     """Return a certificate (PEM); UserError if the file holds none."""
-    try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(f"'{path}' is not a certificate: {error}") from error
+    return _loaded(path, x509.load_pem_x509_certificate, "a certificate")
 
 
 def validity(certificate: x509.Certificate) -> str:

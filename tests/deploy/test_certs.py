@@ -48,8 +48,9 @@ def test_a_client_has_a_key_as_ssh_keygen_writes_it_and_a_certificate_under_its_
         assert found.subject.rfc4514_string() == f"CN={name}"
         assert found.public_key() == key.public_key()
     places.ca_key.unlink()  # put away, as it should be
-    make(tmp_path, [], ["last"])
-    assert not (tmp_path / "clients" / "last.crt").exists()
+    with pytest.raises(UserError, match=r"ca\.key"):
+        make(tmp_path, [], ["last"])
+    assert not (tmp_path / "clients" / "last").exists()
 
 
 def test_the_server_certificate_names_the_server_and_loopback(tmp_path):

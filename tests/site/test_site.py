@@ -4,10 +4,13 @@ import csv
 from io import StringIO
 
 import pandas as pd
+import pytest
 import torch
 
 from fedhet.site.local_data import examples_of, load_local
 from fedhet.testing import simulate, small
+
+CLASSES = ("well", "ill")
 
 
 def test_another_run_in_the_same_process_gets_its_own_images(tmp_path) -> None:
@@ -34,7 +37,7 @@ def test_a_partition_file_that_changed_is_read_again(tmp_path) -> None:
 
 
 def test_nodes_bring_a_csv_each_in_any_order_and_who_lacks_a_column_is_refused(tmp_path) -> None:
-    rows = [f"{40 + k},{'' if k % 7 else 2.5},{'fm'[k % 2]},{k % 2}" for k in range(40)]
+    rows = [f"{40 + k},{'' if k % 7 else 2.5},{'fm'[k % 2]},{k % 2}" for k in range(140)]
     frame = pd.read_csv(StringIO("\n".join(["age,ca,sex,num", *rows])))
     columns = (["age", "ca", "sex", "num"], ["num", "sex", "ca", "age"], ["ca", "sex", "num"])
     for k, names in enumerate(columns):
@@ -57,3 +60,8 @@ def test_nodes_bring_a_csv_each_in_any_order_and_who_lacks_a_column_is_refused(t
     reasons = [failure["reason"] for failure in run.read_summary()["failures"]]
     assert any("columns are without age, which this run has" in reason for reason in reasons)
     assert run.read_rounds()[-1]["replied"] == 2
+    masked = config.model_copy(update={"secure_sum": "masked", "sum_min": 2, "classes": CLASSES})
+    run, _ = simulate(masked, before=give, simulated=False)
+    mean = run.read_rounds()[-1]["test_accuracy_mean"]
+    assert 2 * mean == pytest.approx(round(2 * mean))  # of 14 test rows each, in whole percents
+    assert run.partition.read_text().splitlines()[1:] == ["h0,,", "h1,,"]

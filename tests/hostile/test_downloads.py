@@ -132,7 +132,7 @@ OWN = {
     "fedgen": lambda a: {
         "no images at all": [a[0] * 0, *a[1:]],
         "more images than there are": [a[0] * 0 + 2**60, *a[1:]],
-        "variances below 0": [*a[:8], -1 - a[8], *a[9:]],
+        "variances below 0": [*a[:-1], -1 - a[-1]],
     },
     "fedkd": lambda a: {
         "an update for a student": [a[0] * 0 - 1, *a[1:]],

@@ -5,7 +5,9 @@ data itself names) and split per client and class.
 """
 
 import csv
+import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -476,6 +478,8 @@ def _natural(
 
 # --- what the user should know ----------------------------------------------------------------
 
+_NO_CLASS = re.compile(r"-9+|999+|unknown|missing|unbekannt|inconnue?|desconocid[oa]|keine angabe")
+
 
 def about_classes(data: Content, what: str) -> list[str]:
     """Return lines about classes that may be one, or are too small; UserError for one class."""
@@ -491,6 +495,20 @@ def about_classes(data: Content, what: str) -> list[str]:
         f"labels={{{same[0]}: [{', '.join(same)}], ...}} joins them"
         for same in alike(data.classes)
     ]
+    gaps = [name for name in data.classes if _NO_CLASS.fullmatch(name.lower())]
+    if gaps and what != noun("image-folder"):
+        lines.append(
+            f"classes {listed(gaps)} may stand for a missing value: gaps={','.join(gaps)} leaves "
+            "such rows out"
+        )
+    held = [{*data.labels[data.sites == k]} for k in range(len(data.site_names))]
+    owners = Counter(label for labels in held for label in labels)
+    pairs = zip(data.site_names, held, strict=True)
+    if apart := [one for one, own in pairs if len(own) > 1 == max(owners[label] for label in own)]:
+        lines.append(
+            f"no class of {listed(apart, _NAMED)} occurs at another site: "
+            "labels={NAME: [WORD, WORD], ...} joins different words for one class"
+        )
     if alone := [data.classes[label] for label in np.flatnonzero(sizes == 1)]:
         lines.append(
             f"{len(alone)} classes have one {what.removesuffix('s')}, which cannot be trained on "

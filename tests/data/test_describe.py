@@ -286,6 +286,24 @@ def test_what_may_be_wrong_is_said_at_once(tmp_path, capsys):
     assert "have the same class" in capsys.readouterr().err and not (tmp_path / "one.yaml").exists()
 
 
+@pytest.mark.parametrize(
+    ("here", "there", "line"),
+    [
+        ("0,1", "no,yes", "no class of a, b occurs at another site"), ("0,1", "0,1", ""),
+        ("0,1", "0,-9", "classes -9 may stand for a missing value: gaps=-9 leaves"),
+        ("0,1", "0,unknown", "gaps=unknown leaves"), ("0,1", "1", ""),
+    ],
+)  # fmt: skip
+def test_words_for_one_class_and_for_a_gap_are_named(tmp_path, capsys, here, there, line):
+    for name, words in (("a", here.split(",")), ("b", there.split(","))):
+        rows = "".join(f"{k * k % 61},{words[k % len(words)]}\n" for k in range(60))
+        (tmp_path / "sites").mkdir(exist_ok=True)
+        (tmp_path / "sites" / f"{name}.csv").write_text("age,outcome\n" + rows)
+    assert execute(["init", "sites"]) == 0
+    warnings = [one for one in capsys.readouterr().out.splitlines() if one.startswith("warning: ")]
+    assert len(warnings) == bool(line) and line in "".join(warnings)
+
+
 @pytest.mark.parametrize("sign", ["|", ";", "+", "/", " & ", " and "])
 def test_several_classes_in_one_cell_are_refused(tmp_path, sign):
     (tmp_path / "many.csv").write_text("age,label\n" + f"5,a{sign}b\n6,a\n7,b\n" * 30)

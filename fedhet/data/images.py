@@ -354,7 +354,12 @@ def _other_level(root: Path, others: Sequence[str], here: int) -> str:
     rest = f", and {here} images where they should be" * (here > 0)
     place = root / best if root.is_dir() else f"FOLDER/{best} of the unpacked zip"
     levels = "one level" if deeper == 1 else f"{deeper} levels"
-    return f"{len(deep)} images lie {levels} deeper, as in {example}{rest}: give data-path={place}"
+    or_ = ""
+    if len(above) > 1 and _SPLITS.isdisjoint(folder.name.lower() for folder in above):
+        names = listed(sorted(map(str, above)), 3)
+        or_ = f"; if {names} are the classes, put the images of each into it without folders"
+    where = f"{levels} deeper, as in {example}{rest}"
+    return f"{len(deep)} images lie {where}: give data-path={place}{or_}"
 
 
 def _is_hidden(name: str) -> bool:

@@ -135,15 +135,11 @@ def _of_windows(keys: Keys, given: Mapping[str, Any], place: Path) -> list[str]:
     if names and "site" not in given and place.is_file():  # in a folder each is a site
         keys["site"] = names
     taken = {*arrays.used, *keys.get("site", ()), *given.get("group", ())}
-    persons = [
-        name for name in arrays.columns
-        if name not in taken and PERSON.fullmatch(snake(name)) and arrays.has_column(name)
-        and 2 * arrays.rows([name])[name].nunique() <= len(arrays.windows)
-    ]  # fmt: skip
-    if persons and "group" not in given:
-        keys["group"] = persons[:1]
-        taken |= {persons[0]}
-    other = [name for name in arrays.columns if name not in taken]
+    persons = [n for n in arrays.columns if n not in taken and PERSON.fullmatch(snake(n))]
+    persons = [n for n in persons if arrays.has_column(n) and "group" not in given]
+    persons = [n for n in persons if arrays.rows([n])[n].duplicated().mean() >= 0.5][:1]  # noqa: PLR2004
+    keys |= {"group": persons} if persons else {}
+    other = [name for name in arrays.columns if name not in {*taken, *persons}]
     return [*arrays.found, *([f"arrays that are not read: {listed(other)}"] if other else [])]
 
 

@@ -31,7 +31,7 @@ class TableRows:
         self.inputs, self._unseen = inputs, unseen
         self.codes = {n: places_of(some, f"categories '{n}'") for n, some in inputs.categories}
         self.plain = [name for name in inputs.columns if name not in self.codes]
-        self._infinite: Counter[str] = Counter()
+        self.infinite: Counter[str] = Counter()  # numbers that count as gaps, by column
 
     def numbers(self, file: RowFile, frame: pd.DataFrame) -> npt.NDArray[np.float32]:
         """Return float32 (k, f), NaN for a gap; raise UserError for what is no such value."""
@@ -52,14 +52,9 @@ class TableRows:
                 numbers[:, place] = self._coded(column, file) if name in self.codes else column
         infinite = np.isinf(numbers)
         counts = zip(self.inputs.columns, infinite.sum(axis=0).tolist(), strict=True)
-        self._infinite.update({name: count for name, count in counts if count})
+        self.infinite.update({name: count for name, count in counts if count})
         numbers[infinite] = np.nan
         return numbers
-
-    def about_infinite(self) -> str:
-        """Return one line: how many infinite numbers count as gaps, and in which columns."""
-        each = [f"{name} ({count:,})" for name, count in self._infinite.items()]
-        return f"infinite numbers count as gaps: {listed(each)}" if each else ""
 
     def _coded(self, column: pd.Series, file: RowFile) -> npt.NDArray[np.float64]:
         form, name, unknown = file.form, str(column.name), -2
@@ -120,7 +115,9 @@ def of_rows(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
         different = {n: len(np.unique(x[~np.isnan(x)])) for n, x in pairs if site_like(n)}
         likely = [name for name, many in different.items() if 2 <= many <= len(seen) // 10]  # noqa: PLR2004
         lines += [about_site(name) for name in likely[:1]]
-    content = keys.content(rows.inputs, [rows.about_infinite()], [*lines, file.said])
+    infinite = listed([f"{name} ({count:,})" for name, count in rows.infinite.items()])
+    warning = infinite and f"infinite numbers count as gaps: {infinite}"
+    content = keys.content(rows.inputs, [warning], [*lines, file.said])
     if reading.declared:
         return content
     leaking = leaks(features, seen, content.labels[np.concatenate(places)], reading.target)

@@ -299,9 +299,9 @@ def _blank(architecture: str) -> str:
     """Return an architecture without the place of its weights, which the exported file has."""
     named = parse(architecture)
     inside = f"{FOLDER}{NETWORK}" if named.plain.startswith(FOLDER) else named.plain
-    words = [named.structure.replace(named.plain, inside, 1), "frozen" if named.frozen else ""]
-    words.append("untrained" if named.partly or inside != named.plain else "")
-    return " ".join(word for word in words if word)
+    words = [named.structure.replace(named.plain, inside, 1), "frozen" * named.frozen]
+    words.append("untrained" * (named.partly or inside != named.plain))
+    return " ".join(filter(None, words))
 
 
 def _copy_network(architecture: str, out: Path) -> None:

@@ -190,6 +190,7 @@ LEVELS = {
     "two above": (("x/Data/a", "x/Data/b"), "", r"2 levels deeper, as in x/Data/a: give .*x/Data$"),
     "beside others": (("Data/a", "Data/b", "Few"), "", r"4 images lie one level deeper, as in Data/a, "  # noqa: E501
                       r"and 2 images where they should be: give data-path=.*in/Data$"),
+    "patients": (("ill/p", "ill/q", "well/r", "well/s"), "", "; if ill, well are the classes, put"),
     "too low": (("a", "b"), "a", r"2 images lie in the folder itself.*data-path=.*in, if it has"),
 }  # fmt: skip
 

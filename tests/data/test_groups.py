@@ -210,21 +210,6 @@ def test_a_long_recording_is_cut_by_time(tmp_path):
     assert any("fewer than 3 recordings, and was cut by time" in line for line in made.warnings)
 
 
-def test_a_folder_of_recordings_keeps_its_sites(tmp_path):
-    rng = np.random.default_rng(0)
-    (tmp_path / "in").mkdir()
-    for site in ("north", "south", "west"):
-        rows = [f"{t},{rng.normal():.3f},{k % 2}" for k in range(12) for t in range(10 + k % 3)]
-        (tmp_path / "in" / f"{site}.csv").write_text("\n".join(["t,a,y", *rows]) + "\n")
-    config = small(
-        tmp_path, dataset="signals", data_path=str(tmp_path / "in"), time="t", target="y",
-        length=5, partition="natural", clients=0, models=["conv1d-1"],
-    )  # fmt: skip
-    dataset, made = load_partition(config, 0)
-    assert made.ids == ("north", "south", "west")
-    assert np.bincount(dataset.sites).tolist() == [24, 24, 24]
-
-
 def _images(tmp_path):
     """Three images of each of sixteen patients, of one class each."""
     rng = np.random.default_rng(0)

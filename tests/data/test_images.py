@@ -18,7 +18,7 @@ from fedhet.errors import UserError
 from fedhet.export.model import export, load_model, predict
 from fedhet.models import build_model
 from fedhet.site.local_data import load_partition
-from fedhet.testing import cut_and_resume, simulate, small
+from fedhet.testing import simulate, small
 
 RNG = np.random.default_rng(0)
 
@@ -121,23 +121,26 @@ def test_a_class_without_images_is_dropped_unless_classes_are_given(tmp_path):
         _open(_write(tmp_path / "own", PAIR), tmp_path, classes=["ant", "dog"])
 
 
-def test_wrong_paths_are_one_line(tmp_path):
+WRONG = {
+    "": "data-path is empty",
+    "missing": "does not exist",
+    "empty": "no images found; expected <class>/<image>",
+    "no.zip": "neither a folder nor a readable zip",
+    "text.zip": "no images found",
+    "bad": "none of 1 files is a readable image .a/1.png",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_paths_are_one_line(tmp_path, name):
     (tmp_path / "empty").mkdir()
     (tmp_path / "no.zip").write_bytes(b"this is no zip")
     _zip(tmp_path / "text.zip", {"a/b.txt": b""})
-    bad = _write(tmp_path / "bad", {"a/1.png": b"x"})
-    for path, reason in {
-        "": "data-path is empty",
-        str(tmp_path / "missing"): "does not exist",
-        str(tmp_path / "empty"): "no images found; expected <class>/<image>",
-        str(tmp_path / "no.zip"): "neither a folder nor a readable zip",
-        str(tmp_path / "text.zip"): "no images found",
-        bad: "none of 1 files is a readable image .a/1.png",
-    }.items():
-        with pytest.raises(UserError, match=reason) as caught:
-            _open(path, tmp_path)
-        assert "\n" not in str(caught.value)
-        assert [p for p in (tmp_path / "cache").glob("*") if p.suffix != ".lock"] == []
+    _write(tmp_path / "bad", {"a/1.png": b"x"})
+    with pytest.raises(UserError, match=WRONG[name]) as caught:
+        _open(name and str(tmp_path / name), tmp_path)
+    assert "\n" not in str(caught.value)
+    assert [p for p in (tmp_path / "cache").glob("*") if p.suffix != ".lock"] == []
 
 
 def test_images_are_decoded_in_order(tmp_path, monkeypatch):
@@ -279,17 +282,6 @@ def test_a_scan_is_prepared_by_its_own_range(tmp_path, case):
 def exported(config, model):
     (state,) = simulate(config)[0].path.glob("state/*/0")
     export(state, model)
-
-
-def test_a_run_of_scans_in_a_window_is_resumed(tmp_path):
-    scans(tmp_path / "in", RNG.integers(0, 1000, (40, 16, 16)).astype(np.uint16))
-    config = small(
-        tmp_path, dataset="image-folder", data_path=str(tmp_path / "in"), image_size=16, clients=2,
-        rounds=2, partition="iid", window=(0, 800),
-    )  # fmt: skip
-    whole, _ = simulate(config)
-    cut = cut_and_resume(config, 2)
-    assert cut.read_rounds()[-1]["sha256"] == whole.read_rounds()[-1]["sha256"]
 
 
 def test_a_run_of_scans_keeps_its_range_and_predicts_with_it(tmp_path):

@@ -147,28 +147,25 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
         [_FORMAT, source.key, image.shape, wanted, window, *["standardised"] * standardise]
     )
     folder = cache / hashlib.sha256(material.encode()).hexdigest()
-    room = partial(_make_room, cache)
     # Without the lock: a complete entry must open from a read-only folder, too.
-    found = _load(folder)
-    if found is not None:
+    if (found := _load(folder)) is not None:
         return found
     try:
         private_folder(cache)
         with FileLock(f"{folder}.lock", mode=0o600):
-            found = _load(folder)
-            if found is None:
-                with appearing(folder) as temporary:
-                    _write(temporary, source, image, wanted, room)
-                    shutil.rmtree(folder, ignore_errors=True)  # one that is damaged
-                found = _load(folder)
+            if (found := _load(folder)) is not None:  # another process was first
+                return found
+            with appearing(folder) as temporary:
+                _write(temporary, source, image, wanted, partial(_make_room, cache))
+                shutil.rmtree(folder, ignore_errors=True)  # one that is damaged
+            if (found := _load(folder)) is not None:
+                return found
     except OSError as error:
         raise UserError(
             f"cache folder {cache}: cannot write ({error.strerror or error}); "
             "set FEDHET_CACHE to a folder with space"
         ) from error
-    if found is None:
-        raise UserError(f"cache folder {cache}: what was written cannot be read back")
-    return found
+    raise UserError(f"cache folder {cache}: what was written cannot be read back")
 
 
 def _load(folder: Path) -> Dataset | None:
@@ -191,11 +188,9 @@ def _load(folder: Path) -> Dataset | None:
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile):
         return None
-    if not sound:
-        return None
     with suppress(OSError):  # the entry may be read-only
         os.utime(folder)  # those used longest ago go first
-    return dataset
+    return dataset if sound else None
 
 
 def _rows_digest(arrays: Mapping[str, npt.NDArray[Any]]) -> str:

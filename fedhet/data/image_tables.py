@@ -93,8 +93,9 @@ def _is_embedded(value: Any) -> bool:
 def _kinds(file: RowFile, names: _Names) -> dict[str, bool]:
     """Return the columns that hold images, by the first rows, and whether as bytes."""
     kinds: dict[str, bool] = {}
-    head = next(file.raw(file.columns), None)
-    for column in file.columns if head is not None else ():
+    if (head := next(file.raw(file.columns), None)) is None:
+        return kinds
+    for column in file.columns:
         values = [] if head[column].dtype.kind in "iufb" else head[column].dropna().head(_SAMPLE)
         if not len(values):
             continue

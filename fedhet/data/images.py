@@ -158,8 +158,8 @@ def to_pixels(image: Image.Image, shape: Shape, *, scans: bool = False) -> Pixel
         finite = np.isfinite(values)
         image = Image.fromarray(np.where(finite, values, values[finite].min()))
     elif is_scan(image):  # Pillow's own conversion clips at 255, which turns scans white
-        values = np.asarray(image).clip(0, 65535).astype(np.int32) >> 8
-        image = Image.fromarray(values.astype(np.uint8))
+        shortened = np.asarray(image).clip(0, 65535).astype(np.int32) >> 8
+        image = Image.fromarray(shortened.astype(np.uint8))
     if image.mode != mode:
         image = image.convert(mode)
     if image.size != (wide, high):
@@ -177,7 +177,7 @@ def decoded(image: Image.Image, shape: Shape, *, scans: bool = False) -> Decoded
         image, flags = ImageOps.exif_transpose(image), flags | TURNED
     if image.mode in _ALPHA or "transparency" in image.info:
         rgba = image.convert("RGBA")
-        if rgba.getchannel("A").getextrema()[0] < 255:  # noqa: PLR2004
+        if rgba.getchannel("A").getextrema()[0] != 255:  # noqa: PLR2004
             white = Image.new("RGBA", rgba.size, "white")
             image, flags = Image.alpha_composite(white, rgba).convert("RGB"), flags | CLEAR
     off = image.width * shape[0] - image.height * shape[1]

@@ -321,7 +321,7 @@ def _what_it_takes(
             f"model {name!r}: its factory takes image_size, and this run's examples are "
             f"{PLURAL[inputs.kind]} of shape {inputs.shape}: let it take `inputs` instead"
         )
-    ours = {"classes": classes, "num_classes": classes, "d": d}
+    ours: dict[str, Any] = {"classes": classes, "num_classes": classes, "d": d}
     ours |= {"image_size": inputs.shape[-1]} if by_side else {"inputs": inputs}
     every = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
     return {k: v for k, v in ours.items() if k in taken or (every and k != "num_classes")}

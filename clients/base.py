@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.config.schema import BESIDE_ACCURACY, METRICS, P, RunConfig
+from fedhet.data.cache import texts_at
 from fedhet.data.inputs import IMAGE, READ_KEYS, TOKENS, Inputs
 from fedhet.data.preparation import (
     Preparation,
@@ -35,7 +36,7 @@ from fedhet.protocol.flower import NumPyClient, Scalar
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.rng import generator, torch_seed, torch_seeded
 from fedhet.site.limits import Limits, check_steps
-from fedhet.site.local_data import LocalData, examples_of, texts_of
+from fedhet.site.local_data import LocalData, examples_of
 from fedhet.site.privacy import Budget, UploadProtection
 from fedhet.site.state import (
     BEST,
@@ -252,7 +253,9 @@ class MethodClient(NumPyClient, Generic[P]):
             encode = getattr(self.modules.get("model"), "encode", None)
             if encode is None:
                 return data
-            ids = torch.from_numpy(encode(texts_of(self.setup.data, part))).to(self.device)
+            local = self.setup.data
+            texts = texts_at(local.dataset, getattr(local.split, part))
+            ids = torch.from_numpy(encode(texts)).to(self.device)
             return replace(data, examples=torch.cat([data.examples, ids], dim=1))
 
     def _answers(self, model: Backbone, part: str) -> Examples:
@@ -403,7 +406,7 @@ class MethodClient(NumPyClient, Generic[P]):
         Refused for the initialisation of a client that has trained since.
         """
         store = self.setup.store
-        if generation == 0 and not store.keeps_start():
+        if generation == 0 and len(store.generations()) > 1:
             raise Refused("generation 0 is no longer kept: it has trained since", Code.GENERATION)
         score = store.read_note(VALIDATION) if self.config.keep_best and generation else None
         if score is None or score["generation"] != generation:

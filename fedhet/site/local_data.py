@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedhet.config.schema import RunConfig
-from fedhet.data.cache import Dataset, open_dataset, texts_at
+from fedhet.data.cache import Dataset, open_dataset
 from fedhet.data.inputs import DATASETS, HUB, IMAGE, Form, Inputs, Reading, kind_of
 from fedhet.data.partition import (
     ClientSplit,
@@ -316,8 +316,3 @@ def examples_of(
     if device.type != "cpu":  # there the memory map is the cache
         _ON_DEVICE.put(key, found)
     return found
-
-
-def texts_of(data: LocalData, part: str) -> list[str]:
-    """Return the texts of ``part``, for a model with a tokenizer of its own."""
-    return texts_at(data.dataset, getattr(data.split, part))

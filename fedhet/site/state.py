@@ -145,10 +145,6 @@ class FileStore:
         names = (re.fullmatch(r"[0-9]{8,18}", p.stem) for p in self.folder.glob(f"*{suffix}"))
         return sorted(int(name[0]) for name in names if name)
 
-    def keeps_start(self) -> bool:
-        """Return whether a round may still start from generation 0, which is never stored."""
-        return len(self.generations()) <= 1
-
     def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> str:
         """Store ``bundle``, keep ``source``, the generation it came from, and set newer ones aside.
 

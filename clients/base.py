@@ -439,9 +439,9 @@ class MethodClient(NumPyClient, Generic[P]):
             data = self.examples(part)
             if len(data):
                 result = evaluate(self.predict, data, self.config, majority)
-                asked = part == "test" and self.config.metrics
-                own = own_metrics(result, self.config) if asked else {}
-                metrics = {**result.metrics, **own}
+                metrics = {**result.metrics}
+                if part == "test" and self.config.metrics:
+                    metrics |= own_metrics(result, self.config)
                 by_split |= {f"{part}_{name}": value for name, value in metrics.items()}
         return by_split
 

@@ -138,16 +138,16 @@ def coarse(
     (by its name) has none. Exact ones are fractions with small denominators: from their sum the
     sizes of all test splits and the scores of all sites could be computed.
     """
-    found = {}
+    rounded = {}
     for name, value in metrics.items():
         part, step = name.partition("_")[0], 1.0
         if part not in examples:
-            found[name] = value
+            rounded[name] = value
         elif examples[part] >= fewest and math.isfinite(value):
             if name in BESIDE_ACCURACY and not BESIDE_ACCURACY[name].percent:
                 step = 0.01
-            found[name] = round(value / step) * step
-    return found
+            rounded[name] = round(value / step) * step
+    return rounded
 
 
 class SumMetrics:

@@ -59,6 +59,10 @@ _ID = re.compile(
     r"|code|(pat|patient|pid|sub|subj|subject|study|case|record|obs)_?(id|no|nr|num|number)"
     r"|rownames?|row_names?|unnamed|patient|subject|person|encounter|sample|instance)([^a-z]|$)"
 )
+_PERSON_ALONE = re.compile(  # no count: also where few have many rows, as in studies of sensors
+    r"(subject|patient|person|participant|proband(en)?|volunteer|versuchsperson|animal)_?"
+    r"(id|no|nr|num|number|code|nummer)?"
+)
 _CODED = re.compile(r"[A-Za-z]{0,8}[-_ ]?\d{2,}[\w-]*")
 _DESCRIBES = re.compile(  # an example rather than its class
     r"(^|_)(treat\w*|trt|arms?|rx|therapy|drug|dose|group|sex|gender|race|eth\w*|region|country"
@@ -232,7 +236,7 @@ class Column:
         if share <= 1 or different < 5:  # noqa: PLR2004
             return False
         if PERSON.fullmatch(name):
-            return different > CODES or share <= CODES
+            return different > CODES or share <= CODES or bool(_PERSON_ALONE.fullmatch(name))
         if different <= CLASSES or share > CLASSES or name in _SITES:
             return False
         # By its values: numbers that count blocks of rows, or codes such as S-001.

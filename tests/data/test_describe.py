@@ -255,7 +255,8 @@ def test_time_to_an_event_is_named(tmp_path, capsys, time, event):
         ("fallnummer=k%20+1001", ("fallnummer",)), ("VersichertenNr=k%20", ("VersichertenNr",)),
         ("name=f'Meier-{chr(97+k%20)}'", ("name",)), ("length_of_stay=k*k%29", ()),
         ("centre='AB'[k//60] nr=k%8", ("centre", "nr")),  # of each centre
-        ("kind=k%6 tier=k%7", ()), ("patient_number=k%20", ("patient_number",)),
+        ("kind=k%6 tier=k%7", ()), ("subject=k//20", ("subject",)), ("persons=k//20", ()),
+        ("patient_number=k%20", ("patient_number",)),
         ("group=k//3", ("group",)), ("stratum=k*7%40", ("stratum",)),
     ],
 )  # fmt: skip

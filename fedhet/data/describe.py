@@ -105,7 +105,8 @@ _ADVICE = {
     _COMMAS: "decimal=, or thousands=, reads them",
     _DATES: "add numbers instead, such as an age in years",
     _MIXED: "gaps=WORD makes a word a missing value",
-    _MANY: "categories={names} takes each value as a column of its own",
+    _MANY: "categories={names} takes each value as a column of its own; dataset=texts "
+    "text={first} reads texts (from Python text= alone)",
 }
 
 

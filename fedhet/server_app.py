@@ -143,10 +143,8 @@ def run(grid: Grid, launch: Launch, roster: Roster) -> None:
 def _with_models(config: RunConfig, roster: Roster) -> RunConfig:
     """Return the configuration with the models of the clients, and what they share, by name."""
     every = [roster.infos[client].model for client in sorted(roster.infos, key=client_order)]
-    few = next(
-        n for n in range(1, len(every) + 1)
-        if all(name == every[k % n] for k, name in enumerate(every))
-    )  # fmt: skip
+    lengths = range(1, len(every) + 1)  # of the shortest list that gives client k number k mod it
+    few = next(n for n in lengths if (every[:n] * len(every))[: len(every)] == every)
     changes: dict[str, Any] = {"models": tuple(every[:few])}
     if find_method(config.method).strategy.shares_small_model:
         assert roster.inputs is not None

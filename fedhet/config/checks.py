@@ -50,9 +50,8 @@ def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, Idle]:
     file, built_in = kind == "file", data == "digits" or data.startswith("synthetic")
     sums, strategy = f"secure-sum={config.secure_sum}", find_method(config.method).strategy
     of_other = f"partition={kind}; it is for partition="
-    shown = f"dataset={data}"
-    if is_given(data):
-        shown = f"your data are read as {data.partition(':')[0]} (texts of a frame need text=)"
+    given = f"your data are read as {data.partition(':')[0]} (texts of a frame need text=)"
+    shown = given if is_given(data) else f"dataset={data}"
     rows: list[tuple[int, bool, str, Sequence[str]]] = [
         (NOTED, file, "the partition-file has the split of each image", ["split"]),
         (NOTED, file and not built_in, "the partition-file names the clients", ["partition-seed"]),

@@ -311,7 +311,11 @@ class RunFolder:
         self, counts: Sequence[tuple[str, list[int]]], classes: Sequence[str]
     ) -> None:
         """``partition.csv``: training images per client (rows) and class (columns), if told."""
-        rows = [["client", *classes], *([c, *(row or [""] * len(classes))] for c, row in counts)]
+        untold = [""] * len(classes)
+        rows: list[list[Any]] = [
+            ["client", *classes],
+            *([c, *(row or untold)] for c, row in counts),
+        ]
         write_text(self.partition, csv_text(rows), private=True)
 
     def write_confusion(self, rows: Iterable[list[Any]]) -> None:

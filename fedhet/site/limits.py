@@ -33,11 +33,12 @@ from fedhet.site.privacy import NOTE, epsilon_of, mu_of, noise_multiplier
 
 NAME = "history.jsonl"
 SHAKE, TRAIN, ANSWERED = "handshake", "training", "answered"
+SUMS = ("sum-metrics", "sum-owners")
 # Keys of a run that the history shows, where they are set.
 SHOWN = (
     "dataset", "target", "labels", "classes", "numbers", "categories", "text", "channels", "group",
     "gaps", "ignore", "split-by", "window",
-    "rounds", "secure-sum", "sum-metrics", "sum-owners", "dp-clip", "dp-epsilon", "dp-delta",
+    "rounds", "secure-sum", *SUMS, "dp-clip", "dp-epsilon", "dp-delta",
 )  # fmt: skip
 DAY = timedelta(hours=24)
 
@@ -197,7 +198,8 @@ def question(experiment: str, run_config: Mapping[str, Any]) -> dict[str, Any]:
     with contextlib.suppress(Damaged, KeyError):
         values = parse_object(text)["config"] if text else run_config
     whole = json.dumps([experiment, sorted(values.items())], default=str)
-    shown = {key: values[key] for key in SHOWN if values.get(key)}
+    hidden = SUMS if values.get("secure-sum") in {None, "off"} else ()
+    shown = {key: values[key] for key in SHOWN if values.get(key) and key not in hidden}
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"), "run": experiment[:64],
         "name": one_line(values.get("name") or "", 64),
@@ -439,7 +441,7 @@ def read_limits(node: Mapping[str, Any]) -> Limits:
     Raises Refused if the file cannot be read or understood: then nothing is allowed. The reason
     goes to the server, so it says nothing of the file's place or content; this node's own log does.
     """
-    own = {"min-class": MIN_CLASS} if node.get("data-dir") else {}
+    own: dict[str, Any] = {"min-class": MIN_CLASS} if node.get("data-dir") else {}
     try:
         values = read_yaml(Path(str(node["limits"]))) if node.get("limits") else {}
         own |= {"form": {}} if "columns" in values else {}  # it could give others their names

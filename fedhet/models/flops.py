@@ -55,13 +55,6 @@ def _convolution_back(
     return int(forward * sum(wanted[:2]))
 
 
-def _attention(formula: str, tensors: int) -> Callable[..., int]:
-    """Return the cost of attention by the shapes of its first ``tensors`` arguments."""
-    return lambda *args, **_: int(
-        getattr(torchs_formulas(), formula)(*(one.shape for one in args[:tensors]))
-    )
-
-
 _FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 _FORMULAS: dict[str, Callable[..., int]] = {  # of operators that torch has no right formula for
     "convolution_backward": _convolution_back,
@@ -69,8 +62,12 @@ _FORMULAS: dict[str, Callable[..., int]] = {  # of operators that torch has no r
     "mkldnn_rnn_layer_backward": lambda x, *args, **_: 2 * _recurrent(args[:4], x),
     "_cudnn_rnn": lambda x, weights, *_, **__: _recurrent(weights, x),
     "_cudnn_rnn_backward": lambda x, weights, *_, **__: 2 * _recurrent(weights, x),
-    _FLASH: _attention("sdpa_flop_count", 3),
-    f"{_FLASH}_backward": _attention("sdpa_backward_flop_count", 4),
+    _FLASH: lambda q, k, v, *_, **__: int(
+        torchs_formulas().sdpa_flop_count(q.shape, k.shape, v.shape)
+    ),
+    f"{_FLASH}_backward": lambda *args, **_: int(
+        torchs_formulas().sdpa_backward_flop_count(*(one.shape for one in args[:4]))
+    ),
 }
 _ATEN = torch.ops.aten
 _OURS = {getattr(_ATEN, name): one for name, one in _FORMULAS.items() if hasattr(_ATEN, name)}

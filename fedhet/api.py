@@ -246,7 +246,7 @@ def _again(path: Path, keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
             now = again["dataset"]
         elif key == "metrics":
             now = {name: function for name, (function,) in again[key].items()}
-        if now != before and not (key == "models" and {*before} <= {*now}):
+        if now != before and not (key == "models" and set(before or ()) <= set(now or ())):
             raise UserError(
                 f"{key}: is not what this run was given: it is now {one_line(now)}, and was "
                 f"{one_line(before)}"

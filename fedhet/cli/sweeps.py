@@ -190,9 +190,8 @@ def _open_sweep(
     configs = [one.config for one in cells]
     for line in check_cells(configs, read_overrides(overrides)):
         tell(f"note: {line}")
-    names = {index_name(preset, path): True, profile: profile != "full"}
-    names |= {part.replace("/", "of"): part != "1/1"}
-    name = "-".join(name for name, holds in names.items() if holds)
+    name = index_name(preset, path) + f"-{profile}" * (profile != "full")
+    name += f"-{part.replace('/', 'of')}" * (part != "1/1")
     note = QUICK if profile == "quick" else ""
     opened = Sweep.open(name, out, shard(cells, part), run_cell, note)
     opened.title = title_of(path)
@@ -303,9 +302,9 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
         )
         for trial, score in zip(tried, scores, strict=True)
     ]
-    options = {"--trials": trials, "--search-seed": search_seed}
-    options = [f" {key} {value}" for key, value in options.items() if value]
-    command = f"by: fedhet tune {shlex.join([config, *(words or [])])}{''.join(options)}"
+    asked = {"--trials": trials, "--search-seed": search_seed}
+    more = "".join(f" {key} {value}" for key, value in asked.items() if value)
+    command = f"by: fedhet tune {shlex.join([config, *(words or [])])}{more}"
     written = _write(target, command, search, scored, chosen)
     if as_json:
         rows = [

@@ -109,7 +109,12 @@ def _split_groups(
     codes, counts = _group_counts(labels, groups)
     of_class = (counts > 0).sum(axis=0)
     needs = split_counts(of_class, split).T * counts.sum(axis=0) / np.maximum(1, of_class)
-    return _deal(rng, counts, needs)[codes]
+    parts = _deal(rng, counts, needs)
+    if split[2] and len(parts) > 1 and 2 not in parts:  # classes that groups share: a small one
+        from_train = np.count_nonzero(parts == 0) > 1
+        movable = np.flatnonzero(parts == (0 if from_train else 1))
+        parts[movable[counts[movable].sum(axis=1).argmin()]] = 2
+    return parts[codes]
 
 
 def _group_counts(labels: Indices, groups: npt.NDArray[Any]) -> tuple[Indices, Indices]:

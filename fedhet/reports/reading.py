@@ -240,7 +240,8 @@ def _checked(run: RunRecord) -> RunRecord:
     everybody = (rounds["replied"] == int(run.summary.get("clients") or 0)).all()
     for name in METRICS if everybody else ():
         if (column := f"test_{name}_mean") in rounds:
-            rounds[mean] = rounds.get(mean := participants_mean(name), rounds[column])
+            mean = participants_mean(name)
+            rounds[mean] = rounds.get(mean, rounds[column])
     ends = {"rounds.jsonl": rounds["test_accuracy_mean"].iloc[-1]}
     if not run.means_alone:
         evaluated, tests = rounds.get("evaluated_clients"), clients["test_accuracy"]

@@ -392,7 +392,7 @@ def follow(view: RunView | SweepView) -> Iterator[str]:
             rounds = 0
             yield "it started again"
         yield from _new_rounds(look, rounds)
-        cells = next((table for table in look["tables"] if table["name"] == "cells"), {})
+        cells: dict[str, Any] = next((one for one in look["tables"] if one["name"] == "cells"), {})
         for row in cells.get("rows", ()):
             if states.get(row[0]) != row[1]:
                 states[row[0]] = row[1]

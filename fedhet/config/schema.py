@@ -5,7 +5,6 @@ a subclass of :class:`Params`; :mod:`fedhet.config.load` reads and checks both.
 """
 
 import math
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from typing_extensions import TypeVar  # Python 3.11 knows no defaults of type variables
 
 from fedhet.errors import Damaged
-from fedhet.files import CLIENT_ID, cpus, parse_yaml
+from fedhet.files import CLIENT_ID, parse_yaml
 
 REPRESENTATION = 500  # d: default width of the representation that every model ends in
 
@@ -469,13 +468,3 @@ class RunConfig(Schema):
     def cohort(self, clients: int) -> int:
         """K = max(1, round(C x N)): clients sampled per round."""
         return max(1, round(self.fraction * clients))
-
-    def processes(self, clients: int) -> int:
-        """Training processes of a simulation: never more than a round's clients keep busy.
-
-        On a Ray cluster, whose size is not known here, that many.
-        """
-        cohort = self.cohort(clients)
-        if self.engine == "ray" and os.environ.get("RAY_ADDRESS"):
-            return min(self.actors or cohort, cohort)
-        return min(self.actors or max(1, cpus() // self.threads), cohort)

@@ -40,6 +40,7 @@ from fedhet.engines.worker import (
     unpacked_objects,
 )
 from fedhet.errors import RunFailed, UserError, brief
+from fedhet.files import cpus
 from fedhet.plugins import giving, look_here
 from fedhet.protocol.flower import ENDED, be_one_process, posted
 
@@ -175,9 +176,13 @@ def _grid(launch: Launch, between: Callable[[], None], stack: contextlib.ExitSta
 def processes(config: RunConfig) -> tuple[int, int]:
     """Return the number of training processes, and of GPUs that they share: none if one is named.
 
-    Where ``actors`` does not say how many there are, each has ``GPU_SHARE`` bytes of a GPU.
+    A round's clients keep no more busy. Where ``actors`` does not say how many there are, the CPUs
+    do, but those of a Ray cluster are unknown; and each has ``GPU_SHARE`` bytes of a GPU.
     """
-    wanted, memory = config.processes(config.clients), list[int]()
+    cohort, memory = config.cohort(config.clients), list[int]()
+    joined = config.engine == "ray" and os.environ.get("RAY_ADDRESS")
+    room = cohort if joined else max(1, cpus() // config.threads)
+    wanted = min(config.actors or room, cohort)
     if config.device in {"auto", "cuda"} and torch.cuda.is_available():
         devices = range(torch.cuda.device_count())
         memory = [torch.cuda.get_device_properties(device).total_memory for device in devices]

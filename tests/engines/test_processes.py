@@ -117,15 +117,17 @@ def test_a_killed_command_leaves_nothing_and_its_run_goes_on(tmp_path):
 # --- how many, and where -------------------------------------------------------------------------
 
 
-def test_no_more_workers_than_cpus_clients_and_threads_allow(monkeypatch):
-    monkeypatch.setattr("fedhet.config.schema.cpus", lambda: 64)
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
-    assert build_config({"fraction": 0.1}).processes(100) == 10
-    assert build_config({}).processes(2) == 2
-    assert build_config({"threads": 4}).processes(100) == 16
-    assert build_config({"threads": 4, "actors": 20}).processes(100) == 20
-    assert build_config({"engine": "ray"}).processes(100) == 100  # its size is not known here
-    assert build_config({"engine": "ray", "actors": 8}).processes(100) == 8
+@pytest.mark.parametrize(
+    ("keys", "count"),
+    [({"fraction": 0.1}, 10), ({"clients": 2}, 2), ({"threads": 4}, 16),
+     ({"threads": 4, "actors": 20}, 20), ({"engine": "ray"}, 100),
+     ({"engine": "ray", "actors": 8}, 8)],
+)  # fmt: skip
+def test_no_more_workers_than_cpus_clients_and_threads_allow(monkeypatch, keys, count):
+    monkeypatch.setattr(grid, "cpus", lambda: 64)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")  # a cluster's size is not known here
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert grid.processes(build_config({"clients": 100, **keys}))[0] == count
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_no_more_workers_than_cpus_clients_and_threads_allow(monkeypatch):
      ([16 << 30], 20, 20)],
 )  # fmt: skip
 def test_gpus_have_room_for_so_many_workers(monkeypatch, memory, actors, count):
-    monkeypatch.setattr("fedhet.config.schema.cpus", lambda: 64)
+    monkeypatch.setattr(grid, "cpus", lambda: 64)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(memory))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(memory))
     of = {number: SimpleNamespace(total_memory=size) for number, size in enumerate(memory)}

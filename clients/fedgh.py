@@ -15,9 +15,6 @@ class FedGHClient(ClassVectorClient[FedGHParams]):
         """Return the header's shapes."""
         return ModelArrays(blanks_of(self.model.head))
 
-    def check_download(self, payload: ModelArrays) -> None:
-        """Check nothing more: a header has no ids."""
-
     def receive(self, payload: ModelArrays) -> None:
         """Overwrite the header."""
         set_parameters(self.model.head, payload.tensors)

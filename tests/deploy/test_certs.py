@@ -101,8 +101,7 @@ def test_a_wrong_name_is_one_line(tmp_path, option, name):
 
 
 def days_left(path):
-    certificate = x509.load_pem_x509_certificate(path.read_bytes())
-    return (certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
+    return (read(path).not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
 
 
 def test_a_key_is_made_at_the_site_and_only_a_request_leaves(tmp_path, capsys):
@@ -146,16 +145,16 @@ def test_certificates_are_renewed_under_the_same_ca_and_for_the_same_keys(tmp_pa
     assert changed == set(paths)  # no key, and not the CA
     new = note.key(NodeCertificate.of(node))  # of a run that began before: proved anew
     assert new.public == old.public and new.certificate != old.certificate
-    check_proof(new, x509.load_pem_x509_certificate(tls.ca.read_bytes()), "run", "a")
+    check_proof(new, read(tls.ca), "run", "a")
     other = SumNotes(FileStore(tmp_path / "state" / "b", sync=False), "run", "b", SumTerms())
     other.key(None)
-    ca = x509.load_pem_x509_certificate(tls.ca.read_bytes())
+    ca = read(tls.ca)
     assert other.introduce({"a": old}, ca) == other.introduce({"a": new}, ca) == []
     assert other._keys()[1]["a"] == new
 
     monkeypatch.setattr(certs, "DAYS", 4000)  # longer than the CA's
     assert tls.ca in renew(tmp_path)
-    checked = x509.load_pem_x509_certificate(paths[1].read_bytes())
+    checked = read(paths[1])
     for pem in (before[tls.ca], tls.ca.read_bytes()):  # a site with the old ca.crt goes on
         checked.verify_directly_issued_by(x509.load_pem_x509_certificate(pem))
     tls.ca_key.unlink()

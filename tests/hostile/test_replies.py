@@ -193,15 +193,6 @@ FIVE = {
     "clients": CLIENTS, "dataset": "synthetic:160x4", "image_size": 16, "classes_per_client": 3,
     "representation": 64,
 }  # fmt: skip
-HUGE = sends(lambda a, _: of_norm(a, 9_999.0))
-
-
-def only_in(round_, change):
-    def chosen(content, message):
-        if instruction(message).round == round_:
-            change(content, message)
-
-    return chosen
 
 
 def lines(folder):

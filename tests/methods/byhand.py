@@ -1,6 +1,7 @@
 """Plain torch for the tests that work a round out by hand, and the comparison with a client's."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.clients.base import MethodClient
-from fedhet.protocol.payload import Array, ModelArrays
-from fedhet.rng import generator
+from fedhet.config.schema import RunConfig
+from fedhet.protocol.payload import Array, ClassVectors, ModelArrays
+from fedhet.rng import generator, torch_seed
 
 Batch = tuple[Tensor, Tensor]
 ROUND = {"round": 1, "generation": 0, "evaluate": False}
@@ -83,6 +85,34 @@ def by_hand(
     return descend(losses, networks, rates, epochs(shuffler(client), train_images(client), count))
 
 
+def serve(
+    config: RunConfig, round_: int, parameters: Sequence[Tensor], loss: Callable[[Tensor], Tensor]
+) -> list[float]:
+    """Train a server's parameters by plain SGD on four vectors, two at a time; the losses."""
+    draws = torch.Generator().manual_seed(torch_seed(config.seed, "server", round_=round_))
+    losses = []
+    for _ in range(config.params.server_epochs):
+        for chosen in torch.randperm(4, generator=draws).split(2):
+            value = loss(chosen)
+            losses.append(value.item())
+            slopes = torch.autograd.grad(value, parameters)
+            for parameter, slope in zip(parameters, slopes, strict=True):
+                parameter.data -= config.params.server_lr * slope
+    return losses
+
+
+def vectors(classes: Sequence[int], counts: Sequence[int], rows: Any) -> ClassVectors:
+    """Return one vector per class, with its images."""
+    whole = (np.array(one, dtype=np.int64) for one in (classes, counts))
+    return ClassVectors(*whole, np.array(rows, dtype=np.float32))
+
+
+def drawn(classes: Sequence[int], seed: int = 0, images: int = 25) -> ClassVectors:
+    """Return random vectors of these classes."""
+    rows = np.random.default_rng(seed).normal(0, 1, (len(classes), 500))
+    return vectors(classes, [images] * len(classes), rows)
+
+
 def some_arrays(module: nn.Module, seed: int = 5) -> list[Array]:
     """Return what a server might send for ``module``; the client has nothing like it."""
     rng = np.random.default_rng(seed)
@@ -128,6 +158,27 @@ def check_round(
         assert same(network, client.modules[name], tolerance), name
     for parameter, array in zip(sent.parameters(), uploaded, strict=True):
         assert np.allclose(parameter.detach().numpy(), array, rtol=1e-4, atol=tolerance)
+    return metrics
+
+
+def check_prototypes(
+    client: MethodClient,
+    received: Sequence[Array],
+    own: nn.Module,
+    loss: Callable[[Tensor, Tensor], Tensor],
+) -> dict[str, float]:
+    """Compare a client's round with one by hand; what goes up are mean representations."""
+    images, labels = train_images(client)
+    expected = by_hand(client, [loss], [[own]], count=client.config.local_epochs)
+    arrays, _, metrics = client.fit(list(received), ROUND | {"evaluate": True})
+    classes, counts, means = arrays
+    assert metrics["train_loss"] == pytest.approx(expected, rel=1e-4) and same(own, client.model)
+    seen = sorted(set(labels.tolist()))
+    assert classes.tolist() == seen and counts.sum() == len(labels)
+    with torch.no_grad():
+        features = own.features(images)
+    for row, label in enumerate(seen):
+        assert np.allclose(means[row], features[labels == label].mean(dim=0), atol=1e-4)
     return metrics
 
 

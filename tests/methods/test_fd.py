@@ -5,18 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from methods.byhand import vectors
 
 from fedhet.errors import Rejected
-from fedhet.protocol.payload import ClassVectors
 from fedhet.testing import make_client, make_strategy, small, uploads_of
 from fedhet.training.loop import Examples
-
-
-def vectors(classes, counts, rows):
-    return ClassVectors(
-        np.array(classes, np.int64), np.array(counts, np.int64), np.array(rows, np.float32)
-    )
-
 
 A = vectors([0, 1], [50, 50], [[0.8, 0.1, 0.1], [0.2, 0.6, 0.2]])
 B = vectors([0, 1], [20, 20], [[0.5, 0.5, 0.0], [0.0, 1.0, 0.0]])

@@ -113,10 +113,7 @@ def test_one_round_of_a_client_by_hand(tmp_path):
     with torch.no_grad():
         for parameter, array in zip(own.head.parameters(), payload.tensors, strict=False):
             parameter.copy_(torch.from_numpy(array))
-    state = {
-        name.removeprefix("generator.body."): torch.tensor(array)
-        for name, array in strategy.arrays().items()
-    }
+    state = start_of(strategy)
     draws = torch.Generator().manual_seed(torch_seed(config.seed, "generated", "0", 1))
     edges = [50 / 400, 250 / 400, 250 / 400]
 

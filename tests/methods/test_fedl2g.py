@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from methods.byhand import ROUND, same, train_images
+from methods.byhand import ROUND, same, train_images, vectors
 from torch.func import functional_call
 
 from fedhet.errors import Rejected
@@ -68,10 +68,6 @@ def test_one_round_of_a_client_by_hand(tmp_path, guide):
     assert np.allclose(rows, gradient[classes].numpy(), rtol=1e-3, atol=1e-7)
     assert marks.tolist() == [int((labels[picked] == c).any()) for c in classes]
     assert np.abs(rows).max() > 0
-
-
-def vectors(classes, marks, rows):
-    return ClassVectors(np.array(classes), np.array(marks), np.array(rows, dtype=np.float32))
 
 
 def test_one_step_of_the_server_by_hand(tmp_path):

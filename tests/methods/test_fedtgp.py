@@ -6,22 +6,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from methods.byhand import ROUND, by_hand, same, train_images
+from methods.byhand import check_prototypes, drawn, serve
 
-from fedhet.protocol.payload import ClassVectors
-from fedhet.rng import torch_seed
 from fedhet.strategies.fedtgp import adaptive_margin, distances
 from fedhet.testing import make_client, make_strategy, small, uploads_of
 
 
 def fedtgp(tmp_path, **changes):
     return small(tmp_path, **({"method": "fedtgp", "server_epochs": 3} | changes))
-
-
-def vectors(classes, seed=0, images=25):
-    rows = np.random.default_rng(seed).normal(0, 1, (len(classes), 500)).astype(np.float32)
-    counts = np.full(len(classes), images, dtype=np.int64)
-    return ClassVectors(np.array(classes, dtype=np.int64), counts, rows)
 
 
 @pytest.mark.parametrize("largest", [100.0, 2.5])
@@ -32,7 +24,7 @@ def test_one_round_of_the_server_by_hand(tmp_path, largest):
     names += [f"trainable.{n}" for n in ("fc.weight", "fc.bias")]
     parameters = [torch.tensor(strategy.arrays()[n], requires_grad=True) for n in names]
     embedding, w1, b1, w2, b2 = parameters
-    uploads = {"0": vectors([0, 1]), "1": vectors([1, 3], 1, 250)}
+    uploads = {"0": drawn([0, 1]), "1": drawn([1, 3], 1, 250)}
     numbers = strategy.aggregate(uploads_of(strategy, uploads), 2)
 
     x = torch.from_numpy(np.concatenate([u.vectors for u in uploads.values()]))
@@ -41,19 +33,16 @@ def test_one_round_of_the_server_by_hand(tmp_path, largest):
     nearest = [min((a - b).norm() for b in q if b is not a) for a in q]
     margin = min(float(max(nearest)), largest)
     assert numbers["margin"] == pytest.approx(margin, rel=1e-5)
-    draws = torch.Generator().manual_seed(torch_seed(config.seed, "server", round_=2))
-    for _ in range(3):
-        order = torch.randperm(4, generator=draws)
-        for chosen in (order[:2], order[2:]):
-            made = (embedding @ w1.T + b1).relu() @ w2.T + b2
-            rows = []
-            for u, label in zip(x[chosen], y[chosen], strict=True):
-                apart = torch.stack([(u - p).norm() for p in made])
-                rows.append(-(apart + margin * (torch.arange(4) == label)))
-            loss = F.cross_entropy(torch.stack(rows), y[chosen])
-            slopes = torch.autograd.grad(loss, parameters)
-            for parameter, slope in zip(parameters, slopes, strict=True):
-                parameter.data -= 0.05 * slope
+
+    def loss(chosen):
+        made = (embedding @ w1.T + b1).relu() @ w2.T + b2
+        rows = []
+        for u, label in zip(x[chosen], y[chosen], strict=True):
+            apart = torch.stack([(u - p).norm() for p in made])
+            rows.append(-(apart + margin * (torch.arange(4) == label)))
+        return F.cross_entropy(torch.stack(rows), y[chosen])
+
+    serve(config, 2, parameters, loss)
     found = strategy.arrays()
     for name, mine in zip(names, parameters, strict=True):
         assert np.allclose(mine.detach().numpy(), found[name], atol=1e-4), name
@@ -65,9 +54,8 @@ def test_one_round_of_the_server_by_hand(tmp_path, largest):
 def test_one_round_of_a_client_by_hand(tmp_path):
     client = make_client(fedtgp(tmp_path, lam=0.7), 0, tmp_path)
     own = deepcopy(client.model)
-    images, labels = train_images(client)
-    seen = sorted(set(labels.tolist()))
-    sent = vectors(seen[:1])  # the other class has no prototype yet
+    seen = client.seen().tolist()
+    sent = drawn(seen[:1])  # the other class has no prototype yet
 
     def loss(inputs, answers):
         features = own.features(inputs)
@@ -75,14 +63,7 @@ def test_one_round_of_a_client_by_hand(tmp_path):
         pulled = (away * (answers == seen[0])).mean()
         return F.cross_entropy(own.head(features), answers) + 0.7 * pulled
 
-    expected = by_hand(client, [loss], [[own]])
-    (classes, _, means), _, metrics = client.fit(sent.to_ndarrays(), ROUND | {"evaluate": True})
-    assert metrics["train_loss"] == pytest.approx(expected, rel=1e-4)
-    assert same(own, client.model) and classes.tolist() == seen
-    with torch.no_grad():
-        features = own.features(images)
-    for row, label in enumerate(seen):
-        assert np.allclose(means[row], features[labels == label].mean(dim=0), atol=1e-4)
+    metrics = check_prototypes(client, sent.to_ndarrays(), own, loss)
     assert 0 <= metrics["test_accuracy_prototype"] <= 100
 
 
@@ -105,5 +86,5 @@ def test_only_known_classes_are_sent_down(tmp_path):
     strategy = make_strategy(fedtgp(tmp_path), [[0, 1], [1, 3]], [50, 50], 4)
     info = strategy.roster.infos["0"]
     assert strategy.download(info, 1).floats == 0
-    strategy.aggregate(uploads_of(strategy, {"1": vectors([1, 3])}), 1)
+    strategy.aggregate(uploads_of(strategy, {"1": drawn([1, 3])}), 1)
     assert strategy.download(info, 2).classes.tolist() == [1, 3]

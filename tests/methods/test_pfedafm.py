@@ -27,29 +27,25 @@ def test_one_round_by_hand(tmp_path):
     own, g = (deepcopy(client.modules[name]) for name in ("model", "extractor"))
     received = overwritten(g)
     alpha = torch.ones(500, requires_grad=True)
+
+    def step(loss, parameters):
+        slopes = torch.autograd.grad(loss, parameters)
+        for parameter, slope in zip(parameters, slopes, strict=True):
+            parameter.data -= (5.0 if parameter is alpha else 0.01) * slope
+
     rng, images = shuffler(client), train_images(client)
     for batches in epochs(rng, images, 1):
         for inputs, labels in batches:
             with torch.no_grad():
                 general = g.features(inputs)
             mixed = alpha * own.features(inputs) + (1 - alpha) * general
-            loss = F.cross_entropy(own.head(mixed), labels)
-            moved = [*own.parameters(), alpha]
-            slopes = torch.autograd.grad(loss, moved)
-            for parameter, slope in zip(moved, slopes, strict=True):
-                parameter.data -= (5.0 if parameter is alpha else 0.01) * slope
+            step(F.cross_entropy(own.head(mixed), labels), [*own.parameters(), alpha])
             alpha.data.clamp_(0, 1)
     assert alpha.min() < 0.9
-
-    def second(inputs, labels):
-        return F.cross_entropy(own.head(g.features(inputs)), labels)
-
     for batches in epochs(rng, images, 1):
         for inputs, labels in batches:
-            moved = list(g.parameters())
-            slopes = torch.autograd.grad(second(inputs, labels), moved)
-            for parameter, slope in zip(moved, slopes, strict=True):
-                parameter.data -= 0.01 * slope
+            logits = own.head(g.features(inputs))
+            step(F.cross_entropy(logits, labels), list(g.parameters()))
     metrics = check_round(client, received, {"model": own, "extractor": g}, g)
     assert torch.allclose(client.mixture.alpha, alpha, atol=1e-4)
     assert metrics["alpha_mean"] == pytest.approx(alpha.mean().item(), abs=1e-5)

@@ -18,39 +18,28 @@ pytestmark = pytest.mark.usefixtures("here")
 RUNS = (  # what tests/config/test_config.py cannot know: data, devices, folders, options
     (["dataset=digit"], ["'digit'", "digits"]),
     (["models=nowhere:make"], ["'nowhere:make'", "cannot import 'nowhere'"]),
-    (["dataset=image-folder"], ["data-path"]),
     (["dataset=image-folder", "data-path=/no/such"], ["data-path", "/no/such"]),
     (["classes-per-client=11"], ["classes-per-client", "11", "10 classes"]),
     (["state-dir=/dev/null/states"], ["state-dir", "/dev/null/states", "cannot be written"]),
-    (["out=/dev/null/runs"], ["run folder", "/dev/null/runs", "cannot be made"]),
     (["out=runs\udcff"], ["is not UTF-8"]),
     (["device=cuda:99"], ["device", "'cuda:99'"]),
     (["clients=0", "min-replies=11"], ["min-replies", "11", "10 clients"]),
     (["partition=file", "partition-file=/no/such.csv"], ["partition-file", "/no/such.csv"]),
     (["--rounds", "3"], ["No such option '--rounds'", "rounds=VALUE"]),
-    (["--local-epochs=3"], ["'--local-epochs'", "local-epochs=VALUE"]),
 )
 COMMANDS = (
     (["rum"], ["No such command 'rum'", "'run'"]),
     (["run", "quickstart", "--nam", "x"], ["No such option '--nam'", "'--name'"]),
-    (["run"], ["Missing argument 'CONFIG'"]),
     (["run", "quikstart"], ["'quikstart'", "did you mean 'quickstart'", "fedssa"]),
-    (["run", "none.yaml"], ["'none.yaml'", "cannot be read"]),
     (["resume", "none"], ["none' is not a run folder"]),
-    (["resume", __file__], ["test_cli.py' is not a run folder"]),
     (["sweep", "compare/digits", "method=fd,fedssa"], ["`grid: {method: [fd, fedssa]}`"]),
-    (["runs", "none"], ["none' is not a folder"]),
     (["methods", "FedSAA"], ["did you mean 'fedssa'"]),
-    (["models", "cnn5"], ["did you mean 'cnn-5'"]),
     (["keys", "roundz"], ["no key has 'roundz' in its name", "did you mean 'rounds'"]),
     (["partition", "quickstart", "--plot", "x.gif"], ["--plot", "'x.gif'", ".png"]),
-    (["models", "--classes", "0"], ["'--classes'", "0 is not in the range x>=1"]),
     (["sweep", "compare/digits", "--workers", "no"], ["'--workers'", "'no'"]),
     (["report", ".", "--out", "."], ["--out: '.' is a folder of runs"]),
     (["report", ".", "--out", __file__], ["test_cli.py' is a file"]),
-    (["partition", "quickstart", "clients=x"], ["clients", "'x'"]),
     (["new", "method", "My-Method"], ["'My-Method' is not allowed"]),
-    (["new", "method", "_1"], ["'_1' is not allowed"]),
     (["new", "method", "fedssa"], ["already has a method 'fedssa'"]),
     (["new", "model", "x"], ["'model' is not allowed"]),
 )
@@ -75,9 +64,6 @@ def test_the_run_folder_is_the_last_line(capsys, here, pretend):
     (launch,) = launches
     assert (launch.config.clients, launch.config.out) == (10, str(here / "results"))
     assert RunFolder(folder).started_config()["clients"] == 10
-    assert launch.envelope().endswith(
-        f'"experiment":"{launch.folder.experiment}","resume":false}}}}'
-    )
     line = refused(capsys, "run", "quickstart", *SMALL, *out)  # is never used twice
     assert "already exists" in line and "fedhet resume" in line
 

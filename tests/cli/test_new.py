@@ -1,14 +1,11 @@
 """`fedhet new method`: what it writes passes lint, types and its own tests as it stands."""
 
-import errno
-import os
 import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from cli.refusals import refused
 
 from fedhet.cli.app import execute
 
@@ -45,12 +42,3 @@ def test_the_skeleton_passes_lint_types_and_its_tests(tmp_path, monkeypatch, cap
         (tmp_path / name).mkdir()
         tests[name](tmp_path / name)
     del sys.modules["my_method"]
-
-
-def test_a_folder_that_takes_no_file_is_one_line(tmp_path, monkeypatch, capsys):
-    def full(path, *_, **_more):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Path, "write_text", full)
-    assert "my_method.py': Permission denied" in refused(capsys, "new", "method", "my_method")

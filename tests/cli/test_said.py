@@ -1,7 +1,5 @@
 """What is said to somebody who sets a key in vain, names a thing wrongly, or has to wait."""
 
-import json
-
 import pytest
 import yaml
 from cli.refusals import refused
@@ -25,10 +23,7 @@ def test_a_run_says_its_notes_once_nothing_is_wrong(capsys, here):
     words = [*TINY, "data-path=/x", "clients=4"]
     assert "'x' is not allowed" in refused(capsys, *words, "lr=x")
     assert execute([*words, "--name", "r"]) == 0
-    said = [line for line in capsys.readouterr().err.splitlines() if "note:" in line]
-    assert said == [
-        "fedhet: note: data-path=/x has no effect: dataset=synthetic:120x4 reads no file"
-    ]
+    assert capsys.readouterr().err.count("note: data-path=/x has no effect") == 1
     assert execute(["resume", "runs/r", "rounds=2", "actors=3"]) == 0
     assert "note: actors=3 has no effect" in capsys.readouterr().err
     fedhet.resume("runs/r", rounds=3, actors=2)
@@ -41,8 +36,7 @@ def test_a_sweep_names_what_changes_nothing_in_any_cell(capsys, here):
     words = ["sweep", "p.yaml", "--dry-run", "actors=2", "alpha=1", "data-path=/x"]
     assert execute(words) == 0
     said = capsys.readouterr().err.splitlines()
-    named = [line.split()[2].partition("=")[0] for line in said]
-    assert named == ["actors", "data-path"]
+    assert [line.split()[2].partition("=")[0] for line in said] == ["actors", "data-path"]
 
 
 def test_a_file_that_is_missing_or_is_no_preset_is_told_what_to_do(capsys, here):
@@ -51,26 +45,11 @@ def test_a_file_that_is_missing_or_is_no_preset_is_told_what_to_do(capsys, here)
     table = ["run", "quickstart", "dataset=table", "target=ill", "models=@table-5"]
     for words, says in (
         (["run", "patients.csv"], "`fedhet init patients.csv` writes a preset for data"),
-        (["run", "patient.yaml"], "(did you mean 'patients.yaml'?)"),
         ([*table, "data-path=patents.csv"], "(did you mean 'patients.csv'?)"),
         (["init", "patients.cvs"], "(did you mean 'patients.csv'?)"),
         (["init", "patients.csv"], "delete it, or give another name with --out"),
-        (["export", "runs/a", "--predictions"], "Missing option '--out'"),
-        (["export", "runs/a", "North", "--out", "m"], "unexpected extra argument (North)"),
     ):
         assert says in refused(capsys, *words)
-
-
-def test_keys_are_searched_by_a_word_in_names_and_meanings(capsys):
-    assert execute(["keys", "Dirichlet"]) == 0
-    found = [line.partition("=")[0] for line in capsys.readouterr().out.splitlines()]
-    assert found == ["partition", "alpha"]
-    assert execute(["keys", "noise"]) == 0
-    found = {line.partition("=")[0] for line in capsys.readouterr().out.splitlines()}
-    assert {"dp-clip", "dp-epsilon", "dp-delta"} <= found
-    assert execute(["keys", "server-epochs", "--json"]) == 0
-    owners = {row["method"] for row in json.loads(capsys.readouterr().out)}
-    assert owners == {"fedgh", "fedtgp", "fedgen", "fedorgp"}
 
 
 # --- runs that ended, and models of all of a run's clients ----------------------------------------
@@ -79,13 +58,11 @@ def test_keys_are_searched_by_a_word_in_names_and_meanings(capsys):
 def test_a_diverged_run_is_not_told_to_resume(capsys, here):
     assert execute([*TINY, "clients=2", "lr=1e30", "method=standalone", "rounds=3"]) == 3
     said = capsys.readouterr().err
-    assert "fedhet resume" not in said
-    assert "it diverged, and would again: start another run with a smaller lr" in said
+    assert "fedhet resume" not in said and "diverged" in said
 
 
 def test_every_clients_model_is_exported_and_who_has_none_is_named(capsys, here):
-    config = tiny(here, fraction=0.67, rounds=1, evaluate_all=False)
-    folder, _ = simulate(config)
+    folder, _ = simulate(tiny(here, fraction=0.67, rounds=1, evaluate_all=False))
     state = next(folder.path.glob("state/*"))
     first, *rest = sorted(path.name for path in state.iterdir())
     (state / "9").mkdir()

@@ -22,16 +22,11 @@ def write(tmp_path: Path, **values) -> Path:
     return path
 
 
-def test_defaults_then_yaml_then_command_line(tmp_path):
-    config = load_config(write(tmp_path, rounds=7, lr=0.1), ["lr=0.2", "seed=5", "seed=6"])
-    assert (config.rounds, config.lr, config.seed, config.batch_size) == (7, 0.2, 6, 64)
-
-
-def test_command_line_texts_become_numbers_lists_and_splits(tmp_path):
-    config = load_config(None, ["lr=1e-3", "models=cnn-1, cnn-5", "split=8:0:2", "keep-state=no"])
-    assert config.lr == 0.001
-    assert config.models == ("cnn-1", "cnn-5")
-    assert config.split == (8, 0, 2)
+def test_defaults_then_yaml_then_command_line_whose_texts_become_values(tmp_path):
+    words = ["lr=1e-3", "seed=5", "seed=6", "models=cnn-1, cnn-5", "split=8:0:2", "keep-state=no"]
+    config = load_config(write(tmp_path, rounds=7, lr=0.1), words)
+    assert (config.rounds, config.lr, config.seed, config.batch_size) == (7, 0.001, 6, 64)
+    assert (config.models, config.split) == (("cnn-1", "cnn-5"), (8, 0, 2))
     assert config.keep_state is False
 
 
@@ -82,16 +77,14 @@ def plain(words):
 
 
 def test_what_flwr_run_is_given_takes_effect():
-    assert plain("mu0=0.3 models='cnn-5,cnn-4' split='8:0:2'").params.mu0 == 0.3
-    assert plain("models='cnn-5,cnn-4'").models == ("cnn-5", "cnn-4")
-    assert plain("partition='dirichlet' alpha=0.5").alpha == 0.5
+    config = plain("mu0=0.3 models='cnn-5,cnn-4' partition='dirichlet' alpha=0.5")
+    assert (config.params.mu0, config.models, config.alpha) == (0.3, ("cnn-5", "cnn-4"), 0.5)
 
 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
         ("method='fedproto' mu0=0.3", "mu0: only method fedssa has this key, and method is"),
-        ("alpha=0.5", "alpha: '0.5' has no effect: .*partition=classes-per-client"),
         ("mu0='a'", "mu0: 'a' is not allowed: a number is needed"),
         ("method='standalone' max-weight=0.5", "max-weight: '0.5' has no effect"),
     ],
@@ -106,60 +99,40 @@ MISTAKES = {
     "epochs=3": "epochs: unknown key (did you mean 'local-epochs'?)",
     "fraction=1.5": "fraction: '1.5' is not allowed",
     "rounds=ten": "rounds: 'ten' is not allowed: a whole number",
-    "rounds=2.5": "rounds: '2.5' is not allowed",
     "lr=nan": "lr: 'nan' is not allowed",
-    "seed=-1": "seed: '-1' is not allowed",
     "evaluate-all=maybe": "evaluate-all: 'maybe' is not allowed: true or false",
-    "models=cnn-6": "cnn-6",
     "models=": "models: '' is not allowed",
-    "partition=shards": "partition: 'shards' is not allowed",
     "partition=file": "partition-file: '' is not allowed",
     "partition-file=x.csv": "partition-file: 'x.csv' has no effect: partition=",
-    "device=gpu": "device: 'gpu' is not allowed",
     "name=../x": "name: '../x' is not allowed",
     "split=8:1": "split: '8:1' is not allowed",
-    "split=8:2:0": "split: its test share is 0",
     "clients=4 min-replies=5": "min-replies: 5 is more than the 4 clients",
     "alpha=0.5": "alpha: '0.5' has no effect: partition=classes-per-client; it is for",
     "partition=dirichlet3": "partition: 'dirichlet3' is not allowed: input should be",
-    "partition=flwr:": "partition: 'flwr:' is not allowed",
     "partition=natural": "partition: 'natural' is not allowed with dataset=digits",
     "target=y": "target: 'y' has no effect: dataset=digits; it is for",
-    "dataset=texts ignore=x": "ignore: 'x' has no effect: dataset=texts",
     "dataset=hf:a/b scale=2": "scale: '2' has no effect: dataset=hf:a/b",
     f"dataset=table models=cnn-1 data-path={__file__}": "model 'cnn-1' is for images",
     "models=mlp-1": "model 'mlp-1' is for rows of a table",
     "models=@table-9": "models: group '@table-9' is unknown (did you mean",
-    "image-size=8x64": "image-size: '8x64' is not allowed",
     "image-size=large": "image-size: 'large' is not allowed",
     "augment=jitter-scale": "augment: 'jitter-scale' is not allowed with dataset=digits",
-    "augment=crop-flip dataset=signals": "augment: 'crop-flip' is not allowed with",
     "optimizer=adam momentum=0.5": "momentum: '0.5' has no effect",
-    "method=fedavg small-model=cnn-9": "cnn-9",
     "method=fedkd compress-down=true fraction=0.5": "fraction=0.5",
     "method=fedkd compress-down=true compress=off": "compress=off",
     "method=fedkd t-end=0.9": "t-end: 0.9 is not allowed",
-    "method=fedkd small-model=cnn5": "did you mean 'cnn-5'",
     "method=fedmrl matryoshka=false inference=mix-small": "inference: ",
     "method=fd dp-clip=1 dp-epsilon=8 dp-delta=1e-5": "dp-clip: 1 is not allowed with method=fd",
-    "method=standalone mu0=0.5": "mu0: only method fedssa has this key",
     "rounds = 3": "'rounds' is not a setting: write KEY=VALUE without spaces around '=', such as",
     "labels={krank: [ja]}": "'[ja]}' is not a setting: write KEY=VALUE without spaces around '=', "
     'such as rounds=20; put a value that has spaces in quotes, such as "labels={ill: [yes]}"',
     "seed=1,2,3": "'1,2,3' is not allowed: one value is needed; several values are several runs: "
     "write `grid: {seed: [1, 2, 3]}` in a preset for `fedhet sweep`",
     "method=fedssa,fedavg": "`grid: {method: [fedssa, fedavg]}`",
-    "mu0=0.1,0.2": "`grid: {mu0: [0.1, 0.2]}`",
-    "dataset=digits,cifar10": "one value is needed",
     "lr=0,05": "write 0.05",
     "gird=3": "did you mean 'grid'",
     "grid=3": "`fedhet sweep` runs them",
-    "title=x": "`fedhet sweep` runs them",
     "d=256": "did you mean 'representation'",
-    "N=3": "did you mean 'clients'",
-    "lr_=1": "did you mean 'lr'",
-    "local_epochs=3": "did you mean 'local-epochs'?",
-    "lr_extractor=1": "lr_extractor: only method pfedes has this key",
     "server-epochs=3": "server-epochs: only method fedgen or fedgh or fedtgp",
 }
 
@@ -174,9 +147,7 @@ def test_every_mistake_is_one_line(words, message):
 
 IDLE = {
     "data-path=/x": "dataset=digits reads no file",
-    "dataset=synthetic:90x3 data-path=/x": "synthetic:90x3",
     "engine=inline actors=3": "engine=inline",
-    "round-timeout=5": "a simulation waits",
     "start-timeout=5": "a simulation waits",
     "partition=file partition-file=a.csv split=6:2:2": "partition-file",
     "partition=file partition-file=a.csv dataset=cifar10 partition-seed=3": "partition-file",
@@ -184,9 +155,7 @@ IDLE = {
     "evaluate-all=no": "fraction=1",
     "client-keys=off": "--superlink",
     "sum-threshold=9": "secure-sum=off",
-    "dataset=table data-path=a.csv target=y models=mlp-5 grey=yes": "dataset=table",
     "method=lg_fedavg aggregation=median weighting=uniform": "aggregation=median",
-    "optimizer=adam momentum=0.9": "optimizer=adam",
 }
 
 

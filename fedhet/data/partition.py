@@ -523,8 +523,9 @@ def about_classes(data: Content, what: str) -> list[str]:
 
 
 def _coded_by_site(data: Content) -> Iterator[str]:
-    """Yield a line where two sites each have classes that the other lacks."""
-    if len(data.site_names) < 2 or not 3 <= len(data.classes) <= CODED:
+    """Yield a line where two sites each have codes that the other lacks."""
+    coded = all(name.isdigit() for name in data.classes)
+    if len(data.site_names) < 2 or not coded or not 3 <= len(data.classes) <= CODED:
         return
     names = np.array(data.classes)
     held = [{*names[data.labels[data.sites == k]]} for k in range(len(data.site_names))]
@@ -586,7 +587,7 @@ def _about_clients(partition: Partition, data: Content, config: RunConfig) -> It
         (unowned, "classes have no owner and are dropped"),
         (
             names[(owners == 1) & (len(ids) > 1)],
-            "classes occur at only one client, so nothing is averaged for them",
+            "classes occur at only one client, so methods average nothing by class for them",
         ),
         (
             ids[(held > 0).sum(axis=1) == 1],

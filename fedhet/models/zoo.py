@@ -291,7 +291,8 @@ def _last_linear(model: nn.Module, name: str, inputs: Inputs) -> tuple[nn.Module
     if not logits or given[0].shape != (2, last.out_features):
         raise UserError(
             f"model {name!r}: forward(x) must return what its last Linear, '{path}', gives, of "
-            "shape (B, classes): no softmax after it; or give it `features(x)` and `head`"
+            f"shape (B, classes): no softmax after it; or give it `features(x)` and `head` (of 2 "
+            f"examples it made {getattr(answer, 'shape', type(answer).__name__)})"
         )
     if not path:
         return nn.Identity(), last

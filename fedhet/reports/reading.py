@@ -22,7 +22,7 @@ import pandas as pd
 from fedhet.config.registry import METHODS, SPELT, find_method
 from fedhet.config.registry import method_name as known_as
 from fedhet.config.schema import METRICS, TUNABLE, RunConfig, as_yaml, kebab
-from fedhet.data.inputs import DATASETS
+from fedhet.data.inputs import DATASETS, noun
 from fedhet.errors import Damaged, UserError, one_line
 from fedhet.files import (
     check_entries,
@@ -34,6 +34,7 @@ from fedhet.files import (
     shaped,
     write_text,
 )
+from fedhet.plugins import is_given
 from fedhet.records.formats import (
     FIRST,
     Environment,
@@ -341,9 +342,12 @@ class Setting:
     @cached_property
     def data(self) -> str:
         """The data set by its own name, a folder or file by its own name."""
-        if self.keys["dataset"] not in ("image-folder", *DATASETS):
-            return str(self.keys["dataset"]).partition(":")[0]
-        return Path(str(self.keys["data-path"])).stem.lower() or str(self.keys["dataset"])
+        name = str(self.keys["dataset"])
+        if is_given(name):
+            return f"own {noun(name)} {name[-16:-12]}"
+        if name not in ("image-folder", *DATASETS):
+            return name.partition(":")[0]
+        return Path(str(self.keys["data-path"])).stem.lower() or name
 
     @cached_property
     def slug(self) -> str:
@@ -370,7 +374,9 @@ class Setting:
         ]
         name = method if method in METHODS else f"fedssa method={method}"
         partition, _, seed = block.partition("/")
-        return " ".join([f"fedhet run {name}", *given, f"partition-seed={partition} seed={seed}"])
+        line = " ".join([f"fedhet run {name}", *given, f"partition-seed={partition} seed={seed}"])
+        objects = any(map(is_given, re.findall(r"[^\s=,]+", line)))
+        return line + "  # names with a digest are objects: give them to fedhet.run" * objects
 
     @cached_property
     def conditions(self) -> str:

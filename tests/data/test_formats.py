@@ -79,8 +79,7 @@ def test_a_title_above_the_header_of_a_sheet_is_left_out_and_said(tmp_path, open
 NAMED = {  # first bytes of a file, and the format that is named
     "p.dcm": (b"\0" * 128 + b"DICM", "DICOM"), "p.nii": (b"\0" * 344 + b"n+1\0", "NIfTI"),
     "p.wav": (b"RIFF\0\0\0\0WAVEfmt ", "a WAV recording"), "p.rds": (b"RDX3\n", "a file of R"),
-    "p.h5": (b"\x89HDF\r\n\x1a\n", "HDF5"), "p.pkl": (b"\x80\x04\x95", "a Python pickle"),
-    "p.xls": (b"\xd0\xcf\x11\xe0", "an Excel workbook before 2007"),
+    "p.pkl": (b"\x80\x04\x95", "a Python pickle"),
     "p.csv": (b"\x00\x01\xff" * 99, "a binary file of an unknown format"),
     "p.mat": (b"MATLAB 5.0 MAT-file", "a file of MATLAB: scipy.io.loadmat"),
     "p.ts": (b"# of a clinic\n@problemName X\n", "a file of sktime: save windows"),
@@ -103,9 +102,6 @@ def test_a_folder_of_scans_of_another_format_is_named(tmp_path, opened):
     (tmp_path / "in" / "ill" / "1").write_bytes(NAMED["p.dcm"][0])
     with pytest.raises(UserError, match="in/ill/1: this is DICOM: convert the images to PNG"):
         opened(None, Reading(), "in", "image-folder")
-
-
-# --- images that a table lists -------------------------------------------------------------------
 
 
 def photo(k):

@@ -29,21 +29,18 @@ def rows_as(separator=",", **changes):
 FORMS = {
     "semicolons": (text(";"), "separated by semicolon"),
     "tabs": (text("\t"), "separated by tab"),
-    "pipes": (text("|"), "separated by pipe"),
     "sep=": ("sep=;\n" + text(";"), ""),
     "decimal comma": (rows_as(";", **{"1.5": "1,5", "2.25": "2,25"}), "decimal comma"),
     "quoted decimals": (rows_as(**{"1.5": '"1,5"', "2.25": '"2,25"'}), "decimal comma"),
     "utf-8 mark": (b"\xef\xbb\xbf" + text().encode(), ""),
     "utf-16": (text("\t").encode("utf-16"), "utf-16 by its mark"),
     "utf-16 big": (b"\xfe\xff" + text().encode("utf-16-be"), "utf-16 by its mark"),
-    "windows lines": (text(end="\r\n"), ""),
     "mac lines": (text(end="\r"), ""),
     "comments": ("# of 2024\n#\n\n" + text(), "2 lines of comments"),
     "a name of two lines": (text().replace("bp", '"bp\n"'), ""),
     "an empty column": (text(rows=[("", *row) for row in ROWS], names=("gone", *NAMES)),
                         "left out, without a value: gone"),
     "a title": ("Report of 2024\n\n" + text(), "1 rows above the header are left out: Report"),
-    "spaces": (text(names=[f"{name} " for name in NAMES]), ""),
     "index": (text(rows=[(str(k), *row) for k, row in enumerate(ROWS)], names=("", *NAMES)),
               "without a name and left out: column-1"),
     "names of rows": (text(rows=[(f"r{k}", *row) for k, row in enumerate(ROWS)]), "column-1"),
@@ -51,9 +48,7 @@ FORMS = {
         text(rows=[(str(k), *row) for k, row in enumerate(ROWS)], names=("Unnamed: 0", *NAMES)),
         "Unnamed: 0"),
     "trailing": (text(end=",\n"), "without a name and left out: column-6"),
-    "trailing in rows": (text(rows=[(*row, "") for row in ROWS]), "left out: column-6"),
     "trailing in the header": (text(names=(*NAMES, "")), "the empty last column of the header"),
-    "quotes": ("".join(",".join(f'"{v}"' for v in row) + "\n" for row in [NAMES, *ROWS]), ""),
     "single quotes": (rows_as(m="'m'", f="'f'", a="'a'", b="'b'"), "quoted by '"),
     "the header again": (text() + text().splitlines()[0] + "\n", ""),
     "thousands": (rows_as(**{"63": '"1,063"', "41": '"2,041"', "37": '"1,037"', "52": '"1,052"'}),
@@ -85,9 +80,7 @@ READ = [  # text, form, what the first column has, what is said
     # a key overrules each of the findings
     (MEASURES, Form(thousands="."), [1000, 22500, 17], ""),
     ("a,b|y\n1,5|0\n2,5|1\n", Form(separator="|"), [1.5, 2.5], ""),
-    ("a;y\n1,500;0\n2,250;1\n", Form(decimal=","), [1.5, 2.25], ""),
     ("a;y\n1,500;0\n2,250;1\n", Form(decimal=".", thousands=","), [1500, 2250], ""),
-    ("a;y\n1.500,5;0\n2.250,5;1\n", Form(thousands=".", decimal=","), [1500.5, 2250.5], ""),
     ("\u00e4;y\n1.5;0\n2;1\n".encode("latin-1"), Form(encoding="latin-1"), [1.5, 2], ""),
     ("a;y\n-9;0\n2;1\n", Form(gaps=("-9",)), [np.nan, 2], ""),
     ("1.5;0\n2;1\n", Form(columns=("a", "y")), [1.5, 2], ""),
@@ -146,10 +139,8 @@ BROKEN = {
     "few": ("x,z,y\n1,2,0\n1,2\n", "line 3: 2 fields, but others 3"),
     "many": ("x,y\n1,0\n1,0,0\n", "Expected 2 fields in line 3, saw 3"),
     "quote": ('x,y\n1,0\n"2,1\n', "EOF inside string starting at line 3; quote=none"),
-    "no row": ("x,y\n", "there is no row"),
     "empty": ("", "the file is empty"),
     "workbook": (b"PK\x03\x04....", "a damaged zip or workbook"),
-    "binary": (b"\x00\x01" * 500, "not a text file"),
     "no such column": (text(names=("age", "bp", "sex", "site", "il")), "target: .* .did you mean"),
 }  # fmt: skip
 
@@ -182,9 +173,6 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     file = open_rows([tmp_path / "p.csv"])
     sizes = [len(frame) for _, frame in file.chunks(["y"], ["a", "b"])]
     assert sum(sizes) == 70_000 and max(sizes) <= 65_536
-
-
-# --- Parquet -------------------------------------------------------------------------------------
 
 
 @pytest.fixture

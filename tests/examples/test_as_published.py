@@ -1,24 +1,14 @@
 """Two methods as the authors' programs compute them, by hand, and as methods of one's own."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from fedhet import plugins
 from fedhet.protocol.payload import ModelArrays
 from fedhet.testing import check_method, make_client, make_strategy, small, uploads_of
 
-FOLDER = Path(__file__).resolve().parents[2] / "examples" / "as_published"
+FOLDER = "as_published"
 TINY = {"image_size": 16, "representation": 64}
-
-
-@pytest.fixture(autouse=True)
-def here(monkeypatch):
-    monkeypatch.chdir(FOLDER)
-    monkeypatch.setattr("sys.path", list(sys.path))
-    plugins.look_here()
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.mark.parametrize("changes", [{"d1": 8}, {"t_stable": 2}], ids=["fedmrl", "fedssa"])

@@ -1,19 +1,13 @@
 """The presets of signals, tables and texts run as they are, and with models of one's own."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from fedhet import plugins
 from fedhet.cli.app import execute
 from fedhet.config.load import build_config, load_config
 from fedhet.engines import session
 from fedhet.site.local_data import load_partition
 from fedhet.testing import simulate
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def motions(path):
@@ -37,28 +31,17 @@ def news(path):
     path.write_text("text,label\n" + rows)
 
 
-@pytest.mark.parametrize(
-    ("name", "write", "file", "clients"),
-    [
-        ("signals", motions, "d.npz", 4), ("table", patients, "d.csv", 2),
-        ("texts", news, "d.csv", 10),
-    ],
-)  # fmt: skip
-def test_a_preset_runs_as_it_is(tmp_path, name, write, file, clients):
-    write(tmp_path / file)
-    own = [f"data-path={tmp_path / file}", "rounds=1", f"out={tmp_path}", "engine=inline"]
-    sites = {"signals": "subject,device", "table": "hospital"}
-    own += ["target=num"] * (name == "table")
-    if name in sites:
-        own += [f"site={sites[name]}", "partition=natural", "clients=0"]
-    config = session.resolve_clients(
-        load_config(EXAMPLES.parent / "configs" / "kinds" / f"{name}.yaml", own)
-    )
-    assert config.clients == clients
+def test_the_preset_of_signals_runs_as_it_is(examples, tmp_path):
+    """Those of tables and texts run below, with models of one's own."""
+    motions(tmp_path / "d.npz")
+    own = [f"data-path={tmp_path / 'd.npz'}", "rounds=1", f"out={tmp_path}", "engine=inline"]
+    own += ["site=subject,device", "partition=natural", "clients=0"]
+    preset = examples.parent / "configs" / "kinds" / "signals.yaml"
+    config = session.resolve_clients(load_config(preset, own))
+    assert config.clients == 4
     session.check_simulation(config)
-    folder, _ = simulate(config)
-    (record,) = folder.read_rounds()
-    assert record["replied"] == clients and not record["failures"]
+    (record,) = simulate(config)[0].read_rounds()
+    assert record["replied"] == 4 and not record["failures"]
 
 
 @pytest.mark.parametrize(
@@ -69,15 +52,11 @@ def test_a_preset_runs_as_it_is(tmp_path, name, write, file, clients):
     ],
 )
 def test_models_of_ones_own_as_a_user_runs_them(
-    tmp_path, monkeypatch, capsys, module, factories, preset, write
+    here, examples, tmp_path, capsys, module, factories, preset, write
 ):
     """In the folder of the module, with the command that stands in it; beside one of ours too."""
-    monkeypatch.chdir(EXAMPLES)
-    monkeypatch.setattr("sys.path", list(sys.path))
-    plugins.look_here()
-    text = (EXAMPLES / f"{module}.py").read_text()
     command = f"fedhet run kinds/{preset} data-path=FILE.csv models={','.join(factories)}"
-    assert command in text
+    assert command in (examples / f"{module}.py").read_text()
     write(tmp_path / "d.csv")
     words = command.replace("FILE.csv", str(tmp_path / "d.csv")).split()[1:]
     quick = ["rounds=1", "engine=inline", "representation=24", f"out={tmp_path}"]
@@ -88,13 +67,6 @@ def test_models_of_ones_own_as_a_user_runs_them(
     ours = {"table": "mlp-5", "texts": "textcnn"}[preset]
     mixed = [*words[:-1], f"models={factories[0]},{ours}", "method=fedavg", f"small-model={ours}"]
     assert execute([*mixed, "name=mixed", *quick]) == 0, capsys.readouterr().err
-
-
-@pytest.fixture
-def here(monkeypatch):
-    monkeypatch.chdir(EXAMPLES)
-    monkeypatch.setattr("sys.path", list(sys.path))
-    plugins.look_here()
 
 
 OWN = {"partition": "natural", "rounds": 3, "engine": "inline", "lr": 0.05, "representation": 32}

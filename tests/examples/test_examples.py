@@ -3,16 +3,13 @@
 import csv
 import json
 import runpy
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from helpers.pictures import images_of, write_images
 
-from fedhet import plugins
 from fedhet.cli.app import execute
 from fedhet.config.load import build_config
 from fedhet.errors import UserError
@@ -21,16 +18,9 @@ from fedhet.records.run_folder import RunFolder
 from fedhet.testing import check_method, make_client, make_strategy, small, uploads_of
 from fedhet.training.loop import outputs_on
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CLASSES = ("disc", "square", "cross", "ring")
 TINY = {"image_size": 16, "representation": 64}
-
-
-@pytest.fixture(autouse=True)
-def here(monkeypatch):
-    monkeypatch.chdir(EXAMPLES)
-    monkeypatch.setattr("sys.path", list(sys.path))
-    plugins.look_here()
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def test_fedrep_keeps_the_contract_and_trains_its_header_alone(tmp_path):
@@ -155,17 +145,15 @@ def test_a_server_that_cheats_gets_a_sum_and_four_refusals(tmp_path, capsys):
     assert marked == "no sum: the boxes of 'elm' did not open for 4 members"
 
 
-MISTAKES = (
-    ("method", "fedrep:FedRepClient", "must be a fedhet.config.registry.Method"),
-    ("method", "fedrep:NOTHING", "'NOTHING' does not exist"),
-    ("method", "absent:METHOD", "cannot import 'absent'"),
-    ("dataset", "shapes:CLASSES", "is a tuple, must be a function"),
-    ("dataset", "shapes:", "form package.module:NAME"),
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("method", "fedrep:FedRepClient", "must be a fedhet.config.registry.Method"),
+        ("dataset", "shapes:CLASSES", "is a tuple, must be a function"),
+        ("dataset", "shapes:", "form package.module:NAME"),
+    ],
 )
-
-
-def test_a_wrong_module_is_one_line(tmp_path):
-    for key, value, text in MISTAKES:
-        with pytest.raises(UserError, match=text) as error:
-            make_client(small(tmp_path, **{key: value}), 0, tmp_path / "state")
-        assert "\n" not in str(error.value)
+def test_a_wrong_module_is_one_line(tmp_path, key, value, text):
+    with pytest.raises(UserError, match=text) as error:
+        make_client(small(tmp_path, **{key: value}), 0, tmp_path / "state")
+    assert "\n" not in str(error.value)

@@ -55,8 +55,6 @@ def test_classes_are_the_values_in_their_order_and_numbers_what_people_write(ope
     assert data.classes == ("10", "1_0", "1e1") and data.labels.tolist() == [1, 0, 0, 2]
 
 
-# --- gaps ------------------------------------------------------------------------------------------  # noqa: E501
-
 SPELLINGS = ["", "?", "NA", "n/a", "null", "None", "NaN", "-", ".", "#N/A", "N.A."]
 
 
@@ -73,9 +71,6 @@ def test_a_gap_is_one_in_every_column(opened, gap):
     assert note in data.notes[0]
     named = Reading(target="y", labels=(("none", (gap or "none",)), ("some", ("some",))))
     assert opened(f"x,y\n1,{gap or 'none'}\n2,some\n", named).labels.tolist() == [0, 1]
-
-
-# --- columns that are no numbers -------------------------------------------------------------------  # noqa: E501
 
 
 def test_words_become_categories_and_truth_becomes_numbers(opened):
@@ -121,9 +116,6 @@ def test_what_only_tells_rows_apart_is_no_feature_and_a_measurement_always_one(o
     assert f"left out, identifiers: {', '.join(ids)}" in data.notes[1]
 
 
-# --- classes and clients ---------------------------------------------------------------------------  # noqa: E501
-
-
 @pytest.mark.parametrize("value", [lambda k: 20 + k * 0.37, lambda k: 100 + k * 3])
 def test_a_target_that_is_a_measurement_can_be_cut(opened, value):
     text = patients(y=value)
@@ -137,10 +129,8 @@ def test_a_target_that_is_a_measurement_can_be_cut(opened, value):
 
 def test_many_numbers_with_examples_are_classes_with_a_warning(opened):
     data = opened(patients(300, y=lambda k: k % 30), Reading(target="y"))
-    assert len(data.classes) == 30 and data.warnings == (
-        "target: 'y' may be a measurement: 30 different values, 0 to 29; divide it by "
-        'labels="{low: ..15, high: 15..}"',
-    )
+    (warning,) = data.warnings
+    assert len(data.classes) == 30 and 'labels="{low: ..15, high: 15..}"' in warning
     assert not opened(patients(300, y=lambda k: k % 20), Reading(target="y")).warnings
 
 
@@ -183,8 +173,6 @@ def test_what_is_no_file_is_not_read(tmp_path):
             open_dataset("table", data_path=path, reading=Reading(target="y"))
 
 
-# --- texts -------------------------------------------------------------------------------------
-
 NEWS = 'text,label\n"Oil, again: up!",business\nOIL AGAIN,sports\n,sports\n'
 
 
@@ -199,9 +187,6 @@ def test_words_are_hashed_alike_everywhere(opened):
     assert first[0] == 1 + 0x4CF1A892 % 49  # the CRC-32 of "oil"
     assert token_ids(["OIL"], data.inputs)[0].tolist() == [first[0], 0, 0, 0]
     assert data.inputs.vocabulary == 50 and data.inputs.columns == ("text",)
-
-
-# --- configuration, partition and nodes --------------------------------------------------------
 
 
 def config(tmp_path, **changes):
@@ -236,12 +221,9 @@ def test_yes_and_no_of_a_file_are_texts_and_switches_take_them(tmp_path):
 def test_a_node_needs_the_values_of_its_categories(tmp_path):
     rows = "x,sex,y\n" + "1,m,0\n2,f,1\n" * 10
     (tmp_path / "own.csv").write_text(rows)
-    values = {"dataset": "table", "target": "y", "classes": ["0", "1"]}
+    values = {"dataset": "table", "target": "y", "classes": ["0", "1"], "categories": ["sex"]}
     with pytest.raises(UserError, match="categories: 'sex' needs its values on a node"):
-        open_private(build_config(values | {"categories": ["sex"]}), str(tmp_path / "own.csv"))
-    declared = build_config(values | {"categories": {"sex": ["f", "m"]}})
-    data = open_private(declared, str(tmp_path / "own.csv"))
-    assert data.inputs.shape == (4,) and data.examples[:2, 0].tolist() == [1, 0]
+        open_private(build_config(values), str(tmp_path / "own.csv"))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The best state, kept predictions and ``model.predict``."""
 
 import csv
+import itertools
 
 import numpy as np
 import pandas as pd
@@ -36,13 +37,16 @@ def test_predictions_are_those_of_the_reported_accuracy(run, tmp_path):
     assert len(found) == rows > 0
     (last,) = [r for r in done.clients.to_dict("records") if r["client"] == "1" and r["round"] == 3]
     mine = [r for r in found if r["client"] == "1" and r["split"] == "test"]
-    right = [(float(r["p_yes"]) > 0.5) == (r["y"] == "yes") for r in mine]
-    assert 100 * np.mean(right) == pytest.approx(last["test_accuracy"])
+    pairs = [(r["y"], "yes" if float(r["p_yes"]) > 0.5 else "no") for r in mine]
+    assert 100 * np.mean([y == answer for y, answer in pairs]) == pytest.approx(
+        last["test_accuracy"]
+    )
     assert all(r["y"] == frame["ill"][int(r["row"])] for r in mine)
     confusion = pd.read_csv(done.path / "confusion.csv", dtype={"client": str})
     own = confusion[confusion["client"] == "1"].set_index("class")
-    assert own["examples"].sum() == len(mine)
-    assert sum(own.loc[name, f"predicted {name}"] for name in own.index) == sum(right)
+    assert own["examples"].sum() == len(mine) and set(own.index) == {"no", "yes"}
+    for y, answer in itertools.product(own.index, repeat=2):
+        assert own.loc[y, f"predicted {answer}"] == pairs.count((y, answer))
 
 
 def test_a_model_predicts_a_frame_a_path_and_an_array_alike(run, tmp_path):

@@ -73,12 +73,6 @@ def test_the_majority_class_is_the_train_splits_and_others_have_an_accuracy_alon
     assert not [name for name in found if name.endswith("twin") and name != "accuracy_twin"]
 
 
-def test_confusion_counts_true_class_by_answer():
-    found = evaluated([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0], [0.0, 0.0, 3.0]], [0, 1, 2])
-    assert found.confusion().tolist() == [[1, 0, 0], [1, 0, 0], [0, 0, 1]]
-    assert found.probabilities().dtype == torch.float64
-
-
 def test_the_headline_says_over_how_many_clients_a_mean_is():
     """Of two clients the one whose test split has two classes has a balanced accuracy."""
     line = {"test_balanced_accuracy_mean": 62.5, "test_balanced_accuracy_clients": 1,

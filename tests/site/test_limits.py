@@ -106,25 +106,6 @@ def test_a_message_that_is_too_large_is_not_decoded(tmp_path, monkeypatch):
     assert rounds[0]["replied"] == len(decoded) == 2
 
 
-def test_limits_that_are_made_stricter_hold_from_the_next_round(tmp_path):
-    """The administrator edits the file while the run goes on."""
-    path = tmp_path / "limits.yaml"
-
-    def tighten(node, message, reply):
-        if message.metadata.message_type == "train":
-            path.write_text("methods: [standalone]")
-        return reply
-
-    def own(grid):
-        path.write_text("methods: [fedssa]")
-        grid.contexts[101].node_config["limits"] = str(path)
-
-    folder, _ = simulate(tiny(tmp_path), tamper=tighten, before=own)
-    failures = [f for record in folder.read_rounds() for f in record["failures"]]
-    assert {f["client"] for f in failures} == {"1"}
-    assert all("limit methods: this site allows standalone" in f["reason"] for f in failures)
-
-
 def test_a_file_that_cannot_be_understood_allows_nothing_and_none_everything(tmp_path):
     path = tmp_path / "secret-place.yaml"
     for text in (None, "max-epoch: 3", "max-epochs: many", "[1, 2]", "a: b: c", ""):

@@ -3,61 +3,44 @@
 import csv
 
 import pytest
-from flwr.app import Message, MetricRecord
+from flwr.app import MetricRecord
 from helpers.tiny import tiny
+from hostile.lies import counts, liars, says
 
 from fedhet.testing import simulate
 
-
-def evaluation(change):
-    """Tamper with the evaluate replies of client 1."""
-
-    def tamper(node, message, reply):
-        if node == 1 and message.metadata.message_type == "evaluate":
-            change(reply.content)
-            return Message(reply.content, reply_to=message)
-        return reply
-
-    return tamper
-
-
 EVALUATIONS = {
-    "no metrics": lambda content: content.pop("metrics"),
-    "no test accuracy": lambda content: content["metrics"].pop("test_accuracy"),
-    "another client's": lambda content: content["info"].update({"client": "0"}),
-    "an error": lambda content: content["info"].update({"error": "no disk"}),
+    "no metrics": lambda content, _: content.pop("metrics"),
+    "no test accuracy": lambda content, _: content["metrics"].pop("test_accuracy"),
+    "another client's": says(client="0"),
+    "an error": says(error="no disk"),
 }
+
+
+def evaluated(tmp_path, change):
+    """A round after which client 1 is evaluated without a result; folder and failures."""
+    config = tiny(tmp_path, rounds=1, method="standalone", fraction=0.34, seed=1)
+    folder, _ = simulate(config, tamper=liars({1: change}, "evaluate"))
+    (record,) = folder.read_rounds()
+    assert record["evaluated_clients"] == 2
+    return folder, record["failures"]
 
 
 @pytest.mark.parametrize("attack", EVALUATIONS)
 def test_an_evaluation_that_says_nothing_is_no_evaluation(tmp_path, attack):
-    config = tiny(tmp_path, rounds=1, method="standalone", fraction=0.34, seed=1)
-    folder, _ = simulate(config, tamper=evaluation(EVALUATIONS[attack]))
-    (record,) = folder.read_rounds()
-    (failure,) = record["failures"]
+    folder, (failure,) = evaluated(tmp_path, EVALUATIONS[attack])
     assert failure["client"] == "1" and failure["reason"].startswith("evaluation: ")
-    assert record["evaluated_clients"] == 2
     assert "1" not in {row["client"] for row in csv.DictReader(folder.clients.open())}
 
 
 def test_a_client_without_test_images_is_evaluated_as_such(tmp_path):
-    def none(content):
-        content["metrics"] = MetricRecord({"num-examples": 0.0})
-
-    config = tiny(tmp_path, rounds=1, method="standalone", fraction=0.34, seed=1)
-    folder, _ = simulate(config, tamper=evaluation(none))
-    (record,) = folder.read_rounds()
-    assert record["failures"] == [] and record["evaluated_clients"] == 2
+    none = MetricRecord({"num-examples": 0.0})
+    _, failures = evaluated(tmp_path, lambda content, _: content.update({"metrics": none}))
+    assert failures == []
 
 
 def test_a_methods_own_number_has_its_own_range(tmp_path):
-    def lie(node, message, reply):
-        if node == 1 and message.metadata.message_type == "train":
-            metrics = dict(reply.content["metrics"].items()) | {"ensemble_weight": 7.0}
-            reply.content["metrics"] = MetricRecord(metrics)
-            return Message(reply.content, reply_to=message)
-        return reply
-
+    lie = liars({1: counts(ensemble_weight=7.0)})
     folder, _ = simulate(tiny(tmp_path, method="fedapen", rounds=1), tamper=lie)
     (failure,) = folder.read_summary()["failures"]
     assert failure["reason"] == "metric 'ensemble_weight' is 7, not within 0 and 1"

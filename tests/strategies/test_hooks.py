@@ -58,33 +58,28 @@ def test_an_aggregate_that_is_not_finite_ends_the_run_at_the_server(tmp_path, ow
         simulate(small(tmp_path, method=method))
 
 
-def test_a_part_of_a_model_is_trained_alone_and_numbers_are_recorded(tmp_path, own):
-    method = own(Counting, HeaderOnly)
-    client = make_client(small(tmp_path, method=method), 0, tmp_path / "state")
+class AllButTheHeader(StandaloneClient):
+    def phases(self):
+        return [Phase(self.loss, [(self.model, self.config.lr)], 1, frozen=[self.model.head])]
+
+
+@pytest.mark.parametrize(("half", "header"), [(HeaderOnly, True), (AllButTheHeader, False)])
+def test_a_part_of_a_model_is_trained_alone(tmp_path, own, half, header):
+    client = make_client(small(tmp_path, method=own(Counting, half)), 0, tmp_path / "state")
     before = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
     client.fit([], {"round": 1, "generation": 0, "evaluate": False})
     for name, tensor in client.model.state_dict().items():
-        assert torch.equal(tensor, before[name]) != name.startswith("head")
-    run, grid = simulate(small(tmp_path, method=method))
+        assert torch.equal(tensor, before[name]) == (name.startswith("head") != header)
+
+
+def test_a_methods_numbers_are_recorded(tmp_path, own):
+    run, _ = simulate(small(tmp_path, method=own(Counting, HeaderOnly)))
     record, sizes = run.read_rounds()[0], []
     for line in (run.path / "partition.csv").read_text().splitlines()[1:]:
         sizes.append(sum(map(int, line.split(",")[1:])))
     assert record["images"] == pytest.approx(sum(n * n for n in sizes) / sum(sizes))
     assert record["train_loss_header"] > 0
     assert record["train_loss"] > 0  # else a sweep takes the run for diverged
-
-
-class AllButTheHeader(StandaloneClient):
-    def phases(self):
-        return [Phase(self.loss, [(self.model, self.config.lr)], 1, frozen=[self.model.head])]
-
-
-def test_a_frozen_part_of_a_trained_model_stays(tmp_path, own):
-    client = make_client(small(tmp_path, method=own(client=AllButTheHeader)), 0, tmp_path / "s")
-    before = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
-    client.fit([], {"round": 1, "generation": 0, "evaluate": False})
-    for name, tensor in client.model.state_dict().items():
-        assert torch.equal(tensor, before[name]) == name.startswith("head")
 
 
 class Idle(StandaloneClient):
@@ -186,21 +181,10 @@ def test_a_configuration_seen_before_sets_the_process_again(tmp_path):
         torch.set_num_threads(threads)
 
 
-class Misspelt(MethodClient):
-    """Its phases would never be called."""
-
-    def phase(self):
-        return []
-
-
-class Fine(MethodClient):
-    """A helper of its own."""
-
-    def _phase(self):
-        return []
-
-
 def test_what_is_nearly_a_hook_is_refused():
-    with pytest.raises(UserError, match=r"Misspelt: 'phase' is not a hook: did you mean 'phases'"):
-        _ = Method(MethodStrategy, Misspelt, "misspelt").client
-    assert Method(MethodStrategy, Fine, "fine").client is Fine
+    def half(hook):
+        return Method(MethodStrategy, type("Own", (MethodClient,), {hook: lambda self: []}), "own")
+
+    with pytest.raises(UserError, match="Own: 'phase' is not a hook: did you mean 'phases'"):
+        _ = half("phase").client
+    assert half("_phase").client.__name__ == "Own"  # a helper of its own

@@ -66,13 +66,6 @@ def test_a_run_that_is_cut_while_a_reply_is_under_way_goes_on(tmp_path):
     assert not session.verify(folder.path)[1].findings
 
 
-def test_a_simulation_waits_for_everybody(tmp_path):
-    plain, _ = simulate(tiny(tmp_path / "plain"))
-    other, _ = simulate(tiny(tmp_path / "late", **LATE | {"late_after": 1e-9}))
-    hashes = {run.read_rounds()[-1]["sha256"] for run in (plain, other)}
-    assert len(hashes) == 1
-
-
 VECTORS = {"fedssa": 2.0, "fedproto": (1 * 50 + 0.5 * 150 * 4) / (50 + 0.5 * 150), "lg_fedavg": 2.8}
 
 

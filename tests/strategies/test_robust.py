@@ -114,11 +114,8 @@ MISTAKES = (
     ({"method": "fd", "aggregation": "median"}, "aggregation: 'median' is not allowed with"),
     ({"method": "standalone", "aggregation": "trimmed-mean"}, "allowed: mean"),
     ({"aggregation": "trimmed-mean", "trim": 0.5}, "trim: '0.5' is not allowed"),
-    ({"trim": 0.3}, "trim: '0.3' has no effect: aggregation=mean; it is for"),
     ({"method": "fml", "aggregation": "median", "max-weight": 0.5}, "does not use weights"),
     ({"max-weight": 0.5}, "max-weight: '0.5' has no effect: method=fedssa"),
-    ({"max-weight": 0}, "max-weight: '0' is not allowed"),
-    ({"client-keys": "tls/clients"}, "client-keys: 'tls/clients' is not allowed"),
 )
 
 

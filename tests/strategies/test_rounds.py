@@ -25,6 +25,12 @@ def plain(tmp_path_factory):
     return simulate(tiny(tmp_path_factory.mktemp("plain")))
 
 
+def train_messages(grid, round_=None):
+    """The train messages, of one round or all, in the order in which they were sent."""
+    trained = [m for m in grid.sent if m.metadata.message_type == "train"]
+    return [m for m in trained if round_ in (None, instruction(m).round)]
+
+
 def test_same_config_same_bytes_whatever_the_order_of_replies(tmp_path, plain, monkeypatch):
     pull = LocalGrid.pull_messages
     monkeypatch.setattr(LocalGrid, "pull_messages", lambda self, ids: pull(self, list(ids)[::-1]))
@@ -41,12 +47,8 @@ def test_a_repeated_message_changes_nothing(tmp_path):
         return reply
 
     folder, grid = simulate(tiny(tmp_path, rounds=2), tamper=lose)
-    named = [
-        instruction(m).generation
-        for m in grid.sent
-        if m.metadata.message_type == "train" and m.metadata.dst_node_id == 100
-    ]
-    assert named == [0, 0]
+    named = [instruction(m) for m in train_messages(grid) if m.metadata.dst_node_id == 100]
+    assert [one.generation for one in named] == [0, 0]
     assert folder.read_summary()["failures"] == [
         {"round": 1, "client": "0", "reason": "Flower error 1: lost"}
     ]
@@ -194,20 +196,13 @@ def slow(node, message, reply):
     return reply
 
 
-def train_messages(grid, round_):
-    """The round's train messages in the order in which they were sent."""
-    trained = [message for message in grid.sent if message.metadata.message_type == "train"]
-    return [message for message in trained if instruction(message).round == round_]
-
-
 def test_long_jobs_are_sent_longest_first_once_their_time_is_known(tmp_path):
     config = tiny(tmp_path, models=["cnn-3", "cnn-4", "cnn-5"], rounds=2)
     _, grid = simulate(config, tamper=slow)
-    order = {
-        round_: [message.metadata.dst_node_id - 100 for message in train_messages(grid, round_)]
-        for round_ in (1, 2)
-    }
-    assert order == {1: [0, 1, 2], 2: [1, 2, 0]}
+    first, second = (
+        [m.metadata.dst_node_id - 100 for m in train_messages(grid, r)] for r in (1, 2)
+    )
+    assert (first, second) == ([0, 1, 2], [1, 2, 0])
 
 
 @pytest.mark.parametrize(("method", "records"), [("lg_fedavg", 1), ("fedssa", 3)])
@@ -218,9 +213,10 @@ def test_what_all_clients_get_is_encoded_once(tmp_path, method, records):
 
 
 def test_a_simulation_waits_for_every_client_however_slow_and_many(tmp_path):
-    """More clients than Flower's simulator is given at a time, and a limit that each exceeds."""
+    """More clients than Flower's simulator is given at a time, and limits that each exceeds."""
     keys = {"clients": 70, "dataset": "synthetic:700x2", "rounds": 1, "classes_per_client": 1}
-    hurried, _ = simulate(tiny(tmp_path, **keys, round_timeout=1e-3, start_timeout=1e-3, name="h"))
+    limits = {"round_timeout": 1e-3, "start_timeout": 1e-3, "late": "next", "late_after": 1e-9}
+    hurried, _ = simulate(tiny(tmp_path, **keys, **limits, min_replies=2, name="h"))
     patient, _ = simulate(tiny(tmp_path, **keys, name="p"))
     (record,) = hurried.read_rounds()
     assert record["replied"] == record["evaluated_clients"] == 70 and not record["failures"]

@@ -1,6 +1,7 @@
 """Plain torch for the tests that work a round out by hand, and the comparison with a client's."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from fedhet.clients.base import MethodClient
 from fedhet.config.schema import RunConfig
 from fedhet.protocol.payload import Array, ClassVectors, ModelArrays
 from fedhet.rng import generator, torch_seed
+from fedhet.testing import small
 
 Batch = tuple[Tensor, Tensor]
 ROUND = {"round": 1, "generation": 0, "evaluate": False}
@@ -83,6 +85,11 @@ def by_hand(
     """Train on the images and batches that a client's round has; all at rate 0.01 by default."""
     rates = rates or [[0.01] * len(group) for group in networks]
     return descend(losses, networks, rates, epochs(shuffler(client), train_images(client), count))
+
+
+def configs(method: str, **keys: Any) -> Callable[..., RunConfig]:
+    """Return :func:`fedhet.testing.small` with a method and keys that a test may change."""
+    return partial(small, method=method, **keys)
 
 
 def serve(
@@ -159,6 +166,15 @@ def check_round(
     for parameter, array in zip(sent.parameters(), uploaded, strict=True):
         assert np.allclose(parameter.detach().numpy(), array, rtol=1e-4, atol=tolerance)
     return metrics
+
+
+def trainable(strategy: Any) -> tuple[dict[str, Tensor], Callable[[], Tensor]]:
+    """Return the tensors of a server's prototypes, and what is made of them."""
+    names = ("embedding.weight", "middle.weight", "middle.bias", "fc.weight", "fc.bias")
+    arrays = strategy.arrays()
+    found = {f"trainable.{n}": torch.tensor(arrays[f"trainable.{n}"]) for n in names}
+    embedding, w1, b1, w2, b2 = (tensor.requires_grad_() for tensor in found.values())
+    return found, lambda: (embedding @ w1.T + b1).relu() @ w2.T + b2
 
 
 def check_prototypes(

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from methods.byhand import (
     ROUND,
     check_round,
+    configs,
     descend,
     divergence,
     epochs,
@@ -19,11 +20,9 @@ from methods.byhand import (
 )
 
 from fedhet.clients.fedapen import hold_out
-from fedhet.testing import make_client, small
+from fedhet.testing import make_client
 
-
-def fedapen(tmp_path, **changes):
-    return small(tmp_path, **({"method": "fedapen", "models": ["cnn-4", "cnn-5"]} | changes))
+fedapen = configs("fedapen", models=["cnn-4", "cnn-5"])
 
 
 def learn(own, shared, images, labels, rounds, lr):

@@ -5,14 +5,12 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch.nn.functional as F
-from methods.byhand import ROUND, by_hand, check_round, filled, overwritten
+from methods.byhand import ROUND, by_hand, check_round, configs, filled, overwritten
 
 from fedhet.protocol.payload import ModelArrays
-from fedhet.testing import make_client, make_strategy, small, uploads_of
+from fedhet.testing import make_client, make_strategy, uploads_of
 
-
-def fedavg(tmp_path, **changes):
-    return small(tmp_path, **({"method": "fedavg", "models": ["cnn-4", "cnn-5"]} | changes))
+fedavg = configs("fedavg", models=["cnn-4", "cnn-5"])
 
 
 def test_one_round_by_hand(tmp_path):

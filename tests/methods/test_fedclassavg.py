@@ -40,19 +40,18 @@ def test_a_crop_of_everything_is_the_image_and_of_a_quarter_its_corner():
 
 def test_jitter_by_hand():
     pixel = torch.tensor([0.2, 0.4, 0.6]).view(1, 3, 1, 1).expand(1, 3, 4, 4)
-    middle = torch.full((4, 1, 1, 1, 1), 0.5)
-    assert torch.allclose(jitter(pixel, middle), pixel, atol=1e-6)  # no change at all
-    bright = middle.clone()
-    bright[0] = 1.0  # factor 1.4
-    assert torch.allclose(jitter(pixel, bright), 1.4 * pixel, atol=1e-6)
+
+    def jittered(which=0, value=0.5):
+        draws = torch.full((4, 1, 1, 1, 1), 0.5)
+        draws[which] = value
+        return jitter(pixel, draws)
+
+    assert torch.allclose(jittered(), pixel, atol=1e-6)  # no change at all
+    assert torch.allclose(jittered(0, 1.0), 1.4 * pixel, atol=1e-6)
     gray = 0.2989 * 0.2 + 0.587 * 0.4 + 0.114 * 0.6
-    strong = middle.clone()
-    strong[2] = 0.0  # saturation 0.6
-    expected = gray + 0.6 * (pixel - gray)
-    assert torch.allclose(jitter(pixel, strong), expected, atol=1e-5)
-    turned = middle.clone()
-    turned[3] = 1.0  # hue by 36 degrees keeps the mean and the distance to gray
-    after = jitter(pixel, turned)
+    saturated = gray + 0.6 * (pixel - gray)
+    assert torch.allclose(jittered(2, 0.0), saturated, atol=1e-5)
+    after = jittered(3, 1.0)  # hue by 36 degrees keeps the mean and the distance to gray
     assert torch.allclose(after.mean(1), pixel.mean(1), atol=1e-6)
     spread = (after - after.mean(1, keepdim=True)).square().sum(1)
     assert torch.allclose(spread, torch.tensor(0.08), atol=1e-5)

@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from methods.byhand import ROUND, by_hand, same
+from methods.byhand import ROUND, by_hand, configs, same
 
 from fedhet.models.networks import exchanged
 from fedhet.protocol.payload import ModelArrays
 from fedhet.rng import torch_seed
-from fedhet.testing import make_client, make_strategy, small, uploads_of
+from fedhet.testing import make_client, make_strategy, uploads_of
 
-
-def fedgen(tmp_path, **changes):
-    return small(tmp_path, **({"method": "fedgen", "server_epochs": 3, "noise": 8} | changes))
+fedgen = configs("fedgen", server_epochs=3, noise=8)
 
 
 def header(seed, classes=4):

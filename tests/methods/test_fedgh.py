@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from methods.byhand import check_prototypes, drawn, overwritten, serve
+from methods.byhand import check_prototypes, configs, drawn, overwritten, serve
 
-from fedhet.testing import make_client, make_strategy, small, uploads_of
+from fedhet.testing import make_client, make_strategy, uploads_of
 
-
-def fedgh(tmp_path, **changes):
-    return small(tmp_path, **({"method": "fedgh"} | changes))
+fedgh = configs("fedgh")
 
 
 def test_one_round_of_a_client_by_hand(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from flwr.app import Error, Message
+from methods.byhand import filled
 from safetensors.numpy import load_file
 
 from fedhet.errors import Rejected, RunFailed
@@ -128,7 +129,7 @@ def server(tmp_path, **changes):
 
 
 def deltas_like(strategy, value):
-    return [np.full(a.shape, value, np.float32) for a in strategy.arrays().values()]
+    return filled(list(strategy.arrays().values()), value).tensors
 
 
 def test_the_weighted_mean_of_updates_moves_the_student(tmp_path):

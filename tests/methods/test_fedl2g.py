@@ -6,18 +6,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from methods.byhand import ROUND, same, train_images, vectors
+from methods.byhand import ROUND, configs, same, train_images, vectors
 from torch.func import functional_call
 
 from fedhet.errors import Rejected
 from fedhet.protocol.payload import ClassVectors
 from fedhet.rng import generator
 from fedhet.strategies.fedl2g import LARGEST
-from fedhet.testing import make_client, make_strategy, small, uploads_of
+from fedhet.testing import make_client, make_strategy, uploads_of
 
-
-def fedl2g(tmp_path, **changes):
-    return small(tmp_path, **({"method": "fedl2g", "warm_up": 0} | changes))
+fedl2g = configs("fedl2g", warm_up=0)
 
 
 @pytest.mark.parametrize("guide", ["logits", "features"])

@@ -5,13 +5,11 @@ from copy import deepcopy
 import pytest
 import torch
 import torch.nn.functional as F
-from methods.byhand import by_hand, check_round, overwritten, train_images
+from methods.byhand import by_hand, check_round, configs, overwritten, train_images
 
-from fedhet.testing import make_client, simulate, small
+from fedhet.testing import make_client, simulate
 
-
-def fedmrl(tmp_path, **changes):
-    return small(tmp_path, **({"method": "fedmrl", "models": ["cnn-4", "cnn-5"]} | changes))
+fedmrl = configs("fedmrl", models=["cnn-4", "cnn-5"])
 
 
 @pytest.mark.parametrize("nested", [True, False])

@@ -6,24 +6,19 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from methods.byhand import check_prototypes, drawn, serve
+from methods.byhand import check_prototypes, configs, drawn, serve, trainable
 
 from fedhet.strategies.fedtgp import adaptive_margin, distances
-from fedhet.testing import make_client, make_strategy, small, uploads_of
+from fedhet.testing import make_client, make_strategy, uploads_of
 
-
-def fedtgp(tmp_path, **changes):
-    return small(tmp_path, **({"method": "fedtgp", "server_epochs": 3} | changes))
+fedtgp = configs("fedtgp", server_epochs=3)
 
 
 @pytest.mark.parametrize("largest", [100.0, 2.5])
 def test_one_round_of_the_server_by_hand(tmp_path, largest):
     config = fedtgp(tmp_path, batch_size=2, server_lr=0.05, margin=largest)
     strategy = make_strategy(config, [[0, 1], [1, 3]], [50, 500], 4)
-    names = [f"trainable.{n}" for n in ("embedding.weight", "middle.weight", "middle.bias")]
-    names += [f"trainable.{n}" for n in ("fc.weight", "fc.bias")]
-    parameters = [torch.tensor(strategy.arrays()[n], requires_grad=True) for n in names]
-    embedding, w1, b1, w2, b2 = parameters
+    parameters, prototypes = trainable(strategy)
     uploads = {"0": drawn([0, 1]), "1": drawn([1, 3], 1, 250)}
     numbers = strategy.aggregate(uploads_of(strategy, uploads), 2)
 
@@ -35,19 +30,17 @@ def test_one_round_of_the_server_by_hand(tmp_path, largest):
     assert numbers["margin"] == pytest.approx(margin, rel=1e-5)
 
     def loss(chosen):
-        made = (embedding @ w1.T + b1).relu() @ w2.T + b2
-        rows = []
+        made, rows = prototypes(), []
         for u, label in zip(x[chosen], y[chosen], strict=True):
             apart = torch.stack([(u - p).norm() for p in made])
             rows.append(-(apart + margin * (torch.arange(4) == label)))
         return F.cross_entropy(torch.stack(rows), y[chosen])
 
-    serve(config, 2, parameters, loss)
+    serve(config, 2, list(parameters.values()), loss)
     found = strategy.arrays()
-    for name, mine in zip(names, parameters, strict=True):
+    for name, mine in parameters.items():
         assert np.allclose(mine.detach().numpy(), found[name], atol=1e-4), name
-    made = (embedding @ w1.T + b1).relu() @ w2.T + b2
-    assert np.allclose(found["prototypes"], made.detach().numpy(), atol=1e-4)
+    assert np.allclose(found["prototypes"], prototypes().detach().numpy(), atol=1e-4)
     assert found["counts"].tolist() == [25, 275, 0, 250]
 
 

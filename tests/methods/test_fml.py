@@ -4,13 +4,11 @@ from copy import deepcopy
 
 import pytest
 import torch.nn.functional as F
-from methods.byhand import by_hand, check_round, divergence, overwritten
+from methods.byhand import by_hand, check_round, configs, divergence, overwritten
 
-from fedhet.testing import make_client, small
+from fedhet.testing import make_client
 
-
-def fml(tmp_path, **changes):
-    return small(tmp_path, **({"method": "fml", "models": ["cnn-4", "cnn-5"]} | changes))
+fml = configs("fml", models=["cnn-4", "cnn-5"])
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.5, 0.5), (0.2, 0.9)])

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from methods.byhand import (
     ROUND,
     check_round,
+    configs,
     epochs,
     overwritten,
     shuffler,
@@ -15,11 +16,9 @@ from methods.byhand import (
     train_images,
 )
 
-from fedhet.testing import make_client, small
+from fedhet.testing import make_client
 
-
-def pfedafm(tmp_path, **changes):
-    return small(tmp_path, **({"method": "pfedafm", "models": ["cnn-4", "cnn-5"]} | changes))
+pfedafm = configs("pfedafm", models=["cnn-4", "cnn-5"])
 
 
 def test_one_round_by_hand(tmp_path):

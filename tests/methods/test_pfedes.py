@@ -5,15 +5,21 @@ from copy import deepcopy
 import pytest
 import torch
 import torch.nn.functional as F
-from methods.byhand import check_round, descend, epochs, overwritten, shuffler, train_images
+from methods.byhand import (
+    check_round,
+    configs,
+    descend,
+    epochs,
+    overwritten,
+    shuffler,
+    train_images,
+)
 
 from fedhet.data.inputs import SIGNAL, Inputs
 from fedhet.strategies.pfedes import PFedESParams, extractor
-from fedhet.testing import make_client, small
+from fedhet.testing import make_client
 
-
-def pfedes(tmp_path, **changes):
-    return small(tmp_path, **({"method": "pfedes", "extractor_epochs": 2} | changes))
+pfedes = configs("pfedes", extractor_epochs=2)
 
 
 def test_one_round_by_hand(tmp_path):

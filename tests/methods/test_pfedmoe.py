@@ -5,16 +5,14 @@ from copy import deepcopy
 import pytest
 import torch
 import torch.nn.functional as F
-from methods.byhand import by_hand, check_round, overwritten, same, train_images
+from methods.byhand import by_hand, check_round, configs, overwritten, same, train_images
 from torch import nn
 
 from fedhet.clients.pfedmoe import Gate
 from fedhet.data.inputs import TOKENS, Inputs
-from fedhet.testing import make_client, small
+from fedhet.testing import make_client
 
-
-def pfedmoe(tmp_path, **changes):
-    return small(tmp_path, **({"method": "pfedmoe", "models": ["cnn-4", "cnn-5"]} | changes))
+pfedmoe = configs("pfedmoe", models=["cnn-4", "cnn-5"])
 
 
 def test_the_worked_example(tmp_path):

@@ -3,10 +3,11 @@
 import csv
 
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, RecordDict
 from helpers.pace import PATIENCE, Clock
 from helpers.pictures import image_folder
 from helpers.tiny import tiny
+from hostile.lies import liars, says
 
 from fedhet.config.load import envelope
 from fedhet.config.schema import RunConfig
@@ -99,12 +100,7 @@ def test_a_node_whose_answer_was_lost_on_a_network_is_reminded(grid, monkeypatch
 
 
 def test_a_refused_answer_leaves_no_ghost_in_the_way_of_the_real_owner(grid):
-    def ghost(node, message, reply):
-        if node == 0:
-            reply.content["info"].update({"client": "2", "clients": "abc"})
-        return reply
-
-    grid.tamper, roster = ghost, Roster()
+    grid.tamper, roster = liars({0: says(client="2", clients="abc")}, "query"), Roster()
     assert sorted(Handshake(grid, "x", roster).query()) == ["1", "2"]
     assert roster.nodes == {"1": 101, "2": 102} and list(roster.refused) == [100]
 
@@ -114,26 +110,22 @@ def test_a_run_that_hides_classes_is_told_none(grid):
     assert Handshake(grid, "x", roster, RunConfig(secure_sum="masked")).query() == []
     assert "this run hides" in roster.refused[100]
 
-    def silent(node, message, reply):
-        info = {k: v for k, v in reply.content["info"].items()
-                if k not in ("seen", "images", "train-images")}  # fmt: skip
-        info["sum-key"] = [bytes([node + 1]) * 32, b"", b""]
-        return Message(RecordDict({"info": ConfigRecord(info)}), reply_to=message)
-
-    grid.tamper = silent
+    grid.tamper = liars({
+        k: says(seen=None, images=None, train_images=None, sum_key=[bytes([k + 1]) * 32, b"", b""])
+        for k in range(3)
+    }, "query")  # fmt: skip
     assert len(Handshake(grid, "x", Roster(), RunConfig(secure_sum="masked")).query()) == 3
 
 
 def test_the_union_of_classes_is_bounded(grid):
     """Two clients bring names of their own, one of them too many: it goes, the other stays."""
 
-    def more(node, message, reply):
-        count = {1: 60, 2: 10}.get(node, 0)
-        info = reply.content["info"]
-        info["classes"] = [*info["classes"], *(f"{node}-{i}" for i in range(count))]
-        return Message(RecordDict({"info": info}), reply_to=message)
+    def more(node, count):
+        return says(
+            classes=[*(f"class-{k}" for k in range(4)), *(f"{node}-{i}" for i in range(count))]
+        )
 
-    grid.tamper = more
+    grid.tamper = liars({1: more(1, 60), 2: more(2, 10)}, "query")
     roster = Roster()
     Handshake(grid, "x", roster, RunConfig(max_classes=64)).query()
     assert roster.ids == ["0", "1", "2"]
@@ -151,12 +143,8 @@ def test_a_node_of_other_examples_is_refused_in_one_line(grid):
         "nonsense": "inputs: not a description of examples",
     }
 
-    def lie(node, message, reply):
-        if node:
-            reply.content["info"]["inputs"] = list(wrong)[node - 1]
-        return reply
-
-    grid.tamper, roster = lie, Roster()
+    lies = {node: says(inputs=text) for node, text in enumerate(wrong, start=1)}
+    grid.tamper, roster = liars(lies, "query"), Roster()
     Handshake(grid, "x", roster).query()
     roster.fix_classes(())
     assert roster.ids == ["0"]

@@ -13,7 +13,7 @@ from fedhet.clients.base import MethodClient
 from fedhet.config.schema import RunConfig
 from fedhet.protocol.payload import Array, ClassVectors, ModelArrays
 from fedhet.rng import generator, torch_seed
-from fedhet.testing import small
+from fedhet.testing import small, uploads_of
 
 Batch = tuple[Tensor, Tensor]
 ROUND = {"round": 1, "generation": 0, "evaluate": False}
@@ -81,10 +81,12 @@ def by_hand(
     networks: Sequence[Sequence[nn.Module]],
     rates: Sequence[Sequence[float]] | None = None,
     count: int = 1,
+    rng: np.random.Generator | None = None,
 ) -> float:
     """Train on the images and batches that a client's round has; all at rate 0.01 by default."""
     rates = rates or [[0.01] * len(group) for group in networks]
-    return descend(losses, networks, rates, epochs(shuffler(client), train_images(client), count))
+    batches = epochs(rng or shuffler(client), train_images(client), count)
+    return descend(losses, networks, rates, batches)
 
 
 def configs(method: str, **keys: Any) -> Callable[..., RunConfig]:
@@ -168,13 +170,32 @@ def check_round(
     return metrics
 
 
-def trainable(strategy: Any) -> tuple[dict[str, Tensor], Callable[[], Tensor]]:
-    """Return the tensors of a server's prototypes, and what is made of them."""
+def check_server(
+    strategy: Any,
+    uploads: dict[str, ClassVectors],
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> dict[str, float]:
+    """Compare a round in which a server trains its prototypes with one by hand.
+
+    ``loss`` is of all prototypes, some vectors and their classes 0, 1, 1 and 3.
+    """
     names = ("embedding.weight", "middle.weight", "middle.bias", "fc.weight", "fc.bias")
-    arrays = strategy.arrays()
-    found = {f"trainable.{n}": torch.tensor(arrays[f"trainable.{n}"]) for n in names}
-    embedding, w1, b1, w2, b2 = (tensor.requires_grad_() for tensor in found.values())
-    return found, lambda: (embedding @ w1.T + b1).relu() @ w2.T + b2
+    start = {f"trainable.{n}": strategy.arrays()[f"trainable.{n}"] for n in names}
+    tensors = [torch.tensor(array, requires_grad=True) for array in start.values()]
+    embedding, w1, b1, w2, b2 = tensors
+    numbers = strategy.aggregate(uploads_of(strategy, uploads), 2)
+    x, y = torch.from_numpy(np.concatenate([u.vectors for u in uploads.values()])), [0, 1, 1, 3]
+
+    def made() -> Tensor:
+        return (embedding @ w1.T + b1).relu() @ w2.T + b2
+
+    serve(strategy.config, 2, tensors, lambda i: loss(made(), x[i], torch.tensor(y)[i]))
+    found = strategy.arrays()
+    for (name, before), mine in zip(start.items(), tensors, strict=True):
+        assert np.allclose(mine.detach().numpy(), found[name], atol=1e-4), name
+        assert not np.array_equal(before, found[name])
+    assert np.allclose(found["prototypes"], made().detach().numpy(), atol=1e-4)
+    return numbers
 
 
 def check_prototypes(

@@ -111,7 +111,6 @@ def test_the_mean_is_weighted_one_to_three(tmp_path):
 
 @pytest.mark.parametrize("method", PRODUCT)
 def test_an_upload_is_a_copy(tmp_path, method):
-    """What is sent does not change with the modules."""
     config = small(tmp_path, method=method, **short(method))
     client = make_client(config, 0, tmp_path)
     strategy = make_strategy(config, [client.seen().tolist()], [50], 4)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from methods.byhand import check_prototypes, configs, drawn, serve, trainable
+from methods.byhand import check_prototypes, check_server, configs, drawn
 
 from fedhet.strategies.fedtgp import adaptive_margin, distances
 from fedhet.testing import make_client, make_strategy, uploads_of
@@ -18,30 +18,22 @@ fedtgp = configs("fedtgp", server_epochs=3)
 def test_one_round_of_the_server_by_hand(tmp_path, largest):
     config = fedtgp(tmp_path, batch_size=2, server_lr=0.05, margin=largest)
     strategy = make_strategy(config, [[0, 1], [1, 3]], [50, 500], 4)
-    parameters, prototypes = trainable(strategy)
     uploads = {"0": drawn([0, 1]), "1": drawn([1, 3], 1, 250)}
-    numbers = strategy.aggregate(uploads_of(strategy, uploads), 2)
-
     x = torch.from_numpy(np.concatenate([u.vectors for u in uploads.values()]))
-    y = torch.tensor([0, 1, 1, 3])
     q = [x[0], (x[1] + x[2]) / 2, x[3]]  # clients count alike, whatever their images
     nearest = [min((a - b).norm() for b in q if b is not a) for a in q]
     margin = min(float(max(nearest)), largest)
-    assert numbers["margin"] == pytest.approx(margin, rel=1e-5)
 
-    def loss(chosen):
-        made, rows = prototypes(), []
-        for u, label in zip(x[chosen], y[chosen], strict=True):
-            apart = torch.stack([(u - p).norm() for p in made])
+    def loss(prototypes, vectors, labels):
+        rows = []
+        for u, label in zip(vectors, labels, strict=True):
+            apart = torch.stack([(u - p).norm() for p in prototypes])
             rows.append(-(apart + margin * (torch.arange(4) == label)))
-        return F.cross_entropy(torch.stack(rows), y[chosen])
+        return F.cross_entropy(torch.stack(rows), labels)
 
-    serve(config, 2, list(parameters.values()), loss)
-    found = strategy.arrays()
-    for name, mine in parameters.items():
-        assert np.allclose(mine.detach().numpy(), found[name], atol=1e-4), name
-    assert np.allclose(found["prototypes"], prototypes().detach().numpy(), atol=1e-4)
-    assert found["counts"].tolist() == [25, 275, 0, 250]
+    numbers = check_server(strategy, uploads, loss)
+    assert numbers["margin"] == pytest.approx(margin, rel=1e-5)
+    assert strategy.arrays()["counts"].tolist() == [25, 275, 0, 250]
 
 
 def test_one_round_of_a_client_by_hand(tmp_path):

@@ -61,7 +61,6 @@ def test_every_method_trains_every_kind(tmp_path, method, kind):
 
 
 def test_the_small_model_is_the_smallest_of_the_kind(tmp_path):
-    """Not CNN-5 over whatever the data are."""
     for kind, smallest in ((SIGNAL, "Conv1d"), (TABLE, "MLP"), (TOKENS, "TokenModel")):
         for method in SHARED:
             config = small(tmp_path, **keys(method, kind, models=[MODELS[kind][1]]))

@@ -11,7 +11,6 @@ from fedhet.testing import make_client, simulate, small
 
 
 def test_one_round_by_hand(tmp_path):
-    """The received header, then all layers by SGD with momentum; the header goes up."""
     client = make_client(small(tmp_path, method="lg_fedavg", local_epochs=2), 0, tmp_path)
     own = deepcopy(client.model)
     received = overwritten(own.head)

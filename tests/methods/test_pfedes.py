@@ -5,15 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 import torch.nn.functional as F
-from methods.byhand import (
-    check_round,
-    configs,
-    descend,
-    epochs,
-    overwritten,
-    shuffler,
-    train_images,
-)
+from methods.byhand import by_hand, check_round, configs, overwritten, shuffler, train_images
 
 from fedhet.data.inputs import SIGNAL, Inputs
 from fedhet.strategies.pfedes import PFedESParams, extractor
@@ -41,9 +33,9 @@ def test_one_round_by_hand(tmp_path):
     def shared(inputs, labels):
         return F.cross_entropy(own(enhanced(inputs)), labels)
 
-    rng, images = shuffler(client), train_images(client)
-    first = descend([local], [[own]], [[0.01]], epochs(rng, images, 1))
-    second = descend([shared], [[g]], [[0.02]], epochs(rng, images, 2))
+    rng = shuffler(client)
+    first = by_hand(client, [local], [[own]], rng=rng)
+    second = by_hand(client, [shared], [[g]], [[0.02]], 2, rng)
     metrics = check_round(client, received, {"model": own, "extractor": g}, g, first)
     assert metrics["train_loss_extractor"] == pytest.approx(second, rel=1e-4)
     assert any(
@@ -72,9 +64,9 @@ def test_the_extractor_of_signals_is_two_convolutions_over_time():
     first, _, second = module
     assert [p.shape for p in module.parameters()] == [(8, 6, 3), (8,), (6, 8, 3), (6,)]
     x = torch.randn(2, 6, 32, generator=torch.Generator().manual_seed(3))
-    by_hand = F.conv1d(F.relu(F.conv1d(x, first.weight, first.bias, padding=1)),
+    expected = F.conv1d(F.relu(F.conv1d(x, first.weight, first.bias, padding=1)),
                        second.weight, second.bias, padding=1)  # fmt: skip
-    assert torch.allclose(module(x), by_hand) and (module(x) < 0).any()
+    assert torch.allclose(module(x), expected) and (module(x) < 0).any()
 
 
 def test_the_extractor_of_rows_is_a_linear_map_beside_the_identity():

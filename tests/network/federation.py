@@ -30,13 +30,9 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"  # "installed" on ev
 HOST = "127.0.0.2"  # loopback, but not what a proxy is never asked for
 TRAINS = "multiprocessing.spawn"  # in the command line of a node's process with torch
 PRESET = {
-    "method": "fedssa",
-    "dataset": "synthetic:300x4",
-    "models": "cnn-5",
-    "clients": 3,
-    "rounds": 3,
+    "method": "fedssa", "dataset": "synthetic:300x4", "models": "cnn-5", "clients": 3, "rounds": 3,
     "local-epochs": 1,
-}
+}  # fmt: skip
 
 
 class Commands:

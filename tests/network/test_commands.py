@@ -18,11 +18,8 @@ from fedhet.engines.system import free_ports, script
 
 pytestmark = pytest.mark.network
 CLOSED = (
-    "/v1/control/list-runs",
-    "/v1/runtime/acquire-task",
-    "/v1/fleet/../control/list-runs",
-    "/",
-)
+    "/v1/control/list-runs", "/v1/runtime/acquire-task", "/v1/fleet/../control/list-runs", "/"
+)  # fmt: skip
 
 SERVER = """
 import pathlib, time
@@ -142,7 +139,6 @@ def test_a_key_that_nobody_registered_and_a_false_ca_are_told_so(federation):
 
 
 def test_code_that_the_server_sends_is_not_run(federation, tmp_path):
-    """It is refused in one line on both sides and leaves no mark."""
     named = ("fedhet/__init__.py", "fedhet/client_app.py", "torch.py", "sitecustomize.py")
     app = application(tmp_path / "app", {"own_server.py": LYING, **dict.fromkeys(named, MARKING)})
     told, mark = tmp_path / "told", tmp_path / "mark"

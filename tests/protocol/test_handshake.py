@@ -172,7 +172,6 @@ def network(grid, monkeypatch, tmp_path):
 
 
 def told(grid):
-    """Reasons that were sent to nodes."""
     sent = [(m.metadata.dst_node_id, instruction(m).refused) for m in grid.sent]
     return [(node, why) for node, why in sent if why]
 

@@ -1,13 +1,7 @@
 """What docs/explanation/flower.md says of Flower's own mods, each around our ClientApp."""
 
 import pytest
-from flwr.clientapp.mod import (
-    LocalDpMod,
-    adaptiveclipping_mod,
-    arrays_size_mod,
-    fixedclipping_mod,
-    message_size_mod,
-)
+from flwr.clientapp import mod as mods
 from helpers.tiny import tiny
 
 from fedhet import client_app
@@ -25,13 +19,12 @@ def asked(tmp_path_factory):
 
 
 def answer(asked, mod):
-    """The answer to a train message through a mod."""
     with simulating():
         return mod(*asked, client_app.app)
 
 
 def test_a_payload_is_one_array_of_bytes(asked):
-    through = answer(asked, arrays_size_mod)
+    through = answer(asked, mods.arrays_size_mod)
     plain = answer(asked, lambda message, context, app: app(message, context))
     (array,) = plain.content["arrays"].values()
     assert array.dtype == "uint8" and len(array.shape) == 1
@@ -39,9 +32,9 @@ def test_a_payload_is_one_array_of_bytes(asked):
 
 
 def test_other_mods_fail(asked):
-    for mod in (fixedclipping_mod, adaptiveclipping_mod):
+    for mod in (mods.fixedclipping_mod, mods.adaptiveclipping_mod):
         assert "requires the key 'clipping_norm'" in answer(asked, mod).error.reason
     with pytest.raises(TypeError, match="serialization"):  # the payload is bytes
-        answer(asked, LocalDpMod(1.0, 1e-3, 1.0, 1e-5))
+        answer(asked, mods.LocalDpMod(1.0, 1e-3, 1.0, 1e-5))
     with pytest.raises(ValueError, match="Config values"):  # an empty text: the digest in round 1
-        answer(asked, message_size_mod)
+        answer(asked, mods.message_size_mod)

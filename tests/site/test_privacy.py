@@ -27,8 +27,6 @@ def dp_accounting():
 
 
 class Silent:
-    """A generator whose noise is zero."""
-
     def normal(self, mean, scale, shape):
         return np.zeros(shape)
 

@@ -76,7 +76,6 @@ HONEST = 3
 
 
 def test_only_a_word_and_a_number_go_up(tmp_path, capfd, monkeypatch):
-    """A run in which every fault has a site of its own, beside honest ones."""
     sent: dict[int, list[Message]] = {k: [] for k in range(len(FAULTS))}
     places, nodes = {}, {}
     for k, (name, fault) in enumerate([*FAULTS.items(), *[("", Fault("", ""))] * HONEST]):

@@ -51,7 +51,6 @@ class Cohort:
         self.words = {n: to_words(grid(v, 20, 64.0)) for n, v in self.vectors.items()}
 
     def mask(self, name: str, attempt: int = 1, payload: bytes = PAYLOAD):
-        """Return what a member uploads: words and boxes."""
         return self.members[name].mask(1, attempt, self.names, payload, self.words[name])
 
     def upload(self, names: Sequence[str], attempt: int = 1) -> Collector:
@@ -75,13 +74,11 @@ class Cohort:
         self.members[name].open_shares(1, told)
 
     def answers(self, collector: Collector, names: Sequence[str]) -> None:
-        """Let members open their boxes for the survivors of a collector."""
         for name in names:
             told = told_to(name, collector)
             collector.answer(name, self.members[name].open_shares(1, told))
 
     def sum(self, names: Sequence[str]) -> list[int]:
-        """Return the sum of these members' words."""
         return np.sum([self.words[n] for n in names], axis=0, dtype=np.uint32).tolist()
 
 

@@ -192,7 +192,6 @@ LIES = {
 
 
 def test_a_lie_is_named_and_spoils_one_round_at_most(tmp_path) -> None:
-    """Client 1 tells one lie a round."""
     lies = list(LIES.values())
 
     def tamper(node: int, message: Message, reply: Message) -> Message:

@@ -31,7 +31,6 @@ VARIANTS = [
 
 
 def pair(tmp_path, method, owners=1, **changes):
-    """The same method twice: plain, and of sums."""
     values = {"method": method, "max_images": 300, "representation": 8, **changes}
     if method == "fedmrl":
         values["d1"] = 4

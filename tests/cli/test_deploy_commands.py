@@ -1,7 +1,6 @@
 """Mistakes in the commands of a deployment, the check, the status: nothing is started."""
 
 import errno
-import json
 import os
 import signal
 import socket
@@ -14,6 +13,7 @@ import pytest
 from cli.refusals import refused
 from filelock import FileLock
 from helpers.flower_internals import read_run_config
+from watch.folders import failure, line, scores
 
 from fedhet.cli.app import execute
 from fedhet.config.load import build_config
@@ -25,7 +25,6 @@ from fedhet.engines import launch
 from fedhet.engines.system import Interrupted, free_ports
 from fedhet.errors import RunFailed, UserError
 from fedhet.protocol.flower import NodeStatus, RunStatus
-from fedhet.records.formats import Line
 from fedhet.records.run_folder import RunFolder
 
 SHARE = ("--partition", "0/1")
@@ -177,18 +176,12 @@ class Link:
 
 def test_status_puts_superlink_and_run_folder_together(tmp_path):
     (tmp_path / "partition.csv").write_text("client,x,y\na,3,4\nb,,\n")
-    (tmp_path / "clients.csv").write_text(
-        "round,client,model,generation,test_accuracy,val_accuracy,other\n1,a,cnn-5,1,50.0,,\n"
-        "2,a,cnn-5,2,75.0,,\n"
-    )
-    failed = {"failures": [{"client": "b", "reason": "away"}], "lost": [], "sha256": "0" * 64}
-    figures = dict.fromkeys(Line.model_fields.keys() - failed.keys() - {"epsilon_spent"}, 0)
-    line = figures | failed | {"round": 2, "test_accuracy_mean": 75.0, "test_auroc_mean": 0.5}
-    lines = [line | {"round": 1, "failures": []}, line]
-    (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    (tmp_path / "clients.csv").write_text(scores((1, "a", 50.0), (2, "a", 75.0)))
+    second = line(2, failures=[failure("b", "away")], test_auroc_mean=0.5)
+    (tmp_path / "rounds.jsonl").write_text(line(1) + second)
     found = collect(Link(tmp_path))
     assert found["nodes"] == [
-        {"name": "a", "node": "2", "status": "offline", "images": 7, "model": "cnn-5",
+        {"name": "a", "node": "2", "status": "offline", "images": 7, "model": "cnn-1",
          "last_round": 2, "test_accuracy": 75.0, "failures": 0},
         {"name": "b", "node": "1", "status": "online", "failures": 1},
     ]  # fmt: skip
@@ -233,13 +226,6 @@ def folder(tmp_path):
 def submitted(folder, where="local", said=print, **launched):
     started = launch.Launch(launched.pop("config", build_config({})), folder, **launched)
     submit.submit_remote(started, where, lambda _: None, said)
-
-
-def test_a_failed_run_of_a_servers_folder_names_its_own_folder(superlink, monkeypatch, folder):
-    superlink.answers.append(("finished:failed", "nobody is there"))
-    monkeypatch.setattr(submit, "tls_of", lambda _: "/tls")
-    with pytest.raises(RunFailed, match=f"nobody is there .run folder: {folder.path}"):
-        submitted(folder, "tls")
 
 
 def test_a_run_whose_process_dies_without_a_word_is_given_up(superlink, monkeypatch, folder):

@@ -10,6 +10,10 @@ import psutil
 from helpers.pace import PATIENCE
 from helpers.programs import wait_for
 
+from fedhet.engines import grid
+from fedhet.engines.launch import Launch
+from fedhet.records.run_folder import RunFolder
+
 PROXIES = dict.fromkeys(("http_proxy", "HTTPS_PROXY", "all_proxy"), "http://127.0.0.1:9")  # nobody
 NOTEBOOK = {"FORCE_COLOR": "1", "CLICOLOR_FORCE": "1", "TTY_COMPATIBLE": "1"}
 BARE = {
@@ -73,6 +77,13 @@ def run(base: Path, name: str, *words: str, **how) -> Command:
     """Start the quickstart, made small."""
     where = (f"out={base}", f"name={name}")
     return Command(base / name, "run", "quickstart", *WORK, *words, *where, **how)
+
+
+def launched(config, name: str, on_rounds=lambda _: None) -> RunFolder:
+    """A run in this process."""
+    folder = RunFolder.create(config, name)
+    grid.run(Launch(config, folder), on_rounds)
+    return folder
 
 
 def summary(folder: Path) -> dict:

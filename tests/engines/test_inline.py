@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from cli.refusals import refused
-from engines.commands import NOTEBOOK, PROXIES, WORK, summary
+from engines.commands import NOTEBOOK, PROXIES, WORK, launched, summary
 from filelock import FileLock
 from flwr.app import Context, RecordDict
 from helpers.tiny import tiny
@@ -26,12 +26,6 @@ from fedhet.testing import LocalGrid, simulate
 
 def small(tmp_path, **changes):
     return tiny(tmp_path, engine="inline", **changes)
-
-
-def launched(config, name: str, on_rounds=lambda _: None) -> RunFolder:
-    folder = RunFolder.create(config, name)
-    grid.run(Launch(config, folder), on_rounds)
-    return folder
 
 
 def test_a_clients_traceback_is_on_the_console_and_in_the_log(tmp_path, capsys, monkeypatch):

@@ -9,15 +9,13 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from engines.commands import BARE, PROXIES, WORK, run, summary
+from engines.commands import BARE, PROXIES, WORK, launched, run, summary
 from flwr.app import Error, Message
 from helpers.tiny import tiny
 
 from fedhet.cli.app import execute
 from fedhet.config.load import build_config, find_preset, load_config
 from fedhet.engines import grid
-from fedhet.engines.launch import Launch
-from fedhet.records.run_folder import RunFolder
 from fedhet.testing import simulate
 
 # A model that trains like others, but in a worker does what ``NET`` in the environment says.
@@ -36,12 +34,6 @@ def make(classes, d, inputs):
     net.features = bad
     return net
 """
-
-
-def launched(config, on_rounds=lambda _: None) -> RunFolder:
-    folder = RunFolder.create(config, "run")
-    grid.run(Launch(config, folder), on_rounds)
-    return folder
 
 
 OTHERS: set[int] = set()  # processes that earlier tests of this process have left running
@@ -87,7 +79,7 @@ def test_workers_that_die_cost_nothing_but_time_and_who_kills_them_is_left_out(t
             server, *others = workers()
             (others[0] if len(records) == 1 else server).kill()
 
-    folder = launched(tiny(tmp_path, actors=3, **keys), kill)
+    folder = launched(tiny(tmp_path, actors=3, **keys), "run", kill)
     assert killed == {1, 2}
     assert summary(folder.path)["run_sha256"] == summary(twin.path)["run_sha256"]
     failures = summary(folder.path)["failures"]

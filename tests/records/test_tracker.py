@@ -1,6 +1,7 @@
 """The hook for trackers: the calls that each package gets, and what happens when one fails."""
 
 import sys
+from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -18,20 +19,18 @@ class Recorder(ModuleType):
         super().__init__(name)
         self.calls: list[tuple[str, tuple, dict]] = []
         self.broken = broken
+        self.found: list[SimpleNamespace] = []
 
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
+        return partial(self.call, name)
 
-        def call(*args, **keys):
-            self.calls.append((name, args, keys))
-            if name in self.broken:
-                raise ConnectionError("no route to the service")
-            return self.found if name == "search_runs" else None
-
-        return call
-
-    found: list[SimpleNamespace] = []
+    def call(self, name, /, *args, **keys):
+        self.calls.append((name, args, keys))
+        if name in self.broken:
+            raise ConnectionError("no route to the service")
+        return self.found if name == "search_runs" else None
 
     def named(self, name):
         return [call for call in self.calls if call[0] == name]
@@ -82,9 +81,7 @@ def test_a_tracker_that_fails_does_not_end_the_run(tmp_path, monkeypatch, caplog
     assert "tracker wandb is left out" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
-def test_without_the_extra_one_line_says_so(monkeypatch, name):
-    package = "torch.utils.tensorboard" if name == "tensorboard" else name
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UserError, match=f"tracker: '{name}' needs its package"):
-        tracker_package(name)
+def test_without_the_extra_one_line_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match="tracker: 'wandb' needs its package"):
+        tracker_package("wandb")

@@ -12,6 +12,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from cli.refusals import refused
 from helpers.browsers import dark_phone, needed
 from helpers.written_runs import CLIENTS, edit, make_run, rows_of
 
@@ -25,14 +26,11 @@ def test_a_verdict_of_at_most_five_sentences(sweep):
     for seed in range(5):
         make_run(sweep, "fml", seed, [[0.0] * CLIENTS, [0.0, 10.0, 20.0, 30.0 + seed]])
         make_run(sweep, "lg_fedavg", seed, [[0.0] * CLIENTS, [10.0, 20.0, 30.0, 40.0 + seed]])
-    assert load_sweep(sweep).verdict == [
-        "20 runs of 4 methods in 1 setting, 5 blocks (partition and seed) a method.",
-        "Above Standalone (each client alone), with a 95 % interval that excludes zero: "
-        "FedSSA +3.0.",
-        "Below Standalone, likewise: FML −10.0; no difference from Standalone shown anywhere: "
-        "LG-FedAvg.",
-        "Traffic per round of these methods, LG-FedAvg = 1: FedSSA 1.",
-    ]
+    counts, above, below, traffic = load_sweep(sweep).verdict
+    assert counts.startswith("20 runs of 4 methods in 1 setting, 5 blocks")
+    assert above.startswith("Above Standalone") and above.endswith("excludes zero: FedSSA +3.0.")
+    assert below.startswith("Below Standalone, likewise: FML −10.0; no difference from")
+    assert below.endswith(": LG-FedAvg.") and traffic.endswith("LG-FedAvg = 1: FedSSA 1.")
 
 
 def test_the_verdict_counts_settings_and_says_its_limits(sweep):
@@ -51,36 +49,28 @@ def test_the_verdict_counts_settings_and_says_its_limits(sweep):
 
 def test_one_block_or_no_baseline_makes_no_winner(tmp_path):
     make_run(tmp_path, "fd", 0, [[50.0] * CLIENTS])
-    said = load_sweep(tmp_path).verdict[1:]
-    assert said == ["FD 50.00 (one repetition, no interval).",
-                    "Limits: gains are unknown, since the baseline was not run; one block "
-                    "and so no interval: CIFAR-100, N = 4, C = 50 %."]  # fmt: skip
+    _, figure, limits = load_sweep(tmp_path).verdict
+    assert figure == "FD 50.00 (one repetition, no interval)."
+    assert limits.startswith("Limits: gains are unknown") and "one block and so no" in limits
     make_run(tmp_path, "standalone", 0, [[1.0] * CLIENTS])
     said = load_sweep(tmp_path).verdict
     assert "Above" not in " ".join(said)
-    assert said[1] == (
-        "FD 50.00, Standalone 1.00: 49.00 points above (one repetition, no interval)."
-    )
+    assert said[1].startswith("FD 50.00, Standalone 1.00: 49.00 points above (one repetition")
 
 
 @pytest.mark.parametrize(
     "figures", [(96.78, 96.81, 98.92), (96.0, 60.0, 96.1), (50.0, 50.0, 50.012), (50.0, 50.0, 50.0)]
 )
-def test_the_scale_holds_every_point_and_no_tick_stands_twice(tmp_path, figures):
-    import matplotlib as mpl  # noqa: PLC0415  (workers of other tests collect this file, too)
-    from matplotlib.figure import Figure  # noqa: PLC0415
+def test_the_scale_holds_every_point_and_no_tick_stands_twice(tmp_path, monkeypatch, figures):
+    from fedhet.reports import figures as drawn  # noqa: PLC0415  (matplotlib)
 
-    from fedhet.reports.figures import _RC, _draw_differences, differences  # noqa: PLC0415
-
+    axes, draw = [], drawn._draw_differences
+    monkeypatch.setattr(drawn, "_draw_differences", lambda a, *b: axes.append(a) or draw(a, *b))
     for method, figure in zip(("standalone", "lg_fedavg", "fedssa"), figures, strict=True):
         make_run(tmp_path, method, 0, [[figure] * CLIENTS])
-    comparisons = load_sweep(tmp_path).comparisons
-    with mpl.rc_context(_RC):
-        axes = Figure((4, 2)).add_axes((0.2, 0.2, 0.6, 0.6))
-        _draw_differences(axes, comparisons[0], ["FedSSA", "LG-FedAvg"])
-    low, high = axes.get_xlim()
+    ((_, svg),) = drawn.differences(load_sweep(tmp_path).comparisons).panels
+    low, high = axes[0].get_xlim()
     assert all(low <= value - figures[0] <= high for value in figures)
-    ((_, svg),) = differences(comparisons).panels
     ticks = re.findall(r"text-anchor: middle[^>]*>([^ <]+)</text>", svg)
     assert len(ticks) == len(set(ticks)) > 2
 
@@ -92,8 +82,7 @@ def test_the_beginning_of_a_longer_setting_counts_for_nothing(tmp_path):
                 tests = [[0.0] * CLIENTS] * (number - 1) + [[height] * CLIENTS]
                 make_run(tmp_path, method, seed, tests, name=f"{method}-{seed}-{number}")
     said = " ".join(load_sweep(tmp_path).verdict)
-    assert "zero: FD +12.0." in said
-    assert "not counted below, as the first rounds of longer settings: CIFAR-100" in said
+    assert "zero: FD +12.0." in said and "first rounds of longer settings: CIFAR-100" in said
 
 
 def test_tables_of_a_setting(reported):
@@ -106,8 +95,6 @@ def test_tables_of_a_setting(reported):
     text = (out / "tables.md").read_text()
     assert "| FedSSA | **28.50 ± 2.45** |" in text and "| Standalone | 25.50 ± 0.49 |" in text
     assert "| FedSSA | 5 | +3.00 [+1.04, +4.96] | 100.0 | 0.0 | 0.062 | 0.062 |" in text
-    tex = next((out / "tables").glob("paired-*.tex")).read_text()
-    assert r"\toprule" in tex and r"clients better, \%" in tex and r"\label{tab:paired-" in tex
     with (out / "runs.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 10
 
@@ -176,9 +163,8 @@ def test_a_second_report_removes_what_the_first_made_and_nothing_else(report, tm
     shutil.rmtree(runs / "fd-s0")
     made = report([runs], out, models=False)
     names = {path.stem for path in (out / "tables").glob("*.csv")}
-    assert (
-        names == {table.name for table in made.tables} and (out / "tables" / "notes.txt").exists()
-    )
+    assert names == {table.name for table in made.tables}
+    assert (out / "tables" / "notes.txt").exists()
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -197,8 +183,6 @@ def test_a_report_that_cannot_be_written_changes_nothing(report, tmp_path, monke
         with pytest.raises(UserError, match="No space left on device"):
             report([runs], out, models=False)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-    with pytest.raises(UserError, match="is a folder of runs"):
-        report([runs], runs, models=False)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -208,13 +192,9 @@ def test_the_command(reported, tmp_path, capsys):
     said = json.loads(capsys.readouterr().out)
     assert said["page"] == str(out / "report.html") and said["runs"] == 10
     assert said["absent"] == {"t-SNE of test representations": "left out by --no-models"}
-    for words, complaint in (
-        ([str(tmp_path / "nothing")], "does not exist"),
-        ([str(sweep), "--baseline", "fedavgg"], "baseline: no run has method 'fedavgg'"),
-    ):
-        assert execute(["report", *words, "--out", str(tmp_path / "no")]) == 2
-        error = capsys.readouterr().err
-        assert complaint in error and error.count("\n") == 1 and not (tmp_path / "no").exists()
+    words = ["report", str(sweep), "--baseline", "fedavgg", "--out", str(tmp_path / "no")]
+    assert "baseline: no run has method 'fedavgg'" in refused(capsys, *words)
+    assert not (tmp_path / "no").exists()
 
 
 @pytest.mark.usefixtures("undrawn")

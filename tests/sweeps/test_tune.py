@@ -81,10 +81,7 @@ def test_a_whole_grid_is_walked_in_order_and_seeds_repeat_a_trial(preset):
 def test_lists_mappings_and_paths_are_no_search(preset):
     fixed = ["ignore=a,b", "labels={ill: [1, 2], healthy: [0]}", "data-path=../t.csv",
              "models=cnn-5 weights=../w.safetensors"]  # fmt: skip
-    search = Search.read(preset, [*fixed, "lr=0.1,0.2"])
-    assert list(search.axes) == ["lr"]
-    assert search.base["ignore"] == "a,b" and search.base["data-path"] == "../t.csv"
-    assert search.base["labels"] == "{ill: [1, 2], healthy: [0]}"
+    assert list(Search.read(preset, [*fixed, "lr=0.1,0.2"]).axes) == ["lr"]
 
 
 def test_the_best_validation_accuracy_of_the_last_round_wins(preset, tmp_path, capsys, tune):
@@ -103,10 +100,8 @@ def test_the_best_validation_accuracy_of_the_last_round_wins(preset, tmp_path, c
     path = out.with_name("best-standalone.yaml")
     config = load_config(path)
     assert (config.method, config.lr, config.rounds) == ("standalone", 0.01, 2)
-    text = path.read_text()
     by = f"# by: fedhet tune {preset} method=fedproto"  # as it was given: it can be given again
-    assert text.startswith(f"# fedhet run best-standalone.yaml\n{by}")
-    assert "90.50 %  lr=0.01" in text and "diverged  lr=0.003" in text
+    assert path.read_text().startswith(f"# fedhet run best-standalone.yaml\n{by}")
     proto = load_config(out.with_name("best-fedproto.yaml"))
     assert proto.params.lam == chosen["fedproto"]["values"]["lam"]
     cells = [cell.config for cell in read_cells(out, [])]
@@ -116,7 +111,6 @@ def test_the_best_validation_accuracy_of_the_last_round_wins(preset, tmp_path, c
     assert {c.tuned for c in of_proto} == {("lam", "lr")}
     blocks = [(k, k) for k in range(2, 7)]  # the trials had seeds 0 and 1, and so partitions
     assert [(c.partition_seed, c.seed) for c in of_none] == blocks
-    assert out.read_text().startswith(f"# fedhet sweep best.yaml --out DIR\n{by}")
 
 
 @pytest.mark.parametrize(("out", "says"), [("here", "is a folder"), ("file/x.yaml", "File exists")])
@@ -164,7 +158,6 @@ def test_of_equal_trials_the_first_and_of_none_nothing(preset, tmp_path):
     ("words", "says"),
     [
         ([], "give at least one key several values"),
-        (["method=fd,fedssa", "lr=0.1", "seed=0,1"], "give at least one key several values"),
         (["lr=0.1,0.2", "lr=0.3,0.4"], "lr: it is given twice"),
         (["lr=0.1,0.10"], "lr: 0.1 is given twice in '0.1,0.10'"),
         (["lrr=0.1,0.2"], "lrr: unknown key for fedssa (did you mean 'lr'"),

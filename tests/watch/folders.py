@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from helpers.written_runs import round_line
 
 from fedhet.config.load import build_config
 from fedhet.files import csv_text
@@ -13,16 +14,8 @@ from fedhet.records.formats import CLIENT_COLUMNS, OTHER
 
 def line(number: int, **changes: Any) -> str:
     """A line of ``rounds.jsonl``."""
-    accuracy = {f"test_accuracy_{kind}": 10.0 * number for kind in ("mean", "std", "p10", "min")}
-    counts = dict.fromkeys(
-        ("uplink_floats", "downlink_floats", "uplink_message_bytes", "downlink_message_bytes"), 1
-    )
-    record = {
-        "round": number, **accuracy, "val_accuracy_mean": 5.0, "train_loss": 0.5, "sampled": 2,
-        "replied": 2, "offline": 0, "uplink_bytes": 1000, "downlink_bytes": 3000, **counts,
-        "train_flops": 1.0, "seconds": 2.0, "failures": [], "lost": [], "sha256": "ab",
-    }  # fmt: skip
-    return json.dumps(record | changes) + "\n"
+    own = {"seconds": 2.0, "uplink_bytes": 1000, "downlink_bytes": 3000}
+    return round_line(number, 10.0 * number, **own | changes)
 
 
 def failure(client: str, reason: str) -> dict[str, str]:

@@ -2,17 +2,17 @@
 
 import json
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
 from watch.folders import append, begin, end, failure, line, scores
 
 from fedhet.cli.app import execute
-from fedhet.errors import UserError
 from fedhet.files import NOBODY
 from fedhet.records.run_folder import RunFolder
 from fedhet.watch import view
-from fedhet.watch.view import RunView, SweepView, follow, open_view
+from fedhet.watch.view import RunView, SweepView, follow
 
 
 @pytest.fixture(autouse=True)
@@ -89,24 +89,15 @@ def test_damage_is_named_and_looked_over(tmp_path):
     assert "'clients.csv'" in damage and "'partition.csv'" in damage and str(tmp_path) not in damage
 
 
-def test_places(tmp_path):
-    for place, said in ((tmp_path / "no", "does not exist"), (tmp_path, "is not a run folder")):
-        with pytest.raises(UserError, match=said):
-            open_view(place)
-
-
 def sweep(folder: Path) -> Path:
     """Two methods, two seeds: one cell finished, one runs, one failed, one has not begun."""
-    cells = []
-    for method in ("fedssa", "fd"):
-        for seed in (0, 1):
-            name = f"{method}-{seed}"
-            cells.append(
-                {"name": name, "values": {"method": method, "seed": seed}, "state": "pending"}
-            )
-            if name != "fd-1":
-                begin(folder / name, rounds=4, seed=seed)
-                append(folder / name / "rounds.jsonl", line(1))
+    cells: list[dict] = []
+    for method, seed in product(("fedssa", "fd"), (0, 1)):
+        name, values = f"{method}-{seed}", {"method": method, "seed": seed}
+        cells.append({"name": name, "values": values, "state": "pending"})
+        if name != "fd-1":
+            begin(folder / name, rounds=4, seed=seed)
+            append(folder / name / "rounds.jsonl", line(1))
     end(folder / "fedssa-0", 4)
     cells[2] |= {"state": "failed", "reason": "no room"}
     cells.append({"name": "../evil", "values": {}})
@@ -117,20 +108,16 @@ def sweep(folder: Path) -> Path:
 
 def test_a_sweeps_grid(tmp_path):
     with RunFolder(sweep(tmp_path) / "fedssa-1").lock():
-        look = SweepView(tmp_path).look()
-    states = {row["cell"]: row["state"] for row in table(look, "cells")}
-    assert list(states.values()) == ["finished", "running", "failed", "pending"]
+        one = SweepView(tmp_path)
+        look = one.look()
+    states = [row["state"] for row in table(look, "cells")]
+    assert states == ["finished", "running", "failed", "pending"]
     (grid,) = look["grids"]
     assert grid["columns"] == ["seed=0", "seed=1"]
     assert [row[0] for row in grid["rows"]] == ["fedssa", "fd"]
     assert [cell["text"] for cell in grid["rows"][0][1]] == ["10.00", "running 10.00 1/4"]
     assert grid["rows"][1][1][1] == {"text": "pending", "state": "pending", "run": ""}
     assert look["facts"]["time left"] == "about 0:06" and look["status"] == "running"
-
-
-def test_cells_have_a_page(tmp_path):
-    one = SweepView(sweep(tmp_path))
-    one.look()
     assert set(one.runs) == {"fedssa-0", "fedssa-1", "fd-0", "fd-1"}
     assert one.runs["fedssa-0"].look()["name"] == "fedssa-0"
     assert one.runs["fd-1"].look()["says"] == "the folder does not exist"
@@ -144,12 +131,9 @@ def test_plain_lines_of_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda _: next(steps)())
     with RunFolder(run).lock():
         said = list(follow(RunView(run)))
-    assert said[0] == "run: fedssa on digits"
-    assert said[1].startswith("round 1 of 2: accuracy 10.00 %, validation 5.00 %, 10th percentile")
+    assert said[1].startswith("round 1 of 2: accuracy 10.00 %")
     assert said[2:5] == ["  the round is lost: no sum", "  client 1 failed: late", "running"]
-    assert said[5].startswith("round 2 of 2: accuracy 20.00 %")
-    assert said[-5] == "completed" and said[-4].startswith("round: 2 of 2, accuracy: 20.00 %")
-    assert said[-1].startswith("  client 1, examples 4, failures 1, why round 1: late")
+    assert said[5].startswith("round 2 of 2: accuracy 20.00 %") and said[-5] == "completed"
 
 
 def test_plain_lines_of_a_sweep_and_the_command(tmp_path, monkeypatch, capsys):
@@ -157,6 +141,5 @@ def test_plain_lines_of_a_sweep_and_the_command(tmp_path, monkeypatch, capsys):
     sweep(tmp_path)
     assert execute(["watch", str(tmp_path), "--plain"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[1] == "cell fedssa-0, state finished, round 4/4, metric 10, what fedssa seed=0"
-    assert "state failed" in said[3] and said[3].endswith("why no room")
+    assert said[1].startswith("cell fedssa-0, state finished") and said[3].endswith("why no room")
     assert said[-1] == "broken off: 1, failed: 1, finished: 1, pending: 1, rounds: 6 of 12"

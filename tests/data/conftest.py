@@ -1,7 +1,11 @@
 """What the tests of data share."""
 
+from pathlib import Path
+
 import pytest
 
+from fedhet.cli.app import execute
+from fedhet.config.load import load_config
 from fedhet.data.cache import open_dataset
 
 
@@ -18,3 +22,16 @@ def opened(tmp_path):
         )
 
     return open_
+
+
+@pytest.fixture
+def init(tmp_path, monkeypatch, capsys):
+    """Draft a preset in an empty folder: the configuration, and what was printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "cache"))
+
+    def call(name, *words):
+        assert execute(["init", name, *words]) == 0
+        return load_config(tmp_path / f"{Path(name).stem}.yaml"), capsys.readouterr().out
+
+    return call

@@ -22,12 +22,6 @@ ROWS = "".join(
 )
 
 
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "cache"))
-
-
 def frame_of(path, formulas, rows=120):
     """Write a CSV whose columns are formulas of the row's number k."""
     columns = dict(one.split("=", 1) for one in formulas.split())
@@ -36,10 +30,13 @@ def frame_of(path, formulas, rows=120):
     return path
 
 
-def test_a_table_is_described_and_its_preset_runs(tmp_path, capsys):
+def warnings_of(printed):
+    return [line for line in printed.splitlines() if line.startswith("warning: ")]
+
+
+def test_a_table_is_described_and_its_preset_runs(tmp_path, init, capsys):
     (tmp_path / "p.csv").write_text("patient id,age,sex,seen,clinic,outcome\n" + ROWS)
-    assert execute(["init", "p.csv"]) == 0
-    printed = capsys.readouterr().out
+    config, printed = init("p.csv")
     roles = {cells[1]: cells[6] for line in printed.splitlines() if (cells := line.split("│"))[1:]}
     roles = {name.strip(): role.strip() for name, role in roles.items()}
     assert roles == {
@@ -47,7 +44,6 @@ def test_a_table_is_described_and_its_preset_runs(tmp_path, capsys):
         "clinic": "site", "outcome": "class",
     }  # fmt: skip
     assert printed.splitlines()[-1] == "fedhet run p.yaml"
-    config = load_config(tmp_path / "p.yaml")
     assert config.ignore == ("patient id", "seen") and config.classes == ("0", "1")
     assert config.numbers == ("age",) and config.categories == (("sex", ("f", "m")),)
     data, partition = load_partition(config, config.clients)
@@ -61,37 +57,32 @@ def test_a_table_is_described_and_its_preset_runs(tmp_path, capsys):
         assert config.target == "sex" and config.site == site
 
 
-def test_a_file_without_header_and_a_file_of_texts(tmp_path, capsys):
+def test_a_file_without_header_and_a_file_of_texts(tmp_path, init, capsys):
     (tmp_path / "a.data").write_text("".join(f"{k % 9},{k * 7 % 31},{k % 3}\n" for k in range(60)))
     assert execute(["init", "a.data"]) == 2  # nothing says that c3 is the class
     assert "fedhet init a.data target=c3" in capsys.readouterr().err
-    assert execute(["init", "a.data", "target=c3"]) == 0
-    assert load_config(tmp_path / "a.yaml").columns == ("c1", "c2", "c3")
+    assert init("a.data", "target=c3")[0].columns == ("c1", "c2", "c3")
     notes = "".join(f'"the {k} quick brown fox jumps over the dog",{k % 2}\n' for k in range(80))
     (tmp_path / "t.csv").write_text("review,sentiment\n" + notes)
-    assert execute(["init", "t.csv"]) == 0
-    config = load_config(tmp_path / "t.yaml")
+    config, _ = init("t.csv")
     assert (config.dataset, config.text, config.target) == ("texts", "review", "sentiment")
     rows = "".join(f'{20 + k % 50},"seen on day {k} with some pain",{k % 2}\n' for k in range(80))
     (tmp_path / "note.csv").write_text("age,note,outcome\n" + rows)
-    assert execute(["init", "note.csv"]) == 0
-    assert "dataset=texts text=note reads the texts" in capsys.readouterr().out
-    assert load_config(tmp_path / "note.yaml").dataset == "table"
+    config, printed = init("note.csv")
+    assert config.dataset == "table" and "dataset=texts text=note reads the texts" in printed
 
 
-def test_the_axes_of_windows_are_told_and_written(tmp_path, capsys):
+def test_the_axes_of_windows_are_told_and_written(tmp_path, init):
     arrays = {"x": np.zeros((60, 32, 2)), "y": np.arange(60) % 2, "scale": np.ones(3)}
     np.savez(tmp_path / "w.npz", **arrays, subject=np.arange(60) % 3, persons=np.arange(60) % 9)
-    assert execute(["init", "w.npz"]) == 0
-    printed = capsys.readouterr().out
+    config, printed = init("w.npz")
     assert "is taken as 2 channels of 32 steps" in printed
     assert "arrays that are not read: scale" in printed
-    config = load_config(tmp_path / "w.yaml")
     assert config.axes == "time-channels" and config.site == ("subject",)
     assert config.group == ("persons",)
 
 
-def test_the_classes_of_a_folder_of_images_are_told_and_written(tmp_path, capsys):
+def test_the_classes_of_a_folder_of_images_are_told_and_written(tmp_path, init):
     for number in range(30):
         folder = tmp_path / "eyes" / ("ill" if number < 10 else "well")
         folder.mkdir(parents=True, exist_ok=True)
@@ -99,9 +90,8 @@ def test_the_classes_of_a_folder_of_images_are_told_and_written(tmp_path, capsys
     (tmp_path / "eyes" / "empty").mkdir()
     (tmp_path / "eyes" / "empty" / "no.png").write_text("no image")
     for classes in ((), ("ill", "well")):
-        assert execute(["init", "eyes"]) == 0
-        assert "30 images; 2 classes: ill (10), well (20)" in capsys.readouterr().out
-        config = load_config(tmp_path / "eyes.yaml")
+        config, printed = init("eyes")
+        assert "30 images; 2 classes: ill (10), well (20)" in printed
         assert config.classes == classes
         assert load_partition(config, config.clients)[0].classes == ("ill", "well")
         (tmp_path / "eyes.yaml").unlink()
@@ -111,11 +101,10 @@ def test_the_classes_of_a_folder_of_images_are_told_and_written(tmp_path, capsys
 @pytest.mark.parametrize(
     ("ill", "metric"), [("k%2", "accuracy"), ("k%3 if k > 9 else 3", "balanced_accuracy")]
 )
-def test_the_headline_sees_rare_classes(tmp_path, ill, metric):
+def test_the_headline_sees_rare_classes(tmp_path, init, ill, metric):
     rows = "".join(f"{30 + k * 7 % 41},{eval(ill, {'k': k})}\n" for k in range(200))
     (tmp_path / "p.csv").write_text("age,ill\n" + rows)
-    assert execute(["init", "p.csv"]) == 0
-    config = load_config(tmp_path / "p.yaml")
+    config, _ = init("p.csv")
     assert config.metric == metric
     preset, rare = (tmp_path / "p.yaml").read_text(), "else 3" in ill
     assert ("\n# class-weights: balanced  # " in preset) == rare == (config.lr == 0.01)
@@ -177,7 +166,7 @@ def test_sites_and_groups_are_proposed_by_names_and_values(tmp_path, columns):
     assert not any("id" in name.split("_") and "type" not in name for name in description.features)
 
 
-def test_what_is_not_clear_is_asked_for_on_a_terminal(tmp_path, monkeypatch, capsys):
+def test_what_is_not_clear_is_asked_for_on_a_terminal(tmp_path, init, monkeypatch, capsys):
     frame_of(tmp_path / "p.csv", "num_visits=k%7 ward='abc'[k%3] readmitted=['no','yes'][k%2]")
     assert execute(["init", "p.csv"]) == 2
     captured = capsys.readouterr()
@@ -186,8 +175,7 @@ def test_what_is_not_clear_is_asked_for_on_a_terminal(tmp_path, monkeypatch, cap
     answers = iter([1, 1])
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr(lists.typer, "prompt", lambda *_, **__: next(answers))
-    assert execute(["init", "p.csv"]) == 0
-    config = load_config(tmp_path / "p.yaml")
+    config, _ = init("p.csv")
     assert config.target == "readmitted" and config.site == ("ward",)
 
 
@@ -195,12 +183,11 @@ def test_what_is_not_clear_is_asked_for_on_a_terminal(tmp_path, monkeypatch, cap
     ("columns", "likely"),
     [("ward='abc'[k%3] dose=k*0.37", "ward"), ("device=1+k%5", "device"), ("ward=k*0.1", "")],
 )
-def test_no_run_is_silent_about_a_column_that_may_be_the_site(tmp_path, capsys, columns, likely):
+def test_no_run_is_silent_about_a_column_that_may_be_the_site(tmp_path, init, columns, likely):
     frame_of(tmp_path / "p.csv", f"{columns} age=k*7%50 status=k*7//5%2")
     line = f"no site: site={likely} would make each value of '{likely}' a client"
-    assert execute(["init", "p.csv"]) == 0
-    assert capsys.readouterr().out.splitlines().count(line) == bool(likely)
-    config = load_config(tmp_path / "p.yaml")
+    config, printed = init("p.csv")
+    assert printed.splitlines().count(line) == bool(likely)
     written = load_partition(config, config.clients)[0]
     for given in (Reading(), Reading(target="status")):
         bare = open_dataset("table", data_path="p.csv", reading=given)
@@ -223,10 +210,9 @@ LEAKS = {  # a column beside the class ``ill``; what is said of it
 
 
 @pytest.mark.parametrize("column", LEAKS)
-def test_a_column_that_gives_the_class_is_named_with_the_key_to_type(tmp_path, capsys, column):
+def test_a_column_that_gives_the_class_is_named_with_the_key_to_type(tmp_path, init, column):
     frame_of(tmp_path / "p.csv", f"age=k*k%61 {column} ill=k%2", rows=400)
-    assert execute(["init", "p.csv"]) == 0
-    lines = [one for one in capsys.readouterr().out.splitlines() if one.startswith("warning: ")]
+    lines = warnings_of(init("p.csv")[1])
     assert len(lines) == bool(LEAKS[column]) and LEAKS[column] in "".join(lines)
     if LEAKS[column]:
         assert f"ignore={column.split('=')[0]}" in lines[0]
@@ -242,10 +228,10 @@ def test_a_column_that_gives_the_class_is_named_with_the_key_to_type(tmp_path, c
         ("censrec", "censdead"), ("pgtime", "pgstat"), ("time1", "infect1"), ("t2", "d2"),
     ],
 )  # fmt: skip
-def test_time_to_an_event_is_named(tmp_path, capsys, time, event):
+def test_time_to_an_event_is_named(tmp_path, init, time, event):
     frame_of(tmp_path / "p.csv", f"{time}=k*k%997 age=k*k%61 {event}=k*7//5%2")
-    assert execute(["init", "p.csv", f"target={event}"]) == 0
-    assert f"only after '{event}': {time}: ignore={time} leaves" in capsys.readouterr().out
+    printed = init("p.csv", f"target={event}")[1]
+    assert f"only after '{event}': {time}: ignore={time} leaves" in printed
 
 
 @pytest.mark.parametrize(
@@ -260,13 +246,12 @@ def test_time_to_an_event_is_named(tmp_path, capsys, time, event):
         ("group=k//3", ("group",)), ("stratum=k*7%40", ("stratum",)),
     ],
 )  # fmt: skip
-def test_persons_of_other_languages_and_of_each_site_are_a_group(tmp_path, columns, group):
+def test_persons_of_other_languages_and_of_each_site_are_a_group(tmp_path, init, columns, group):
     frame_of(tmp_path / "p.csv", f"{columns} age=k*k%61+k/7 outcome=k*7//5%2")
-    assert execute(["init", "p.csv"]) == 0
-    assert load_config(tmp_path / "p.yaml").group == group
+    assert init("p.csv")[0].group == group
 
 
-def test_what_may_be_wrong_is_said_at_once(tmp_path, capsys):
+def test_what_may_be_wrong_is_said_at_once(tmp_path, init, capsys):
     names, classes = ("Mercy", "mercy", "Hope"), ("ill", "Ill", "well", "well")
     remarks = ("came back twice in week", "had no pain at all on day", "and so on until")
     rows = "".join(
@@ -274,13 +259,9 @@ def test_what_may_be_wrong_is_said_at_once(tmp_path, capsys):
         for k in range(90)
     )
     (tmp_path / "p.csv").write_text("bp,remarks,hospital,outcome\n" + rows)
-    assert execute(["init", "p.csv"]) == 0
-    printed = capsys.readouterr().out
-    assert "'n.d.' is a gap" in printed
-    assert "dataset=texts text=remarks reads" in printed
-    assert (
-        "sites that differ only in case or spaces" in printed and "'Mercy' and 'mercy'" in printed
-    )
+    printed = init("p.csv")[1]
+    assert "'n.d.' is a gap" in printed and "dataset=texts text=remarks reads" in printed
+    assert "sites that differ only in case" in printed and "'Mercy' and 'mercy'" in printed
     assert "warning: classes 'Ill', 'ill' differ only in case" in printed
     (tmp_path / "one.csv").write_text("age,outcome\n" + "5,1\n" * 90)
     assert execute(["init", "one.csv", "target=outcome"]) == 2
@@ -295,13 +276,12 @@ def test_what_may_be_wrong_is_said_at_once(tmp_path, capsys):
         ("0,1", "0,unknown", "gaps=unknown leaves"), ("0,1", "1", ""),
     ],
 )  # fmt: skip
-def test_words_for_one_class_and_for_a_gap_are_named(tmp_path, capsys, here, there, line):
+def test_words_for_one_class_and_for_a_gap_are_named(tmp_path, init, here, there, line):
     for name, words in (("a", here.split(",")), ("b", there.split(","))):
         rows = "".join(f"{k * k % 61},{words[k % len(words)]}\n" for k in range(60))
         (tmp_path / "sites").mkdir(exist_ok=True)
         (tmp_path / "sites" / f"{name}.csv").write_text("age,outcome\n" + rows)
-    assert execute(["init", "sites"]) == 0
-    warnings = [one for one in capsys.readouterr().out.splitlines() if one.startswith("warning: ")]
+    warnings = warnings_of(init("sites")[1])
     assert len(warnings) == bool(line) and line in "".join(warnings)
 
 
@@ -309,4 +289,5 @@ def test_words_for_one_class_and_for_a_gap_are_named(tmp_path, capsys, here, the
 def test_several_classes_in_one_cell_are_refused(tmp_path, sign):
     (tmp_path / "many.csv").write_text("age,label\n" + f"5,a{sign}b\n6,a\n7,b\n" * 30)
     with pytest.raises(UserError, match="several classes in one cell"):
-        open_dataset("table", data_path="many.csv", reading=Reading(target="label"))
+        path = str(tmp_path / "many.csv")
+        open_dataset("table", data_path=path, reading=Reading(target="label"))

@@ -10,8 +10,6 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from fedhet.cli.app import execute
-from fedhet.config.load import load_config
 from fedhet.data.cache import open_dataset
 from fedhet.data.inputs import Form, Reading
 from fedhet.errors import UserError
@@ -111,9 +109,7 @@ def photo(k):
 
 
 @pytest.mark.parametrize("named", ["{:03}.png", "eyes/{:03}.png", "{:03}", "/data/eyes/{:03}.png"])
-def test_images_are_read_by_the_table_beside_them(tmp_path, monkeypatch, capsys, named):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "cache"))
+def test_images_are_read_by_the_table_beside_them(tmp_path, init, named):
     (tmp_path / "in" / "eyes").mkdir(parents=True)
     for k in range(40):
         (tmp_path / "in" / "eyes" / f"{k:03}.png").write_bytes(photo(k))
@@ -121,11 +117,9 @@ def test_images_are_read_by_the_table_beside_them(tmp_path, monkeypatch, capsys,
     table = pd.DataFrame([*rows, ("gone.png", 1, "a", "ok")],
                          columns=["photo", "patient_id", "clinic", "label"])  # fmt: skip
     table.to_csv(tmp_path / "in" / "labels.csv", index=False)
-    assert execute(["init", "in"]) == 0
-    printed = capsys.readouterr().out
+    config, printed = init("in")
     assert "1 rows name no image that is there: gone.png" in printed
     assert "2 images are in no row that is used: eyes/000.png, eyes/039.png" in printed
-    config = load_config(tmp_path / "in.yaml")
     assert (config.dataset, config.image, config.target) == ("image-folder", "photo", "label")
     assert config.site == ("clinic",) and config.group == ("patient_id",)
     data = load_dataset(config)
@@ -134,18 +128,13 @@ def test_images_are_read_by_the_table_beside_them(tmp_path, monkeypatch, capsys,
 
 
 @pytest.mark.parametrize("words", [[], ["image=photo"]])
-def test_a_table_most_of_whose_images_are_elsewhere_still_lists_images(
-    tmp_path, monkeypatch, capsys, words
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "cache"))
+def test_a_table_most_of_whose_images_are_elsewhere_still_lists_images(tmp_path, init, words):
     for k in range(100, 140):
         (tmp_path / f"{k:03}.png").write_bytes(photo(k))
     rows = [(f"{k:03}.png", k % 7, ("ok", "ill")[k % 2]) for k in range(140)]
     pd.DataFrame(rows, columns=["photo", "age", "label"]).to_csv("p.csv", index=False)
-    assert execute(["init", "p.csv", *words]) == 0
-    assert "100 rows name no image that is there: 000.png" in capsys.readouterr().out
-    config = load_config(tmp_path / "p.yaml")
+    config, printed = init("p.csv", *words)
+    assert "100 rows name no image that is there: 000.png" in printed
     assert (config.dataset, config.image) == ("image-folder", "photo")
     assert len(load_dataset(config).labels) == 40
 

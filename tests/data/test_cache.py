@@ -164,8 +164,7 @@ def test_the_cache_keeps_to_its_limit(tmp_path, monkeypatch):
 
 def test_digits_are_scikit_learns(tmp_path):
     data = open_dataset("digits", cache_dir=tmp_path, image_size=8)
-    assert data.examples.shape == (1797, 8, 8, 3)
-    assert data.classes == tuple("0123456789")
+    assert data.examples.shape == (1797, 8, 8, 3) and data.classes == tuple("0123456789")
     assert data.paths[:2] == ("0", "1") and data.labels[:5].tolist() == [0, 1, 2, 3, 4]
     # The first row of the first digit is 0 0 5 13 9 1 0 0 of 16.
     assert data.examples[0, 0, :, 1].tolist() == [0, 0, 80, 207, 143, 16, 0, 0]
@@ -210,7 +209,6 @@ def test_torchvision_sets_are_pooled_and_a_failed_download_is_one_line(tmp_path,
 
 
 def test_other_values_of_the_data_are_refused(capsys, tmp_path, monkeypatch):
-    """Rows and labels are as they were, and nothing else would tell."""
     monkeypatch.chdir(tmp_path)
     rows = [f"{k % 7},{k % 5},{k % 2}" for k in range(60)]
     file, words = tmp_path / "t.csv", ["target=y", "models=mlp-1", "engine=inline", "rounds=1"]

@@ -168,7 +168,6 @@ def test_two_columns_of_one_name_are_told_apart(opened):
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):
-    """Chunks go to the cache as they come: what is held at a time is bounded."""
     (tmp_path / "p.csv").write_text("a,b,y\n" + "1.5,2,0\n" * 70_000)
     file = open_rows([tmp_path / "p.csv"])
     sizes = [len(frame) for _, frame in file.chunks(["y"], ["a", "b"])]

@@ -64,16 +64,14 @@ def test_no_site_column_is_refused(sites):
         load_partition(build_config(values), 0)
 
 
-CODINGS = (
-    ("0 1", "1 2", r"sites do not have the same classes .*labels={NAME: "),
-    ("0 1", "0 " * 40 + "2", "1 classes have one example, which cannot be trained"),
-)
-
-
-@pytest.mark.parametrize(("north", "south", "said"), CODINGS)
-def test_classes_that_may_be_coded_otherwise_are_named(sites, north, south, said):
-    for name, values in (("north", north.split()), ("south", south.split())):
-        rows = "".join(f"{k * 7 % 13},{values[k % len(values)]}\n" for k in range(41))
+@pytest.mark.parametrize(
+    ("south", "said"),
+    [("12" * 20, r"sites do not have the same classes .*labels={NAME: "),
+     ("0" * 40 + "2", "1 classes have one example, which cannot be trained")],
+)  # fmt: skip
+def test_classes_that_may_be_coded_otherwise_are_named(sites, south, said):
+    for name, classes in (("north", "01" * 20), ("south", south)):
+        rows = "".join(f"{k * 7 % 13},{one}\n" for k, one in enumerate(classes))
         (sites / f"{name}.csv").write_text("x,y\n" + rows)
     values = {"dataset": "table", "target": "y", "data-path": str(sites), "partition": "natural"}
     _, partition = load_partition(build_config(values), 0)

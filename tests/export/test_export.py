@@ -17,19 +17,17 @@ from fedhet.export.model import export, load_model, rebuild
 from fedhet.site.state import FileStore
 from fedhet.testing import simulate
 
-FEDMRL = [{"inference": kind, "report_all_inference": True} for kind in
-          ("single-small", "single-large", "mix-small")] + [{"matryoshka": False}]  # fmt: skip
 MORE = [
-    ("fedkd", {"compress_down": True}),
-    ("fml", {"models": ["cnn-5", "cnn-4"]}),
-    ("standalone", {"precision": "bf16"}),
-]
+    *(("fedmrl", {"inference": kind, "report_all_inference": True})
+      for kind in ("single-small", "single-large", "mix-small")),
+    ("fedmrl", {"matryoshka": False}), ("fedkd", {"compress_down": True}),
+    ("fml", {"models": ["cnn-5", "cnn-4"]}), ("standalone", {"precision": "bf16"}),
+]  # fmt: skip
 VARIANTS = [
     *(
         pytest.param(*getattr(m, "values", (m,)), {}, marks=getattr(m, "marks", ()))
         for m in PRODUCT
     ),
-    *(pytest.param("fedmrl", keys, marks=pytest.mark.matrix) for keys in FEDMRL),
     *(pytest.param(*more, marks=pytest.mark.matrix) for more in MORE),
     ("standalone", {"models": ["resnet18"]}),  # BatchNorm's statistics travel as well
 ]
@@ -90,9 +88,6 @@ def test_the_card_says_what_it_is_and_an_export_twice_has_the_same_bytes(run, mo
     for path in model.iterdir():
         assert (again / path.name).read_bytes() == path.read_bytes()
     assert before == {path.name: path.read_bytes() for path in state.iterdir()}
-
-
-# --- what cannot be exported ---------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -156,9 +151,7 @@ def test_a_state_that_the_server_has_not_accepted_is_not_taken(run, tmp_path, ca
     store = FileStore(state, sync=False)
     store.save(4, 3, store.load(3))  # trained, and its reply was lost
     assert load_model(state)[1]["generation"] == 3
-    assert (
-        "generation 3 is taken, the last that the server accepted; the newest is 4" in caplog.text
-    )
+    assert "generation 3 is taken" in caplog.text and "the newest is 4" in caplog.text
     assert load_model(state, 4)[1]["generation"] == 4
     store.path(3).unlink()
     with pytest.raises(UserError, match="generation: 3, the last that the server accepted"):

@@ -86,7 +86,6 @@ def test_unreadable_files_are_named_and_left_out(model, tmp_path, capsys):
 CARDS = (
     ({"architecture": "cnn-1"}, "do not fit card.yaml"),
     ({"architecture": "cnn-5 weights=/no/such"}, "names a file of weights"),
-    ({"method": "fedmlr"}, "method"),
     ({"format": 2}, "not of format 1"),
     ({"hyper-parameters": {"d1": -1}}, "d1"),
 )
@@ -116,9 +115,6 @@ def test_what_is_no_exported_model(model, tmp_path):
     assert "is damaged" in said()
     (spoilt / "model.safetensors").unlink()
     assert "cannot be read" in said()
-
-
-# --- rows, signals and texts ---------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=KINDS)

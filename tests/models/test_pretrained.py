@@ -33,10 +33,8 @@ def built(name, inputs, classes=3):
     ("name", "says"),
     [
         ("resnet18 frozen", "freezes random weights: add weights=FILE"),
-        ("resnet18 lora=4", "freezes random weights: add weights=FILE"),
         ("resnet18 lora=0 weights=a", "lora: '0' is not allowed: 1 to 1024"),
         ("hf:a frozen lora=4", "cannot be frozen and have adapters"),
-        ("hf:a frozen layers=query", "has layers= without lora=RANK"),
         ("hf:a pool=max", "has pool=max: cls or mean"),
         ("hf:a weights=b", "has weights= beside those of its folder"),
         ("cnn-5 sparse", "is not of the form NAME"),

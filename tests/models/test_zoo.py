@@ -21,11 +21,9 @@ def test_published_backbone_sizes() -> None:
     # torchvision's documented parameters at 1000 classes, less its FC, plus projection and head
     # (GoogLeNet's documented 6,624,904 has no auxiliary heads).
     documented = {
-        "resnet18": (11_689_512, 512),
-        "mobilenet_v2": (3_504_872, 1280),
-        "googlenet": (6_624_904, 1024),
-        "shufflenet_v2_x1_0": (2_278_604, 1024),
-    }
+        "resnet18": (11_689_512, 512), "mobilenet_v2": (3_504_872, 1280),
+        "googlenet": (6_624_904, 1024), "shufflenet_v2_x1_0": (2_278_604, 1024),
+    }  # fmt: skip
     for row in model_sizes(list(documented), 10, 500, Inputs.image(32)):
         total, width = documented[row["name"]]
         ours = total - (width + 1) * 1000 + (width + 1) * 500 + 501 * 10

@@ -74,8 +74,5 @@ def test_the_majority_class_is_the_train_splits_and_others_have_an_accuracy_alon
 
 
 def test_the_headline_says_over_how_many_clients_a_mean_is():
-    """Of two clients the one whose test split has two classes has a balanced accuracy."""
-    line = {"test_balanced_accuracy_mean": 62.5, "test_balanced_accuracy_clients": 1,
-            "test_log_loss_mean": 0.5, "test_log_loss_clients": 2}  # fmt: skip
-    assert headline("balanced_accuracy", line) == "balanced accuracy 62.50 % (of 1 of 2 clients)"
-    assert headline("log_loss", line) == "log loss 0.5000"
+    line = {"test_auroc_mean": 62.5, "test_auroc_clients": 1, "test_log_loss_clients": 2}
+    assert headline("auroc", line).endswith("62.50 % (of 1 of 2 clients)")

@@ -1,6 +1,7 @@
 """Tiny networks of transformers, built from a config and saved as a folder, and texts for them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,42 +24,33 @@ def bert(folder: Path, words: str = " ".join(WORDS), seed: int = 0) -> Path:
     known = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words.split(), *"0123456789,"]
     (folder / "vocab.txt").write_text("\n".join(known) + "\n")
     transformers.BertTokenizerFast(vocab_file=str(folder / "vocab.txt")).save_pretrained(folder)
-    config = transformers.BertConfig(
-        **TINY, vocab_size=len(known), intermediate_size=32, max_position_embeddings=32
-    )
-    with torch_seeded(seed, "bert"):
-        transformers.BertModel(config).save_pretrained(folder)
-    return folder
+    return _saved(folder, "Bert", seed, vocab_size=len(known), max_position_embeddings=32)
 
 
 def vit(folder: Path, side: int = 16, seed: int = 0) -> Path:
     """A ViT for square images."""
-    transformers = library()
-    config = transformers.ViTConfig(**TINY, intermediate_size=32, image_size=side, patch_size=8)
-    with torch_seeded(seed, "vit"):
-        transformers.ViTModel(config).save_pretrained(folder)
-    return folder
+    return _saved(folder, "ViT", seed, image_size=side, patch_size=8)
 
 
 def beit(folder: Path, side: int = 16) -> Path:
     """BERT's sibling for images: a BEiT."""
-    transformers = library()
-    config = transformers.BeitConfig(**TINY, intermediate_size=32, image_size=side, patch_size=8)
-    with torch_seeded(1, "beit"):
-        transformers.BeitModel(config).save_pretrained(folder)
-    return folder
+    return _saved(folder, "Beit", 1, image_size=side, patch_size=8)
 
 
 def wav(folder: Path) -> Path:
     """A wav2vec2 for signals of one channel."""
-    transformers = library()
-    config = transformers.Wav2Vec2Config(
-        **TINY, intermediate_size=32, conv_dim=(8, 8), conv_kernel=(4, 4), conv_stride=(2, 2),
+    return _saved(
+        folder, "Wav2Vec2", 2, conv_dim=(8, 8), conv_kernel=(4, 4), conv_stride=(2, 2),
         num_feat_extract_layers=2, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
         mask_time_prob=0.0,
     )  # fmt: skip
-    with torch_seeded(2, "wav2vec2"):
-        transformers.Wav2Vec2Model(config).save_pretrained(folder)
+
+
+def _saved(folder: Path, kind: str, seed: int, **keys: Any) -> Path:
+    transformers = library()
+    config = getattr(transformers, f"{kind}Config")(**TINY, intermediate_size=32, **keys)
+    with torch_seeded(seed, kind.lower()):
+        getattr(transformers, f"{kind}Model")(config).save_pretrained(folder)
     return folder
 
 

@@ -28,6 +28,10 @@ def product(*default: str, without: Collection[str] = ()) -> list[Any]:
 
 FIVE = ("fedssa", "fedmrl", "fedproto", "fedgh", "fedkd")
 PRODUCT = product(*FIVE)
+AVERAGED = (
+    "fedavg", "lg_fedavg", "fml", "fedapen", "fedmrl", "pfedes", "fedclassavg", "pfedafm",
+    "pfedmoe",
+)  # fmt: skip
 SHORT: dict[str, dict[str, Any]] = {  # the recorded hashes hang on these
     "fedapen": {"ensemble_epochs": 2, "holdout": 0.2},
     "fedtgp": {"server_epochs": 3},

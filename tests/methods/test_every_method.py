@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 from helpers.built import forgotten
-from helpers.products import ANY, PRODUCT, product, short
+from helpers.products import ANY, AVERAGED, PRODUCT, product, short
 from methods.byhand import ROUND, filled, same, some_arrays
 
 from fedhet.clients import base
@@ -90,12 +90,6 @@ def test_a_federation(tmp_path, alone, method):
     if method != "standalone":
         assert last["train_loss"] != alone[-1]["train_loss"]
     assert ("test_accuracy_before_mean" in last) == (method == "fedapen")
-
-
-AVERAGED = (
-    "fedavg", "lg_fedavg", "fml", "fedapen", "fedmrl", "pfedes", "fedclassavg", "pfedafm",
-    "pfedmoe",
-)  # fmt: skip
 
 
 def test_the_mean_is_weighted_one_to_three(tmp_path):

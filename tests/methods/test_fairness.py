@@ -5,10 +5,10 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message
+from hostile.lies import liars, sends
 from methods.byhand import same, train_images
 
-from fedhet.protocol.messages import arrays_of, message_bytes, to_record
+from fedhet.protocol.messages import message_bytes
 from fedhet.site.local_data import load_partition
 from fedhet.testing import make_client, make_strategy, simulate, small
 
@@ -43,13 +43,10 @@ def test_a_partition_seed_fixes_the_data_and_nothing_else(tmp_path):
 
 def test_what_a_refused_reply_weighs_is_counted(tmp_path):
     weighed = {}
+    lie = liars({1: sends(lambda a, _: [np.zeros(2, np.int64), *(b * np.nan for b in a[1:])])})
 
     def spoil(node, message, reply):
-        if node == 1 and message.metadata.message_type == "train":
-            arrays = [a * np.nan for a in arrays_of(reply)[1:]]
-            content = reply.content
-            content["arrays"] = to_record([np.zeros(2, np.int64), *arrays])
-            reply = Message(content, reply_to=message)
+        reply = lie(node, message, reply)
         if message.metadata.message_type == "train":
             weighed[node] = message_bytes(reply)
         return reply

@@ -5,18 +5,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from methods.byhand import vectors
 from torch import nn
 
-from fedhet.protocol.payload import ClassVectors
 from fedhet.testing import make_client, make_strategy, small, uploads_of
 
 
 def prototypes(values, counts):
     """Class s -> a vector filled with values[s], and its images."""
-    rows = [np.full(500, value, np.float32) for value in values.values()]
-    return ClassVectors(
-        np.array(list(values), np.int64), np.array(counts, np.int64), np.stack(rows)
-    )
+    return vectors(list(values), counts, [[value] * 500 for value in values.values()])
 
 
 def two(tmp_path, **changes):

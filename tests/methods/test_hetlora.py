@@ -127,10 +127,9 @@ def test_a_run_of_unequal_ranks(tmp_path, how):
         **texts(tmp_path / "data"),
     }  # fmt: skip
     config = small(tmp_path / "whole", **keys)
-    starts = [make_client(config, k, tmp_path / "s") for k in (0, 1)]
-    first = [next(iter(adapters(client.model).values()))[0].clone() for client in starts[:1]]
-    second = next(iter(adapters(make_client(config, 1, tmp_path / "s").model).values()))[0]
-    assert torch.equal(first[0], second[:1])
+    clients = (make_client(config, k, tmp_path / "s") for k in (0, 1))
+    one, other = (next(iter(adapters(c.model).values()))[0].clone() for c in clients)
+    assert torch.equal(one, other[:1])
     run, _ = simulate(config)
     lines = run.read_rounds()
     assert [line["replied"] for line in lines] == [2, 2, 2]

@@ -155,18 +155,24 @@ def test_a_node_of_other_examples_is_refused_in_one_line(grid):
 # --- what nodes and users are told ----------------------------------------------------------------
 
 
+def claiming(names):
+    """Nodes that give themselves names."""
+
+    def tamper(node, message, reply):
+        if node in names and "info" in reply.content:
+            reply.content["info"]["client"] = names[node]
+        return reply
+
+    return tamper
+
+
 @pytest.fixture
 def network(grid, monkeypatch, tmp_path):
     """Three nodes of a network, of which the third claims the first one's name."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("FEDHET_NODE", "1")
 
-    def tamper(node, message, reply):
-        if node == 2 and "info" in reply.content:
-            reply.content["info"]["client"] = "0"
-        return reply
-
-    grid.tamper, grid.simulated = tamper, False
+    grid.tamper, grid.simulated = claiming({2: "0"}), False
     monkeypatch.delattr(SimulationGrid, "pull_interval")
     return grid
 
@@ -188,12 +194,7 @@ def test_a_node_is_told_once_why_a_run_does_without_it(network, capsys):
 
 
 def test_a_run_that_nobody_can_join_ends_when_they_know_why(network, capsys):
-    def tamper(node, message, reply):
-        if "info" in reply.content:
-            reply.content["info"]["client"] = "a/b"
-        return reply
-
-    network.tamper = tamper
+    network.tamper = claiming(dict.fromkeys(range(3), "a/b"))
     with pytest.raises(RunFailed, match="no node can take part in this run: client: 'a/b'"):
         Handshake(network, "x", Roster()).wait(3, 60)
     assert capsys.readouterr().err.count("this run does without this node: ") == 3

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers.products import AVERAGED
 
 from fedhet.config.load import build_config
 from fedhet.config.registry import METHODS
@@ -15,10 +16,6 @@ from fedhet.testing import make_strategy, small, uploads_of
 
 SEEN, IMAGES, CLASSES = [[0, 1], [1, 2], [1, 2]], [100, 300, 50], 4  # nobody has class 3
 BY_CLASS = ("fedssa", "fedproto")
-AVERAGED = (
-    "lg_fedavg", "fedclassavg", "fedavg", "fml", "fedapen", "fedmrl", "pfedes", "pfedafm",
-    "pfedmoe",
-)  # fmt: skip
 SOME = ("fedssa", "fedproto", "fedmrl")  # one for each mechanism; the others by mark
 VARIANTS = [
     *(

@@ -2,7 +2,6 @@
 
 import bz2
 import io
-import lzma
 import zipfile
 
 import numpy as np
@@ -34,7 +33,6 @@ WRITERS = {
     "p.jsonl": lambda path: FRAME.to_json(path, orient="records", lines=True),
     "p.json": lambda path: FRAME.to_json(path, orient="records"),
     "p.csv.bz2": lambda path: path.write_bytes(bz2.compress(CSV)),
-    "p.csv.xz": lambda path: path.write_bytes(lzma.compress(CSV)),
     "p.csv.zip": zipped,
 }
 
@@ -76,7 +74,6 @@ def test_a_title_above_the_header_of_a_sheet_is_left_out_and_said(tmp_path, open
 
 NAMED = {  # first bytes of a file, and the format that is named
     "p.dcm": (b"\0" * 128 + b"DICM", "DICOM"), "p.nii": (b"\0" * 344 + b"n+1\0", "NIfTI"),
-    "p.wav": (b"RIFF\0\0\0\0WAVEfmt ", "a WAV recording"), "p.rds": (b"RDX3\n", "a file of R"),
     "p.pkl": (b"\x80\x04\x95", "a Python pickle"),
     "p.csv": (b"\x00\x01\xff" * 99, "a binary file of an unknown format"),
     "p.mat": (b"MATLAB 5.0 MAT-file", "a file of MATLAB: scipy.io.loadmat"),

@@ -108,8 +108,7 @@ def test_each_of_a_folder_of_sites_is_a_client(kind, tmp_path):
     config = _config(kind, tmp_path, partition="natural", rounds=1)
     dataset, made = load_partition(config, 0)
     assert made.ids == SITES and (np.bincount(dataset.sites) >= COUNT).all()
-    folder, _ = simulate(config)
-    (line,) = folder.read_rounds()
+    (line,) = simulate(config)[0].read_rounds()
     assert line["replied"] == 2 and line["test_accuracy_mean"] is not None
 
 

@@ -214,9 +214,7 @@ def test_counts_add_up_stay_near_the_ratio_and_put_train_first(images, split):
     counts = split_counts(images, split)
     assert counts.shape == (len(images), 3)
     for n, (train, val, test) in zip(images, counts.tolist(), strict=True):
-        assert train + val + test == n
-        assert min(train, val, test) >= 0
-        assert train >= min(n, 1)
+        assert train + val + test == n and min(val, test) >= 0 and train >= min(n, 1)
         assert (test >= 1) == (n >= 2 and split[2] > 0)
         assert (val >= 1) == (split[1] > 0 and n >= (3 if split[2] else 2))
         # Off by less than one from rounding, and by up to two given to parts that got none.

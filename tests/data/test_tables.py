@@ -142,8 +142,7 @@ def test_sites_are_free_text(opened):
         "St-Mary-Clinic-2", "K-ln-2", "north", "St-Mary-Clinic", "site-7", "a-b", "site"
     )  # fmt: skip
     assert all(is_id(name) for name in data.site_names)
-    said = "clients: 'St Mary Clinic' is St-Mary-Clinic-2, 'K\u00f6ln' is K-ln-2, "
-    assert said in data.notes[-1]
+    assert "'St Mary Clinic' is St-Mary-Clinic-2, 'K\u00f6ln' is K-ln-2, " in data.notes[-1]
     assert safe_ids(["C", "K\u00f6ln", "St Mary Clinic"]) == ("C", "K-ln-2", "St-Mary-Clinic")
 
 

@@ -1,10 +1,11 @@
 """The federation of most tests: it trains in a third of the time of ``fedhet.testing.small``'s."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedhet.config.schema import RunConfig
-from fedhet.testing import small
+from fedhet.testing import LocalGrid, small
 
 TINY = {"image_size": 16, "representation": 64, "dataset": "synthetic:120x4"}
 
@@ -12,3 +13,21 @@ TINY = {"image_size": 16, "representation": 64, "dataset": "synthetic:120x4"}
 def tiny(tmp_path: Path, **changes: Any) -> RunConfig:
     """Three clients with CNN-5 on few and little images, two rounds; keys in snake_case."""
     return small(tmp_path, **(TINY | changes))
+
+
+def deployed(
+    folder: Path, own: Mapping[int, Mapping[str, str]] | None = None
+) -> Callable[..., None]:
+    """``before`` of a simulation: nodes that keep their states in a folder, and have ``own`` keys.
+
+    A node with a ``data-dir`` has no share of a data set.
+    """
+
+    def prepare(grid: LocalGrid) -> None:
+        for k, (node, context) in enumerate(grid.contexts.items()):
+            keys = (own or {}).get(k, {})
+            if "data-dir" in keys:
+                context.node_config.clear()
+            context.node_config.update({"state-dir": str(folder / "states" / str(node)), **keys})
+
+    return prepare

@@ -6,7 +6,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from helpers.pace import PATIENCE, Clock
 from helpers.pictures import image_folder
-from helpers.tiny import tiny
+from helpers.tiny import deployed, tiny
 from hostile.lies import liars, says
 
 from fedhet.config.load import envelope
@@ -285,34 +285,25 @@ def test_the_content_of_a_message_cannot_be_guessed():
 def test_private_folders_unite_their_classes(tmp_path):
     """Models and devices that cannot work: tests/site/test_reasons.py."""
     folders = (("cat", "dog"), ("dog", "emu"), ("ant",))
-    own = ({"model": "cnn-4"}, {}, {})
-
-    def give(grid):
-        for k, classes in enumerate(folders):
-            images = image_folder(tmp_path / f"images-{k}", classes, 10, size=24 + 16 * k)
-            node = {"data-dir": str(images), "name": f"hospital-{k}"}
-            grid.contexts[100 + k].node_config.clear()
-            grid.contexts[100 + k].node_config.update(
-                node | own[k], **{"state-dir": str(tmp_path / f"state-{k}")}
-            )
-
-    run, _ = simulate(tiny(tmp_path), before=give, simulated=False)
+    own = {
+        k: {"data-dir": str(image_folder(tmp_path / f"images-{k}", c, 10, size=24 + 16 * k)),
+            "name": f"hospital-{k}"}
+        for k, c in enumerate(folders)
+    }  # fmt: skip
+    own[0]["model"] = "cnn-4"
+    run, _ = simulate(tiny(tmp_path), before=deployed(tmp_path, own), simulated=False)
     assert run.partition.read_text().splitlines()[0] == "client,ant,cat,dog,emu"
     assert {(row["client"], row["model"]) for row in csv.DictReader(run.clients.open())} == {
         ("hospital-0", "cnn-4"), ("hospital-1", "cnn-5"), ("hospital-2", "cnn-5")
     }  # fmt: skip
-    assert (tmp_path / "state-1").is_dir()
+    assert (tmp_path / "states" / "101").is_dir()
 
 
 def test_a_deployed_client_ignores_paths_of_the_run(tmp_path, capfd):
     """A server does not choose paths on a hospital's disk."""
     images = image_folder(tmp_path / "server", "ab", 10)
-    config = tiny(tmp_path, dataset="image-folder", data_path=str(images))
-
-    def keep(grid):
-        for k, context in grid.contexts.items():
-            context.node_config["state-dir"] = str(tmp_path / f"state-{k}")
+    config = tiny(tmp_path, dataset="image-folder", data_path=str(images), start_timeout=1.0)
 
     with pytest.raises(RunFailed, match="this run: data: its data are missing[^;]*$"):
-        simulate(config.model_copy(update={"start_timeout": 1.0}), before=keep, simulated=False)
+        simulate(config, before=deployed(tmp_path), simulated=False)
     assert capfd.readouterr().err.count("data-path is empty") == 3

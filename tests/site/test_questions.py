@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from helpers.tiny import tiny
+from helpers.tiny import deployed, tiny
 
 from fedhet import client_app
 from fedhet.cli.app import execute
@@ -158,15 +158,12 @@ def test_runs_are_counted_and_their_epsilon_is_added_up(tmp_path):
     noise = {"dp_clip": 1.0, "dp_epsilon": 8.0, "dp_delta": 1e-3, "rounds": 1}
     path = tmp_path / "limits.yaml"
 
-    def deploy(grid):
-        for k, context in grid.contexts.items():
-            context.node_config["state-dir"] = str(tmp_path / "states" / str(k))
-        grid.contexts[101].node_config["limits"] = str(path)
-
     def replied(name, text, **changes):
         path.write_text(text)
         config = tiny(tmp_path, start_timeout=1.0, name=name, **noise | changes)
-        folder, _ = simulate(config, before=deploy, simulated=False)
+        folder, _ = simulate(
+            config, before=deployed(tmp_path, {1: {"limits": str(path)}}), simulated=False
+        )
         return folder.read_rounds()[0]["replied"]
 
     assert [replied(f"run{k}", "total-epsilon: 20") for k in range(3)] == [3, 3, 2]
@@ -212,10 +209,6 @@ def test_the_limits_that_are_drafted_allow_the_sites_own_preset_and_no_other_que
 def test_other_data_are_noticed_until_the_node_begins_anew(tmp_path):
     """A masked run tells no counts: only the node itself can see that its data are others."""
 
-    def deploy(grid):
-        for k, context in grid.contexts.items():
-            context.node_config["state-dir"] = str(tmp_path / "states" / str(k))
-
     def change(number, message, reply):
         if number == 1 and message.metadata.message_type == "train":
             (note,) = (tmp_path / "states" / "101").glob("*/1/data.json")
@@ -223,7 +216,7 @@ def test_other_data_are_noticed_until_the_node_begins_anew(tmp_path):
         return reply
 
     config = tiny(tmp_path, rounds=2, secure_sum="masked", sum_min=2)
-    folder, _ = simulate(config, before=deploy, tamper=change, simulated=False)
+    folder, _ = simulate(config, before=deployed(tmp_path), tamper=change, simulated=False)
     reasons = [f["reason"] for record in folder.read_rounds() for f in record["failures"]]
     assert any("other data than before" in reason for reason in reasons)
     old = History(tmp_path / "states" / "101").lines()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 from flwr.app import Message
 from helpers.pictures import image_folder
-from helpers.tiny import tiny
+from helpers.tiny import deployed, tiny
 from hostile.deployed import Deployed, files
 
 from fedhet.clients.fedssa import FedSSAClient
@@ -88,11 +88,6 @@ def test_only_a_word_and_a_number_go_up(tmp_path, capfd, monkeypatch):
         if fault.before:
             fault.before(places[k], nodes[k])
 
-    def prepare(grid):
-        for k, context in enumerate(grid.contexts.values()):
-            context.node_config.clear()
-            context.node_config.update(nodes[k])
-
     def listen(number, message, reply):
         if number in sent:
             sent[number].append(reply)
@@ -114,7 +109,7 @@ def test_only_a_word_and_a_number_go_up(tmp_path, capfd, monkeypatch):
         tmp_path, clients=len(nodes), secure_sum="masked", sum_min=2, classes=list(CLASSES),
         start_timeout=1.0, local_epochs=2, image_size=16, rounds=2,
     )  # fmt: skip
-    folder, _ = simulate(config, before=prepare, tamper=listen, simulated=False)
+    folder, _ = simulate(config, before=deployed(tmp_path, nodes), tamper=listen, simulated=False)
     log = capfd.readouterr().err
     told = {f["reason"] for record in folder.read_rounds() for f in record["failures"]}
     for (name, fault), replies in zip(FAULTS.items(), sent.values(), strict=True):

@@ -6,6 +6,7 @@ from io import StringIO
 import pandas as pd
 import pytest
 import torch
+from helpers.tiny import deployed
 
 from fedhet.site.local_data import examples_of, load_local
 from fedhet.testing import simulate, small
@@ -43,25 +44,18 @@ def test_nodes_bring_a_csv_each_in_any_order_and_who_lacks_a_column_is_refused(t
     for k, names in enumerate(columns):
         frame[names][:: 1 - 2 * (k == 1)].to_csv(tmp_path / f"{k}.csv", index=False)
 
-    def give(grid):
-        for k in range(len(columns)):
-            node = {"data-dir": str(tmp_path / f"{k}.csv"), "name": f"h{k}"}
-            grid.contexts[100 + k].node_config.clear()
-            grid.contexts[100 + k].node_config.update(
-                node, **{"state-dir": str(tmp_path / f"s{k}")}
-            )
-
+    own = {k: {"data-dir": str(tmp_path / f"{k}.csv"), "name": f"h{k}"} for k in range(3)}
     config = small(
         tmp_path, dataset="table", target="num", labels={"well": [0], "ill": [1]}, clients=3,
         categories={"sex": ["f", "m"]}, models=["mlp-5"], start_timeout=1, representation=16,
     )  # fmt: skip
-    run, _ = simulate(config, before=give, simulated=False)
+    run, _ = simulate(config, before=deployed(tmp_path, own), simulated=False)
     assert {row["client"] for row in csv.DictReader(run.clients.open())} == {"h0", "h1"}
     reasons = [failure["reason"] for failure in run.read_summary()["failures"]]
     assert any("columns are without age, which this run has" in reason for reason in reasons)
     assert run.read_rounds()[-1]["replied"] == 2
     masked = config.model_copy(update={"secure_sum": "masked", "sum_min": 2, "classes": CLASSES})
-    run, _ = simulate(masked, before=give, simulated=False)
+    run, _ = simulate(masked, before=deployed(tmp_path, own), simulated=False)
     mean = run.read_rounds()[-1]["test_accuracy_mean"]
     assert 2 * mean == pytest.approx(round(2 * mean))  # of 14 test rows each, in whole percents
     assert run.partition.read_text().splitlines()[1:] == ["h0,,", "h1,,"]

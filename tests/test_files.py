@@ -148,27 +148,15 @@ def test_what_is_made_from_examples_is_its_owners_alone(tmp_path, monkeypatch):
     assert {"client.json", "privacy.json", "00000001.safetensors", "examples.bin"} <= {
         path.name for path in made
     }
-    for private in ("state", "cache"):
-        assert readable(tmp_path / private) == []
-    assert readable(folder.checkpoint.parent) == []
-    for private in (folder.partition, folder.clients, folder.rounds, folder.summary):
-        assert readable(private) == []
-    # What is to be shown stays as the user's own umask has it.
-    assert mode(folder.path / "config.yaml") == 0o644
+    assert mode(folder.path / "config.yaml") == 0o644  # to be shown: as the user's umask has it
     state = next((tmp_path / "state").rglob("client.json")).parent
     export(state, tmp_path / "model")
-    assert readable(tmp_path / "model") == []
+    private = [folder.checkpoint.parent, folder.partition, folder.clients, folder.rounds]
+    private += [folder.summary, *(tmp_path / name for name in ("state", "cache", "model"))]
+    assert [readable(path) for path in private] == [[]] * 8
 
 
-@pytest.mark.parametrize(
-    ("text", "written"),
-    [
-        ("a\x1b[2Jb", "a?[2Jb"),
-        ("x\u202ey\x9b", "x?y?"),
-        ("=1+1", "'=1+1"),
-        ("two\nlines", '"two\nlines"'),
-    ],
-)  # fmt: skip
-def test_a_cell_is_no_formula_and_moves_no_terminals_cursor(text, written):
+def test_a_cell_is_no_formula_and_moves_no_terminals_cursor():
     """Names of classes may be a stranger's: predictions.csv is looked at in a terminal."""
-    assert csv_text([["y", text]]) == f"y,{written}\n"
+    cells = ["a\x1b[2Jb", "x\u202ey\x9b", "=1+1", "two\nlines"]
+    assert csv_text([cells]) == 'a?[2Jb,x?y?,\'=1+1,"two\nlines"\n'

@@ -30,15 +30,12 @@ def test_resume_takes_the_same_configuration(capsys, stopped, pretend, monkeypat
     ("words", "parts"),
     [
         (["lr=0.1"], ["lr", "cannot be changed in a resumed run", "engine, rounds"]),
-        (["rounds=0"], ["rounds", "'0'", "greater than or equal to 1"]),
-        (["engine=rey"], ["engine", "'rey'"]),
         (["round=3"], ["round: unknown key", "did you mean 'rounds'"]),
     ],
 )
 def test_resume_changes_only_what_leaves_the_rounds_alone(capsys, stopped, words, parts):
     line = refused(capsys, "resume", str(stopped), *words)
-    for part in parts:
-        assert part in line
+    assert all(part in line for part in parts)
     assert RunFolder(stopped).started_config()["lr"] == 0.01
 
 

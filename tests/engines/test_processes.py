@@ -110,30 +110,20 @@ def test_a_killed_command_leaves_nothing_and_its_run_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("keys", "count"),
-    [({"fraction": 0.1}, 10), ({"clients": 2}, 2), ({"threads": 4}, 16),
-     ({"threads": 4, "actors": 20}, 20), ({"engine": "ray"}, 100),
-     ({"engine": "ray", "actors": 8}, 8)],
+    ("keys", "memory", "count"),
+    [({"fraction": 0.1}, [], 10), ({"clients": 2}, [], 2), ({"threads": 4}, [], 16),
+     ({"threads": 4, "actors": 20}, [], 20), ({"engine": "ray"}, [], 100),
+     ({"engine": "ray", "actors": 8}, [], 8), ({}, [], 64), ({}, [16 << 30], 8),
+     ({}, [16 << 30, 5 << 30], 4), ({}, [1 << 30], 1), ({"actors": 20}, [16 << 30], 20)],
 )  # fmt: skip
-def test_no_more_workers_than_cpus_clients_and_threads_allow(monkeypatch, keys, count):
+def test_workers_are_as_many_as_cpus_gpus_and_clients_allow(monkeypatch, keys, memory, count):
     monkeypatch.setattr(grid, "cpus", lambda: 64)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")  # a cluster's size is not known here
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert grid.processes(build_config({"clients": 100, **keys}))[0] == count
-
-
-@pytest.mark.parametrize(
-    ("memory", "actors", "count"),
-    [([], 0, 64), ([16 << 30], 0, 8), ([16 << 30, 5 << 30], 0, 4), ([1 << 30], 0, 1),
-     ([16 << 30], 20, 20)],
-)  # fmt: skip
-def test_gpus_have_room_for_so_many_workers(monkeypatch, memory, actors, count):
-    monkeypatch.setattr(grid, "cpus", lambda: 64)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(memory))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(memory))
     of = {number: SimpleNamespace(total_memory=size) for number, size in enumerate(memory)}
     monkeypatch.setattr(torch.cuda, "get_device_properties", of.get)
-    config = build_config({"clients": 100, "actors": actors})
+    config = build_config({"clients": 100, "engine": "processes", **keys})
     assert grid.processes(config) == (count, len(memory))
 
 

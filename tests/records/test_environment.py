@@ -3,7 +3,6 @@
 import platform
 import subprocess
 
-import pytest
 import torch
 
 from fedhet.config.load import build_config
@@ -18,18 +17,15 @@ def test_the_processor_is_named_with_the_instructions_that_round():
     assert len(said) == len(set(said)) > 1
 
 
-@pytest.mark.parametrize(
-    ("cpuinfo", "said"),
-    [
-        (b"cpu family: 6\nmodel name : X\xff 1\n\nmodel name: Y", "X\ufffd 1 (family 6)"),
-        (b"CPU implementer : 0x41\nCPU part : 0xd40\n", "(implementer 0x41, part 0xd40)"),
-    ],
-)
-def test_every_kind_of_linux_says_what_it_runs_on(monkeypatch, tmp_path, cpuinfo, said):
+def test_every_kind_of_linux_says_what_it_runs_on(monkeypatch, tmp_path):
     monkeypatch.setattr(room, "_CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(platform, "processor", lambda: "")
-    (tmp_path / "cpuinfo").write_bytes(cpuinfo)
-    assert processor().split(", ", 1)[1].rpartition(", ")[0] == said
+    for cpuinfo, said in (
+        (b"cpu family: 6\nmodel name : X\xff 1\n\nmodel name: Y", "X\ufffd 1 (family 6)"),
+        (b"CPU implementer : 0x41\nCPU part : 0xd40\n", "(implementer 0x41, part 0xd40)"),
+    ):
+        (tmp_path / "cpuinfo").write_bytes(cpuinfo)
+        assert processor().split(", ", 1)[1].rpartition(", ")[0] == said
     (tmp_path / "cpuinfo").unlink()  # as elsewhere
     assert processor().split(", ") == [platform.machine(), torch.backends.cpu.get_cpu_capability()]
 

@@ -60,7 +60,6 @@ def pretend(words: list[str]) -> int:
 
 
 def refuse(_words: list[str]) -> int:
-    """Say why it cannot go on, and end."""
     print("error: it is another reason today", file=sys.stderr)
     return 3
 
@@ -73,12 +72,10 @@ def killed(_words: list[str]) -> int:
 
 
 def silent(_words: list[str]) -> int:
-    """End without a word."""
     return 7
 
 
 def sleep(_words: list[str]) -> int:
-    """Never end by itself."""
     time.sleep(600)
     return 0
 

@@ -9,7 +9,6 @@ import pytest
 from sweeps import cell_work as work
 from sweeps.cell_work import leave
 
-from fedhet.cli.app import execute
 from fedhet.cli.sweeps import SweepProgress
 from fedhet.errors import RunFailed, UserError
 from fedhet.records.run_folder import RunFolder
@@ -31,13 +30,6 @@ def test_a_folder_whose_run_was_killed_while_it_made_it_is_made_anew(cells, tmp_
     assert not job.taken()
     found.run(1, nothing)
     assert job.state == "finished"
-
-
-def test_a_failed_cell_is_continued_or_says_why_it_cannot(cells, tmp_path) -> None:
-    leave(tmp_path, cells[0], rounds=1, silent=[1], status="failed", reason="no client replied")
-    found = Sweep.open("s", tmp_path, cells[:1], work.refuse)
-    found.run(1, nothing)
-    assert found.jobs[0].reason == "error: it is another reason today"
 
 
 def test_a_cell_that_somebody_is_at_is_waited_for(cells, tmp_path, capsys) -> None:
@@ -113,8 +105,6 @@ def test_cells_run_side_by_side_and_one_that_breaks_stops_no_other(cells, tmp_pa
     assert f"fedhet: {cells[2].name} failed, accuracy -, {cells[2].label}: no such thing" in said
     kept = json.loads((out / "sweeps" / "s" / "sweep.json").read_text())
     assert [cell["state"] for cell in kept["cells"]] == [job.state for job in found.jobs]
-    again = Sweep.open("s", out, cells, execute)
-    assert [job.state for job in again.jobs[:2]] == ["finished", "finished"]
 
 
 def test_what_interrupts_a_sweep_ends_its_cells_and_one_command_runs_at_a_time(

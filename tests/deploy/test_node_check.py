@@ -21,7 +21,6 @@ KNOWN, UNKNOWN = b'{"code": 2003}', b'{"code": 2004}'
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A client's folder."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "cache"))
     for number in range(4):
@@ -35,7 +34,6 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def server(home, serve):
-    """The server that the client is to join."""
     made = serve(make(home / "tls", ["127.0.0.1"], ["a"]), status=400, body=KNOWN)
     made.home = home
     return made

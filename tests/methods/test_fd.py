@@ -65,7 +65,6 @@ def test_what_is_no_distribution_over_declared_classes_is_refused(tmp_path, payl
 
 
 def logits_client(tmp_path, **changes):
-    """A client whose model is the identity: its logits are the inputs."""
     client = make_client(small(tmp_path, method="fd", **changes), 0, tmp_path)
     client.modules = {"model": torch.nn.Identity()}
     return client

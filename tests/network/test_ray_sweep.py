@@ -37,7 +37,6 @@ def rounds(folder: Path) -> list[int]:
 
 
 def workers(cluster: Cluster) -> list[psutil.Process]:
-    """The processes that run cells."""
     found = []
     for node in cluster.nodes:
         for one in node.children():

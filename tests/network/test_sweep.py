@@ -40,7 +40,6 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 def alone(path: Path) -> dict[str, str]:
-    """The hashes of a preset's cells, each run by itself."""
     found = {}
     for cell in read_cells(path, []):
         config = cell.config.model_copy(update={"out": str(path.parent / "alone")})

@@ -12,7 +12,6 @@ from fedhet.testing import simulate
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory):
-    """A train message and the context of its client."""
     _, grid = simulate(tiny(tmp_path_factory.mktemp("mods"), rounds=1))
     message = next(m for m in grid.sent if m.metadata.message_type == TRAIN)
     return message, grid.contexts[message.metadata.dst_node_id]

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from helpers.tiny import tiny
+from helpers.tiny import deployed, tiny
 
 from fedhet import client_app
 from fedhet.config.load import envelope
@@ -20,19 +20,17 @@ def limited(tmp_path, text, **changes):
     path = tmp_path / "limits.yaml"
     path.write_text(text)
 
-    def own(grid):
-        nodes.append(grid)
-        grid.contexts[101].node_config["limits"] = str(path)
-
     def listen(node, message, reply):
         record = reply.content.config_records["info"]
         if node == 1 and "error" in record:
             said.append((message.metadata.message_type, str(record["error"])))
         return reply
 
-    nodes, said = [], []
+    said = []
     config = tiny(tmp_path, start_timeout=1.0, **{"rounds": 1, "representation": 500} | changes)
-    folder, _ = simulate(config, tamper=listen, before=own)
+    folder, _ = simulate(
+        config, tamper=listen, before=deployed(tmp_path, {1: {"limits": str(path)}})
+    )
     return folder.read_rounds(), said
 
 

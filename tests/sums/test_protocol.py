@@ -83,7 +83,6 @@ class Cohort:
 
 
 def told_to(name: str, collector: Collector, attempt: int = 1) -> Survivors:
-    """Return what a member is told of the survivors of a collector."""
     return Survivors(collector.survivors, attempt, collector.boxes_for(name).tobytes())
 
 

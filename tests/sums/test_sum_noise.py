@@ -39,7 +39,6 @@ def summed(tmp_path, **changes):
 
 
 def part_of(tmp_path, config, **changes):
-    """A client and its part of a sum."""
     client = make_client(config, 0, tmp_path / "s")
     strategy, data = find_method(config.method).strategy, client.setup.data
     cohort = Cohort(EVERYBODY, 1, 3)

@@ -310,11 +310,6 @@ def test_data_that_cannot_be_examples_are_one_line(data, part):
         understand(data, ())
 
 
-def test_a_client_without_test_rows_is_named(tmp_path):
-    with pytest.raises(fedhet.UserError, match="client 's' has too few"):
-        go(tmp_path, data={"n": NORTH, "s": (SOUTH[0][:1], SOUTH[1][:1])})
-
-
 @pytest.mark.parametrize(
     ("keys", "part"),
     [
@@ -325,6 +320,7 @@ def test_a_client_without_test_rows_is_named(tmp_path):
         ({"metrics": {"accuracy_two": recall}}, "cannot be a metric's name"),
         ({"metrics": {"two": lambda y, p: "much"}, "rounds": 1}, "returns a str, must be a number"),
         ({"data": DATA, "dataset": "digits"}, "not both"),
+        ({"data": {"n": NORTH, "s": (SOUTH[0][:1], SOUTH[1][:1])}}, "client 's' has too few"),
         ({"length": 16}, r"read as table \(texts of a frame need text=\); it is for dataset=texts"),
         ({"on_round": lambda record: record["nothing"]}, r"on_round: KeyError: .*test_objects.py"),
     ],

@@ -49,7 +49,6 @@ MISTAKES = (
     (["server", "tls", "--host", "no host"], "--host, --port: no host:8443"),
     (["server", "elsewhere"], "fedhet certs --out"),
     ([*NODE, "--name", ""], "--name: ''"),
-    (["node", "tls/clients/a.pub", "--server", "h", *SHARE], "not a private key"),
     (["status", "--superlink", "127.0.0.1:9093"], "'127.0.0.1:9093' is not a folder of"),
     (["unit", "client"], "server or node"),
     (["run", "kinds/table", "target=ill", "categories=smoker", "--superlink", "tls"],

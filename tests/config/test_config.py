@@ -108,12 +108,10 @@ MISTAKES = {
     "alpha=0.5": "alpha: '0.5' has no effect: partition=classes-per-client; it is for",
     "partition=dirichlet3": "partition: 'dirichlet3' is not allowed: input should be",
     "partition=natural": "partition: 'natural' is not allowed with dataset=digits",
-    "dataset=hf:a/b scale=2": "scale: '2' has no effect: dataset=hf:a/b",
     f"dataset=table models=cnn-1 data-path={__file__}": "model 'cnn-1' is for images",
     "models=@table-9": "models: group '@table-9' is unknown (did you mean",
     "image-size=large": "image-size: 'large' is not allowed",
     "augment=jitter-scale": "augment: 'jitter-scale' is not allowed with dataset=digits",
-    "optimizer=adam momentum=0.5": "momentum: '0.5' has no effect",
     "method=fedkd compress-down=true fraction=0.5": "fraction=0.5",
     "method=fedkd t-end=0.9": "t-end: 0.9 is not allowed",
     "method=fedmrl matryoshka=false inference=mix-small": "inference: ",
@@ -127,7 +125,6 @@ MISTAKES = {
     "gird=3": "did you mean 'grid'",
     "grid=3": "`fedhet sweep` runs them",
     "d=256": "did you mean 'representation'",
-    "server-epochs=3": "server-epochs: only method fedgen or fedgh or fedtgp",
 }
 
 

@@ -139,15 +139,6 @@ def test_every_damage_is_named_and_changes_nothing(runs, tmp_path, capsys, which
     assert [path.read_bytes() for path in run.glob("rounds.jsonl")] == before
 
 
-def test_a_completed_run_without_its_lines_is_damaged_in_the_list(runs, tmp_path, capsys):
-    run = copy(runs["done"], tmp_path / "runs")
-    lines(run / "rounds.jsonl", lambda x: x[:1])
-    capsys.readouterr()
-    assert execute(["runs", str(run.parent), "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert row["status"] == "damaged" and f"has 1 of the {ROUNDS} rounds" in row["reason"]
-
-
 @pytest.mark.parametrize("engine", ["inline", "processes"])
 def test_a_run_whose_folder_is_removed_ends_in_one_line(tmp_path, capfd, engine):
     config = tiny(tmp_path, rounds=ROUNDS, name="gone", engine=engine)

@@ -34,8 +34,10 @@ def test_a_list_of_grids_is_their_union_without_repeats(tmp_path) -> None:
     assert len({cell.name for cell in found}) == 3
 
 
-def test_keys_of_one_method_stay_with_it(tmp_path) -> None:
-    fedssa, alone = cells(tmp_path, {"method": ["fedssa", "standalone"]})
+def test_keys_of_one_method_stay_with_it_and_words_win_over_the_grid(tmp_path) -> None:
+    grid = {"method": ["fedssa", "standalone"], "seed": [0, 1]}
+    fedssa, alone = cells(tmp_path, grid, ["seed=5", "rounds=3"])
+    assert (alone.config.seed, alone.config.rounds) == (5, 3)
     assert fedssa.config.params.mu0 == 0.25
     assert alone.config.method == "standalone" and "mu0" not in alone.config.flat()
 
@@ -58,11 +60,6 @@ def test_cells_of_files_of_one_name_are_refused_not_merged(tmp_path) -> None:
     with pytest.raises(UserError, match=r"^data-path: '.*a/images' and '.*b/images' have the sa"):
         cells(tmp_path, {"data-path": paths}, dataset="image-folder")
     assert len(cells(tmp_path, {"data-path": paths[:1] * 2}, dataset="image-folder")) == 1
-
-
-def test_the_command_line_wins_over_the_grid(tmp_path) -> None:
-    (cell,) = cells(tmp_path, {"seed": [0, 1], "method": ["standalone"]}, ["seed=5", "rounds=3"])
-    assert (cell.config.seed, cell.config.rounds) == (5, 3)
 
 
 def test_quick_takes_a_tenth_of_the_rounds_and_a_fifth_of_the_epochs(tmp_path) -> None:

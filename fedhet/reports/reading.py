@@ -181,6 +181,9 @@ def _read_folder(path: Path) -> RunRecord | LeftOut:
     kept = [n for n in lines[-1] if n in _ROUND or n.startswith(_FIGURES) or n.endswith("norm")]
     rows = read_evaluations(folder.clients) if folder.clients.exists() else []
     last = {line["client"]: line for line in rows}
+    rounds = pd.DataFrame([[line.get(n) for n in kept] for line in lines], columns=kept)
+    if rows and participants_mean("accuracy") not in rounds:
+        rounds = _with_participants(rounds, _table(rows))
     if folder.partition.exists():
         classes, held = read_partition(folder.partition)
         if all(held.values()):
@@ -189,11 +192,20 @@ def _read_folder(path: Path) -> RunRecord | LeftOut:
         RunRecord(
             path.name, {key: value for key, value in config.items() if key not in _MACHINE},
             summary, read_json(folder.environment) if folder.environment.exists() else {},
-            pd.DataFrame([[line.get(n) for n in kept] for line in lines], columns=kept),
+            rounds,
             _table([last[name] for name in sorted(last, key=client_order)]).drop(columns="round"),
             counts, path,
         )
     )  # fmt: skip
+
+
+def _with_participants(rounds: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """Add the participants' means to rounds that an older fedhet recorded without them."""
+    own = rows[rows["generation"] == rows["round"]].groupby("round")
+    means = own[[f"test_{name}" for name in METRICS if f"test_{name}" in rows]].mean()
+    whole = own.size().reindex(rounds["round"], fill_value=0).to_numpy() == rounds["replied"]
+    means = means.reindex(rounds["round"]).set_axis(rounds.index).where(whole)
+    return rounds.join(means.add_prefix("participants_").add_suffix("_mean"))
 
 
 def _unpacked(path: Path) -> RunRecord:
@@ -242,7 +254,7 @@ def _checked(run: RunRecord) -> RunRecord:
     for name in METRICS if everybody else ():
         if (column := f"test_{name}_mean") in rounds:
             mean = participants_mean(name)
-            rounds[mean] = rounds.get(mean, rounds[column])
+            rounds[mean] = rounds.get(mean, rounds[column]).fillna(rounds[column])
     ends = {"rounds.jsonl": rounds["test_accuracy_mean"].iloc[-1]}
     if not run.means_alone:
         evaluated, tests = rounds.get("evaluated_clients"), clients["test_accuracy"]

@@ -134,7 +134,7 @@ def run(grid: Grid, launch: Launch, roster: Roster) -> None:
     rounds = folder.read_rounds()
     if not any(record["replied"] for record in rounds):
         first = next(map(left_out, rounds[0]["failures"]), "no reply")
-        raise RunFailed(f"all clients failed in every round; the first failure: {first}")
+        raise RunFailed(f"no round came about; the first failure: {first}")
     folder.write_summary(config, "completed", len(roster.ids))
     if simulated and not config.keep_state:
         folder.remove_states(config)

@@ -148,7 +148,7 @@ class MethodStrategy(Strategy, Generic[P]):
         return Reference(Empty())
 
     def check(self, info: ClientInfo, payload: Any) -> None:
-        """Raise Rejected if ``payload``, an ``upload_type`` of the right shapes, is not valid."""
+        """Raise Rejected if ``payload`` of ``info``'s client is not valid; its shapes are right."""
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Combine ``uploads``, sorted by client, in float64, at the end of round ``round_``.

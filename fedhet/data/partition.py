@@ -493,7 +493,7 @@ def about_classes(data: Content, what: str) -> list[str]:
         raise UserError(
             f"all {len(data.labels):,} {what} have the same class, "
             f"'{data.classes[int(sizes.argmax())]}': check target, whether the file is complete, "
-            "and the level of the folder"
+            "and the level of the folder" + "".join(f"; {note}" for note in data.notes[:1])
         )
     lines = [
         f"classes {', '.join(map(repr, same))} differ only in case or spaces: "

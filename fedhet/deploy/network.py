@@ -73,7 +73,9 @@ class Waiting:
             self.say(f"waiting for {self.what} since {since}: {one_line(reason)}")
 
     def over(self) -> None:
-        """Note that the wait is over."""
+        """Note that the wait is over; who has read that it waits reads this, too."""
+        if self._told:
+            self.say(f"{self.what} answered")
         self._since, self._told = None, ""
 
 

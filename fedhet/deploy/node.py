@@ -288,12 +288,15 @@ class Node:
         """Print what a SuperNode without its server waits for: Flower does not name all causes."""
         if AWAY in line:
             away = away or Waiting(self.plan.server, self._tell)
-        elif BACK in line or ADMITTED.search(line):
+        elif away and (BACK in line or ADMITTED.search(line)):
+            away.over()
             away = None
         pause = LOOK if away is not None else PROBE
         if not line and time.monotonic() - self._probed >= pause:
             try:
                 reach(self.plan.server, self.plan.ca)
+                if away:
+                    away.over()
                 away = None
             except UserError as error:
                 away = away or Waiting(self.plan.server, self._tell)

@@ -25,6 +25,7 @@ from fedhet.errors import Refused, UserError, nearest, one_line
 from fedhet.files import check_folder, folder_size, read_tensors
 from fedhet.models.names import FOLDER, folder_of, parse, validate_model_name
 from fedhet.site.limits import (
+    SUM_MIN,
     Asked,
     History,
     Limits,
@@ -38,7 +39,7 @@ from fedhet.site.privacy import epsilon_of
 from fedhet.sums.client import cannot_prove
 
 ENOUGH = 1 << 30  # bytes free for states and caches
-SUM_MIN, DELTA = 3, 1e-5  # of a run that is thought of to see whether there can be one
+DELTA = 1e-5  # of a run that is thought of to see whether there can be one
 ERRORS = (UserError, OSError, ValueError, RuntimeError)
 AHEAD, BEHIND = 5.0, 300.0  # seconds by which the clock of a signature may differ (Flower)
 

@@ -417,7 +417,9 @@ class Handshake:
             reasons = distinct(self.roster.refused.values())
             refused = f" (refused: {reasons})" if reasons else ""
             if self._asked and not self._mail.simulated:
-                busy = f"{len(self._asked)} online, without an answer yet: busy with another run?"
+                busy = (
+                    f"{len(self._asked)} online, without an answer yet: starting, or in another run"
+                )
                 reasons, refused = "; ".join(filter(None, (reasons, busy))), f"{refused} ({busy})"
             if nodes and expected and len(nodes) >= expected:
                 break

@@ -33,7 +33,8 @@ from fedhet.site.privacy import NOTE, epsilon_of, mu_of, noise_multiplier
 
 NAME = "history.jsonl"
 SHAKE, TRAIN, ANSWERED = "handshake", "training", "answered"
-SUMS = ("sum-metrics", "sum-owners")
+SUMS = ("sum-min", "sum-metrics", "sum-owners")
+SUM_MIN = 3  # fewest sites of a sum, and owners of a class: of two each knows the other's part
 # Keys of a run that the history shows, where they are set.
 SHOWN = (
     "dataset", "target", "labels", "classes", "numbers", "categories", "text", "channels", "group",
@@ -268,8 +269,10 @@ def _masked(_: str, asked: Asked) -> str:
     config = asked.config
     wrong = {
         f"secure-sum is {config.secure_sum}": not config.summed,
-        "sum-metrics is false": not config.sum_metrics, "sum-owners is 1": config.sum_owners == 1,
-    }  # fmt: skip
+        "sum-metrics is false": not config.sum_metrics,
+        f"sum-min is {config.sum_min}": config.sum_min < SUM_MIN,
+        f"sum-owners is {config.sum_owners}": config.sum_owners < SUM_MIN,
+    }
     return next((text for text, so in wrong.items() if so), "")
 
 
@@ -376,7 +379,7 @@ class Limits(Schema):
         "least noise of a sum, sigma / dp-clip, in runs that have sums", _noise(True),
         "at least {:g}", gt=0)  # fmt: skip
     secure_sum: Literal["required"] | None = limit(
-        "required: only masked sums, also of metrics, and sum-owners above 1", _masked,
+        "required: only masked sums, also of metrics, of three sites and owners or more", _masked,
         "only masked sums")  # fmt: skip
     min_sum: int | None = limit("least clients of a sum", _members, "at least {}", ge=2)
     max_upload_bytes: int | None = limit("most bytes of one upload",

@@ -230,7 +230,9 @@ def test_what_a_run_waits_for_or_starts_without_is_said(network, monkeypatch):
     waiting = Handshake(network, "x", Roster(), RunConfig(secure_sum="masked"))
     monkeypatch.setattr(waiting, "query", lambda patience: [])
     waiting._asked = {100: 0.0, 101: 0.0}
-    with pytest.raises(RunFailed, match="2 online, without an answer yet: busy with another run"):
+    with pytest.raises(
+        RunFailed, match="2 online, without an answer yet: starting, or in another run"
+    ):
         waiting.wait(3, 0.5)
     said, waiting._asked, waiting.roster.nodes = [], {}, {"a": 100, "b": 101}
     waiting.wait(3, 0.5, said.append)

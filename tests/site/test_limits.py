@@ -34,7 +34,8 @@ def limited(tmp_path, text, **changes):
     return folder.read_rounds(), said
 
 
-SUMS = {"secure_sum": "masked", "sum_min": 2}
+MASKED = {"secure_sum": "masked"}
+SUMS = MASKED | {"sum_min": 2}
 BROKEN = (
     ("max-epochs: 1", {"local_epochs": 2}, "max-epochs: this site allows 1, and local-epochs"),
     ("max-epochs: 2", {"method": "pfedes"}, "max-epochs: .* extractor-epochs is"),
@@ -44,8 +45,9 @@ BROKEN = (
     ("min-noise: 0.5", {}, "min-noise: this site allows at least 0.5, and the run has 0"),
     ("min-noise: 0.5", NOISE, "min-noise: .* the run has 0.1"),
     ("secure-sum: required", {}, "secure-sum: this site allows only masked sums, and"),
-    ("secure-sum: required", SUMS | {"sum_metrics": False}, "secure-sum: .* sum-metrics is false"),
-    ("secure-sum: required", SUMS | {"sum_owners": 1}, "secure-sum: .* sum-owners is 1"),
+    ("secure-sum: required", SUMS, "secure-sum: .* sum-min is 2"),
+    ("secure-sum: required", MASKED | {"sum_metrics": False}, "secure-sum: .* sum-metrics is"),
+    ("secure-sum: required", MASKED | {"sum_owners": 2}, "secure-sum: .* sum-owners is 2"),
     ("min-sum: 4", SUMS, "min-sum: .* a round has 3 clients"),
     ("min-sum-noise: 5", SUMS | NOISE, "min-sum-noise: .* at least 5, and the run has 0.1"),
     ("min-noise: 0.05", SUMS | NOISE, "min-noise: .* for which min-sum-noise is"),

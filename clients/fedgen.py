@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhet.clients.averaging import AveragingClient, blanks_of, set_parameters
 from fedhet.errors import Refused
@@ -10,7 +10,7 @@ from fedhet.models.networks import exchanged
 from fedhet.protocol.handshake import EXACT
 from fedhet.protocol.payload import Payload, blank
 from fedhet.rng import torch_seeded
-from fedhet.strategies.fedgen import FedGenParams, Generator, HeaderAndGenerator
+from fedhet.strategies.fedgen import FedGenParams, HeaderAndGenerator, new_generator, sampled
 from fedhet.training.loop import Phase
 
 
@@ -51,11 +51,13 @@ class FedGenClient(AveragingClient[FedGenParams]):
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return the cross-entropy of the images, and of as many made representations."""
-        made, meant = self.generator.sample(self.shares, len(labels), self.draws)
+        made, meant = sampled(
+            self.generator, self.params.noise, self.shares, len(labels), self.draws
+        )
         return self.cross_entropy(self.model(inputs), labels) + self.cross_entropy(
             self.model.head(made), meant
         )
 
-    def _new_generator(self) -> Generator:
+    def _new_generator(self) -> nn.Module:
         with torch_seeded(self.config.seed, "generator"):
-            return Generator(self.params, self.classes, self.d)
+            return new_generator(self.params, self.classes, self.d)

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
-import torch
 from threadpoolctl import ThreadpoolController
+
+from fedhet.lazy import torch
 
 
 def _entropy(seed: int, purpose: str, client: str, round_: int) -> list[int]:

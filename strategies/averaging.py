@@ -13,12 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
-import torch
-from torch import nn
 
+from fedhet import models
 from fedhet.config.schema import P
-from fedhet.models.networks import exchanged
-from fedhet.models.zoo import small_extractor, small_model
+from fedhet.lazy import nn, torch
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.rng import torch_seeded
@@ -167,23 +165,23 @@ class AveragingStrategy(MethodStrategy[P]):
     weighs_late = True
     shares_extractor = False  # whether the small model's header is left out
 
-    def shared_module(self) -> nn.Module:
+    def shared_module(self) -> "nn.Module":
         """Return a new module that crosses the wire (called inside a seeded context).
 
         By default the small model if ``shares_small_model``, without its header if
         ``shares_extractor``; else a header d -> C.
         """
         if self.shares_extractor:
-            return small_extractor(self.config, self.inputs, self.classes)
+            return models.small_extractor(self.config, self.inputs, self.classes)
         if self.shares_small_model:
-            return small_model(self.config, self.inputs, self.classes)
+            return models.small_model(self.config, self.inputs, self.classes)
         return nn.Linear(self.d, self.classes)
 
     def initialise(self) -> None:
         """Draw the shared module from the run's "global" generator."""
         with torch_seeded(self.config.seed, "global"):
             module = self.shared_module()
-        named = exchanged(module)
+        named = models.exchanged(module)
         self.names = list(named)
         self.tensors = tuple(t.detach().numpy().copy() for t in named.values())
 

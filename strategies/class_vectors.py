@@ -1,15 +1,15 @@
 """The server half of methods whose clients send one vector per class that they have seen."""
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor, nn
 
-from fedhet.config.schema import REPRESENTATION, P, Params, RunConfig
+from fedhet.config.schema import P, Params, RunConfig
+from fedhet.lazy import Tensor, nn, torch
 from fedhet.protocol.checks import check_declared
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload, blank
@@ -18,7 +18,9 @@ from fedhet.strategies.aggregator import MEAN, Rule
 from fedhet.strategies.averaging import ClassSums, sum_by_class
 from fedhet.strategies.base import MethodStrategy, Reference, Upload
 from fedhet.sums.contribution import Own
-from fedhet.training.loop import SGD, batches
+
+if TYPE_CHECKING:
+    from fedhet.training.loop import SGD
 
 log = logging.getLogger("fedhet")
 MOST_EPOCHS = 10_000  # of the keys `server-epochs`
@@ -142,13 +144,13 @@ class PrototypeStrategy(ClassVectorStrategy[PP]):
 # what it moves are the strategy's `arrays`.
 
 
-def server_generator(config: RunConfig, round_: int) -> torch.Generator:
+def server_generator(config: RunConfig, round_: int) -> "torch.Generator":
     """Return the generator of the server's random numbers in a round."""
     return torch.Generator().manual_seed(torch_seed(config.seed, "server", round_=round_))
 
 
 def train_on_server(
-    module: nn.Module, optimiser: SGD, loss: Callable[[Tensor], Tensor], steps: Iterable[Tensor]
+    module: "nn.Module", optimiser: "SGD", loss: Callable[[Tensor], Tensor], steps: Iterable[Tensor]
 ) -> dict[str, float]:
     """Make one step on ``loss(batch)`` for every batch of ``steps``; return numbers.
 
@@ -176,7 +178,7 @@ def train_on_server(
 
 
 def train_on_pairs(  # noqa: PLR0913
-    module: nn.Module,
+    module: "nn.Module",
     loss: Callable[[Tensor], Tensor],
     count: int,
     *,
@@ -189,6 +191,8 @@ def train_on_pairs(  # noqa: PLR0913
 
     In shuffled batches of ``batch-size``; returns what :func:`train_on_server` does.
     """
+    from fedhet.training.loop import SGD, batches  # noqa: PLC0415  (torch)
+
     optimiser = SGD([(list(module.parameters()), lr)])
     draws = server_generator(config, round_)
     orders = (torch.randperm(count, generator=draws) for _ in range(epochs))
@@ -196,13 +200,13 @@ def train_on_pairs(  # noqa: PLR0913
     return train_on_server(module, optimiser, loss, steps)
 
 
-def state_arrays(module: nn.Module, prefix: str = "") -> dict[str, Array]:
+def state_arrays(module: "nn.Module", prefix: str = "") -> dict[str, Array]:
     """Return parameters and buffers of a module, by name, as copies."""
     state = module.state_dict()
     return {prefix + name: tensor.detach().numpy().copy() for name, tensor in state.items()}
 
 
-def load_state(module: nn.Module, arrays: Mapping[str, Array], prefix: str = "") -> None:
+def load_state(module: "nn.Module", arrays: Mapping[str, Array], prefix: str = "") -> None:
     """Inverse of :func:`state_arrays`; ``arrays`` may hold others as well."""
     module.load_state_dict(
         {name: torch.tensor(arrays[prefix + name]) for name in module.state_dict()}
@@ -228,21 +232,6 @@ class TrainedPrototypeParams(PrototypeParams):
 TP = TypeVar("TP", bound=TrainedPrototypeParams)
 
 
-class TrainablePrototypes(nn.Module):
-    """P (C, d), made from an embedding by two layers."""
-
-    def __init__(self, classes: int, d: int = REPRESENTATION) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(classes, d)
-        self.middle = nn.Linear(d, d)
-        self.fc = nn.Linear(d, d)
-
-    def forward(self) -> Tensor:
-        """Return all prototypes."""
-        prototypes: Tensor = self.fc(self.middle(self.embedding.weight).relu())
-        return prototypes
-
-
 class TrainedPrototypeStrategy(PrototypeStrategy[TP]):
     """Trains the prototypes that it sends on the pairs (prototype, class) of each round."""
 
@@ -255,7 +244,16 @@ class TrainedPrototypeStrategy(PrototypeStrategy[TP]):
         """Draw embedding and layers from the run's "global" generator; no class is known."""
         super().initialise()
         with torch_seeded(self.config.seed, "global"):
-            self.trainable = TrainablePrototypes(self.classes, self.d)
+            embedding = nn.Embedding(self.classes, self.d)
+            layers = [nn.Linear(self.d, self.d) for _ in range(2)]
+        names = ("embedding", "middle", "fc")
+        self.trainable = nn.Sequential(OrderedDict(zip(names, [embedding, *layers], strict=True)))
+
+    def made(self) -> Tensor:
+        """Return all prototypes (C, d), made from the embedding by two layers."""
+        embedding, middle, last = self.trainable
+        prototypes: Tensor = last(middle(embedding.weight).relu())
+        return prototypes
 
     def round_loss(self, labels: Tensor, vectors: Tensor) -> tuple[Loss, dict[str, float]]:
         """Return the loss of a round's pairs (M,), (M, d), and numbers for the round's line."""
@@ -270,7 +268,7 @@ class TrainedPrototypeStrategy(PrototypeStrategy[TP]):
             epochs=self.params.server_epochs, lr=self.params.server_lr,
         )  # fmt: skip
         with torch.inference_mode():
-            self.prototypes = self.trainable().numpy().copy()
+            self.prototypes = self.made().numpy().copy()
         return {**self.count(uploads), **numbers, **trained}
 
     def arrays(self) -> dict[str, Array]:

@@ -20,17 +20,16 @@ Adam goes on with its moments from round to round, as HtFLlib's does: started an
 are as long for a gradient of rounding as for any. Inference is by the local model.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
 
-from fedhet.config.schema import REPRESENTATION, Params
-from fedhet.models.networks import exchanged
+from fedhet import models
+from fedhet.config.schema import Params
+from fedhet.lazy import F, Tensor, nn, torch
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, Float32, Int64, Payload, rest
 from fedhet.rng import torch_seeded
@@ -44,7 +43,6 @@ from fedhet.strategies.class_vectors import (
     state_arrays,
     train_on_server,
 )
-from fedhet.training.loop import Adam
 
 PREFIX, MOMENTS = "generator.", "adam."  # of the names of G's arrays in a checkpoint, and of Adam's
 
@@ -68,38 +66,30 @@ class HeaderAndGenerator(Payload):
     tensors: tuple[Float32, ...] = rest()
 
 
-class Generator(nn.Module):
-    """G: noise (B, z) and labels (B,) to representations (B, d)."""
+def new_generator(params: FedGenParams, classes: int, d: int) -> "nn.Module":
+    """Return G: noise (B, z) beside labels, one-hot (B, C), to representations (B, d)."""
+    layers = nn.Sequential(
+        nn.Linear(params.noise + classes, params.hidden),
+        nn.BatchNorm1d(params.hidden),
+        nn.ReLU(),
+        nn.Linear(params.hidden, d),
+    )
+    return nn.Sequential(OrderedDict(body=layers))
 
-    def __init__(self, params: FedGenParams, classes: int, d: int = REPRESENTATION) -> None:
-        super().__init__()
-        self.noise, self.classes = params.noise, classes
-        self.body = nn.Sequential(
-            nn.Linear(params.noise + classes, params.hidden),
-            nn.BatchNorm1d(params.hidden),
-            nn.ReLU(),
-            nn.Linear(params.hidden, d),
-        )
 
-    def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
-        """Return representations of these labels."""
-        made: Tensor = self.body(torch.cat([noise, F.one_hot(labels, self.classes)], dim=1))
-        return made
+def sampled(
+    generator: "nn.Module", noise: int, shares: Tensor, count: int, draws: "torch.Generator"
+) -> tuple[Tensor, Tensor]:
+    """Return representations (count, d) and their labels (count,), drawn by ``shares`` (C,).
 
-    def sample(
-        self, shares: Tensor, count: int, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
-        """Return representations (count, d) and their labels (count,), drawn by ``shares`` (C,).
-
-        The labels are where uniform numbers fall among the sums of the shares, which a CUDA graph
-        can draw.
-        """
-        draws = torch.rand(count, generator=generator, device=shares.device)
-        edges = shares.cumsum(0)
-        labels = torch.searchsorted(edges, draws * edges[-1], right=True)
-        labels = labels.clamp(max=self.classes - 1)
-        noise = torch.rand(count, self.noise, generator=generator, device=shares.device)
-        return self(noise, labels), labels
+    ``noise`` is z. The labels are where uniform numbers fall among the sums of the shares, which a
+    CUDA graph can draw.
+    """
+    uniform = torch.rand(count, generator=draws, device=shares.device)
+    edges = shares.cumsum(0)
+    labels = torch.searchsorted(edges, uniform * edges[-1], right=True).clamp(max=len(shares) - 1)
+    drawn = torch.rand(count, noise, generator=draws, device=shares.device)
+    return generator(torch.cat([drawn, F.one_hot(labels, len(shares))], dim=1)), labels
 
 
 class FedGenStrategy(AveragingStrategy[FedGenParams]):
@@ -115,12 +105,14 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
         """Draw the header and G."""
         super().initialise()
         with torch_seeded(self.config.seed, "generator"):
-            self.generator = Generator(self.params, self.classes, self.d).eval()
+            self.generator = new_generator(self.params, self.classes, self.d).eval()
         self._forget_moments()
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """Return images per class, header and G."""
-        made = tuple(tensor.detach().numpy() for tensor in exchanged(self.generator).values())
+        made = tuple(
+            tensor.detach().numpy() for tensor in models.exchanged(self.generator).values()
+        )
         return HeaderAndGenerator(self._images(), (*self.tensors, *made))
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
@@ -131,7 +123,7 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
         draws = server_generator(self.config, round_)
 
         def loss(count: Tensor) -> Tensor:
-            features, labels = self.generator.sample(shares, int(count), draws)
+            features, labels = sampled(self.generator, self.params.noise, shares, int(count), draws)
             return F.cross_entropy(F.linear(features, weight, bias), labels)
 
         steps = torch.full((self.params.server_epochs,), self.config.batch_size)
@@ -153,6 +145,8 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
             tensor.copy_(torch.tensor(arrays[name]))
 
     def _forget_moments(self) -> None:
+        from fedhet.training.loop import Adam  # noqa: PLC0415  (torch)
+
         self.optimiser = Adam([(list(self.generator.parameters()), self.params.server_lr)])
 
     def _moments(self) -> Iterator[tuple[str, Tensor]]:

@@ -16,11 +16,10 @@ others: as published. Clients count alike, whatever their number of images.
 
 from collections.abc import Mapping, Sequence
 
-import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
 
 from fedhet.config.schema import Params
+from fedhet.lazy import F, Tensor, nn
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.rng import torch_seeded

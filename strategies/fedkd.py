@@ -29,11 +29,11 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
 
 from fedhet.config.schema import Params, RunConfig
 from fedhet.errors import Rejected, RunFailed, UserError
+from fedhet.lazy import torch
 from fedhet.protocol.checks import check_shapes, size
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, LowRank, Payload, blank

@@ -24,11 +24,11 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
-import torch
 from pydantic import Field
 
 from fedhet.config.schema import Params
 from fedhet.errors import Rejected
+from fedhet.lazy import torch
 from fedhet.protocol.checks import check_declared
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload

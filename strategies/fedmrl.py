@@ -11,13 +11,12 @@ local model F_k and the projector P_k never leave the client; eq. 2 to 10 are in
 from typing import Literal
 
 from pydantic import Field
-from torch import nn
 
+from fedhet import models
 from fedhet.config.schema import Params, RunConfig
 from fedhet.data.inputs import Inputs
 from fedhet.errors import UserError
-from fedhet.models import SplitModel
-from fedhet.models.zoo import small_extractor, small_model
+from fedhet.lazy import nn
 from fedhet.strategies.averaging import AveragingStrategy
 
 
@@ -42,9 +41,9 @@ class FedMRLParams(Params):
 
 def global_model(
     config: RunConfig, inputs: Inputs, params: FedMRLParams, classes: int
-) -> SplitModel:
+) -> "models.SplitModel":
     """Return G with representation d1; without ``matryoshka`` it is G_ex alone."""
-    make = small_model if params.matryoshka else small_extractor
+    make = models.small_model if params.matryoshka else models.small_extractor
     return make(config, inputs, classes, params.d1)
 
 
@@ -67,6 +66,6 @@ class FedMRLStrategy(AveragingStrategy[FedMRLParams]):
                 "no global header: mix-large or single-large"
             )
 
-    def shared_module(self) -> nn.Module:
+    def shared_module(self) -> "nn.Module":
         """Return G, freshly drawn."""
         return global_model(self.config, self.inputs, self.params, self.classes)

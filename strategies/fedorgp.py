@@ -22,10 +22,9 @@ an image whose class nobody has sent yet counts 0. Inference is by the header.
 Every pair counts once. Differences from the paper: docs/reference/method-notes.md.
 """
 
-import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor
 
+from fedhet.lazy import F, Tensor
 from fedhet.strategies.class_vectors import (
     MOST_EPOCHS,
     Loss,
@@ -61,7 +60,7 @@ class FedORGPStrategy(TrainedPrototypeStrategy[FedORGPParams]):
         """Return L_OR of chosen pairs (eq. 3 to 5)."""
 
         def loss(chosen: Tensor) -> Tensor:
-            cos, own = cosines(vectors[chosen], self.trainable()), labels[chosen, None]
+            cos, own = cosines(vectors[chosen], self.made()), labels[chosen, None]
             attracted = cos.gather(1, own).mean()
             repelled = cos.abs().scatter(1, own, 0.0).sum(dim=1).mean() / max(1, self.classes - 1)
             return self.params.lam_server * (1 - attracted) + self.params.gamma * repelled

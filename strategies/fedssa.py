@@ -11,9 +11,9 @@ from typing import Literal, cast
 
 import numpy as np
 from pydantic import Field
-from torch import nn
 
 from fedhet.config.schema import Params, RunConfig
+from fedhet.lazy import nn
 from fedhet.protocol.checks import check_declared
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, HeaderRows, Payload

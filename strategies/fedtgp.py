@@ -23,11 +23,9 @@ recorded beside it.
 """
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor
 
+from fedhet.lazy import F, Tensor, torch
 from fedhet.strategies.averaging import sum_by_class
 from fedhet.strategies.class_vectors import Loss, TrainedPrototypeParams, TrainedPrototypeStrategy
 
@@ -66,7 +64,7 @@ class FedTGPStrategy(TrainedPrototypeStrategy[FedTGPParams]):
 
         def loss(chosen: Tensor) -> Tensor:
             one_hot = F.one_hot(labels[chosen], self.classes)
-            apart = distances(vectors[chosen], self.trainable()) + margin * one_hot
+            apart = distances(vectors[chosen], self.made()) + margin * one_hot
             return F.cross_entropy(-apart, labels[chosen])
 
         return loss, {"margin": margin}

@@ -11,13 +11,13 @@ replies, since weights over all N clients, as printed, would not sum to 1.
 from collections.abc import Mapping
 from typing import ClassVar
 
-import torch
 from pydantic import Field
-from torch import nn
 
+from fedhet import models
 from fedhet.config.schema import Params, RunConfig
 from fedhet.data.inputs import SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.errors import UserError
+from fedhet.lazy import nn
 from fedhet.strategies.averaging import AveragingStrategy
 
 
@@ -38,20 +38,7 @@ class PFedESParams(Params):
     """eta_theta, learning rate of the extractor; 0: lr, as in the paper"""
 
 
-class Beside(nn.Module):
-    """x + W x + b: a linear map of rows (B, f) beside the identity."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.map = nn.Linear(width, width)
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return enhanced rows (B, f)."""
-        enhanced: torch.Tensor = rows + self.map(rows)
-        return enhanced
-
-
-def extractor(params: PFedESParams, inputs: Inputs) -> nn.Module:
+def extractor(params: PFedESParams, inputs: Inputs) -> "nn.Module":
     """Return G, from inputs (B, ...) to enhanced ones of the same shape.
 
     Images become non-negative, as in the authors' code. Signals are standardised, and half of their
@@ -59,7 +46,7 @@ def extractor(params: PFedESParams, inputs: Inputs) -> nn.Module:
     linear map beside the identity, whatever ``extractor-hidden`` and ``extractor-depth`` say.
     """
     if inputs.kind == TABLE:
-        return Beside(inputs.channels)
+        return models.Beside(inputs.channels)
     ends = inputs.channels
     widths = [ends, *[params.extractor_hidden] * (params.extractor_depth - 1), ends]
     convolution = nn.Conv1d if inputs.kind == SIGNAL else nn.Conv2d
@@ -83,6 +70,6 @@ class PFedESStrategy(AveragingStrategy[PFedESParams]):
         if kernel % 2 == 0:
             raise UserError(f"extractor-kernel: {kernel} is not allowed: it must be odd")
 
-    def shared_module(self) -> nn.Module:
+    def shared_module(self) -> "nn.Module":
         """Return G, freshly drawn."""
         return extractor(self.params, self.inputs)

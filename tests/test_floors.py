@@ -3,13 +3,15 @@
 import ast
 import functools
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from benchmarks.house import circles, trees
 
 ROOT = Path(__file__).resolve().parents[1]
 FLOORS = (  # from the ground up; a room imports rooms of its own floor and of those below
-    {"errors", "files", "rng", "plugins", "__version__", "HERE", "TOP"},
+    {"errors", "files", "lazy", "rng", "plugins", "__version__", "HERE", "TOP"},
     {"records", "site", "protocol", "sums", "training", "models", "data"},
     {"strategies"},
     {"clients"},
@@ -75,6 +77,14 @@ def test_nothing_that_reads_what_others_sent_can_unpickle() -> None:
     rooms = [f"fedhet/{room}" for room in ("records", "protocol", "sums", "site", "data", "export")]
     for path in sources(*rooms, "strategies", "clients"):
         assert not {name.split(".")[0] for name in imports(path)} & never, path
+
+
+def test_a_dry_run_and_lists_do_without_torch(tmp_path: Path) -> None:
+    """It takes two seconds; only names of the form module:NAME may import it."""
+    for words in (["sweep", "paper/as-published", "--dry-run"], ["methods"], ["keys", "fedgen"]):
+        code = f"import sys; from fedhet.cli.app import execute; execute({words}); "
+        code += "assert 'torch' not in sys.modules"
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
 
 
 # --- Flower: its public names anywhere, all others in one module ------------------------------

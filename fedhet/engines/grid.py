@@ -8,7 +8,6 @@ answers: in this process (``engine: inline``, for debuggers), in worker processe
 
 import contextlib
 import logging
-import math
 import os
 import secrets
 import sys
@@ -31,7 +30,7 @@ from fedhet import client_app, server_app
 from fedhet.config.schema import RunConfig
 from fedhet.engines.fork_server import ForkServer, Worker, take_early
 from fedhet.engines.launch import Launch, OnRounds, Reader, conclude, raise_unless_completed
-from fedhet.engines.system import QUIET, Interrupted, direct, undisturbed
+from fedhet.engines.system import QUIET, Interrupted, direct, gpu_part, undisturbed
 from fedhet.engines.worker import (
     FIRST_NODE,
     answered,
@@ -313,14 +312,6 @@ def _own_ray() -> dict[str, str]:
         "RAY_prestart_worker_first_driver": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns about this at every start
     }
-
-
-def gpu_part(tasks: int, gpus: int) -> float:
-    """Return the part of a GPU for each of so many tasks of Ray, which splits none over devices.
-
-    It is rounded down, so that the parts of a device add up to no more than 1.
-    """
-    return math.floor(1e4 / math.ceil(tasks / gpus)) / 1e4
 
 
 class RayTasks:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -10,7 +9,6 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 
@@ -27,7 +25,7 @@ from fedhet.deploy.submit import submit_remote
 from fedhet.engines.grid import processes
 from fedhet.engines.grid import run as simulate
 from fedhet.engines.launch import Launch, OnRound, one_run
-from fedhet.engines.system import Interrupted, interruptible
+from fedhet.engines.system import Interrupted, check_ray_address, interruptible
 from fedhet.errors import Damaged, UserError
 from fedhet.files import check_entries, check_folder, plain_path
 from fedhet.models import build_model
@@ -47,8 +45,6 @@ from fedhet.site.local_data import (
     choose_device,
     reload_partition,
 )
-
-ANSWER = 5.0  # seconds within which the address of a Ray cluster takes a connection
 
 
 @dataclass(frozen=True)
@@ -344,18 +340,3 @@ def check_simulation(config: RunConfig) -> tuple[Dataset, Partition]:
         for name in dict.fromkeys(names):
             build_model(name, classes=len(dataset.classes), d=config.representation, inputs=inputs)
     return dataset, partition
-
-
-def check_ray_address(address: str, key: str = "RAY_ADDRESS") -> None:
-    """Raise UserError if ``key`` names a place where nothing takes a connection."""
-    if address in {"", "auto", "local"}:
-        return
-    try:
-        parts = urlsplit(address if "://" in address else f"//{address}")
-        with socket.create_connection((str(parts.hostname), int(parts.port or 0)), ANSWER):
-            pass
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{key}: nothing answers at '{address}' ({error}): start that cluster, or correct the "
-            "address (HOST:PORT)"
-        ) from error

@@ -1,6 +1,7 @@
 """Signals, programs, their environment and ports."""
 
 import contextlib
+import math
 import multiprocessing
 import os
 import shutil
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
+from urllib.parse import urlsplit
 
 from fedhet.errors import UserError
 
@@ -22,6 +24,7 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+ANSWER = 5.0  # seconds within which the address of a Ray cluster takes a connection
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # prctl(PR_SET_PDEATHSIG, SIGTERM), then become the program: unlike a ``preexec_fn``, safe
@@ -169,3 +172,26 @@ def free_ports(count: int) -> list[int]:
         for probe in probes:
             probe.bind(("127.0.0.1", 0))
         return [int(probe.getsockname()[1]) for probe in probes]
+
+
+def gpu_part(tasks: int, gpus: int) -> float:
+    """Return the part of a GPU for each of so many tasks of Ray, which splits none over devices.
+
+    It is rounded down, so that the parts of a device add up to no more than 1.
+    """
+    return math.floor(1e4 / math.ceil(tasks / gpus)) / 1e4
+
+
+def check_ray_address(address: str, key: str = "RAY_ADDRESS") -> None:
+    """Raise UserError if ``key`` names a place where nothing takes a connection."""
+    if address in {"", "auto", "local"}:
+        return
+    try:
+        parts = urlsplit(address if "://" in address else f"//{address}")
+        with socket.create_connection((str(parts.hostname), int(parts.port or 0)), ANSWER):
+            pass
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{key}: nothing answers at '{address}' ({error}): start that cluster, or correct the "
+            "address (HOST:PORT)"
+        ) from error

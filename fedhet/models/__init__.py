@@ -7,12 +7,13 @@ from fedhet.models.names import CNN_NAMES, GROUPS, MODEL_NAMES, MODELS, validate
 
 if TYPE_CHECKING:
     from fedhet.models.flops import forward_flops, model_sizes, training_flops
-    from fedhet.models.networks import SplitModel
-    from fedhet.models.zoo import build_model, check_model
+    from fedhet.models.networks import Beside, SplitModel, exchanged
+    from fedhet.models.zoo import build_model, check_model, small_extractor, small_model
 
 __all__ = [
-    "CNN_NAMES", "GROUPS", "MODELS", "MODEL_NAMES", "SplitModel", "build_model", "check_model",
-    "forward_flops", "model_sizes", "training_flops", "validate_model_name",
+    "CNN_NAMES", "GROUPS", "MODELS", "MODEL_NAMES", "Beside", "SplitModel", "build_model",
+    "check_model", "exchanged", "forward_flops", "model_sizes", "small_extractor", "small_model",
+    "training_flops", "validate_model_name",
 ]  # fmt: skip
 
 
@@ -20,5 +21,6 @@ def __getattr__(name: str) -> Any:
     """Return what needs torch, imported when it is used: reports and lists need names only."""
     if name not in __all__:
         raise AttributeError(f"module 'fedhet.models' has no attribute '{name}'")
-    elsewhere = {"SplitModel": "networks", "build_model": "zoo", "check_model": "zoo"}
-    return getattr(import_module(f"fedhet.models.{elsewhere.get(name, 'flops')}"), name)
+    modules = dict.fromkeys(("Beside", "SplitModel", "exchanged"), "networks")
+    modules |= dict.fromkeys(("forward_flops", "model_sizes", "training_flops"), "flops")
+    return getattr(import_module(f"fedhet.models.{modules.get(name, 'zoo')}"), name)

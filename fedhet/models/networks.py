@@ -66,6 +66,19 @@ def exchanged(module: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
+class Beside(nn.Module):
+    """x + W x + b: a linear map of rows (B, f) beside the identity."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.map = nn.Linear(width, width)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return enhanced rows (B, f)."""
+        enhanced: torch.Tensor = rows + self.map(rows)
+        return enhanced
+
+
 @contextmanager
 def still_statistics(model: nn.Module) -> Iterator[None]:
     """Run the body so that BatchNorm uses a batch's own statistics and does not remember them.

@@ -31,22 +31,24 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field, StrictInt, StrictStr
 from pydantic.dataclasses import dataclass as wired
 
 from fedhet.config.schema import RunConfig
 from fedhet.errors import Code, Refused, UserError, refusing
+from fedhet.lazy import torch
 from fedhet.protocol.messages import from_wire
 from fedhet.protocol.payload import Array, Payload
 from fedhet.rng import generator
-from fedhet.site.state import FileStore
 from fedhet.sums.contribution import Vector
 from fedhet.sums.noise import RandomBits, discrete_gaussian
+
+if TYPE_CHECKING:
+    from fedhet.site.state import FileStore  # imports torch
 
 TAIL = 8.0  # standard deviations of noise that an entry has room for
 
@@ -201,7 +203,7 @@ class Budget:
     """What one client may still upload in one run; without ``dp-clip`` it allows everything."""
 
     def __init__(
-        self, store: FileStore, config: RunConfig, client: str, *, simulated: bool = False
+        self, store: "FileStore", config: RunConfig, client: str, *, simulated: bool = False
     ) -> None:
         self.store = store
         self.config = config

@@ -29,9 +29,7 @@ from filelock import FileLock, Timeout
 
 from fedhet.config.load import RESUMABLE
 from fedhet.config.schema import RunConfig
-from fedhet.engines.grid import gpu_part
-from fedhet.engines.session import check_ray_address
-from fedhet.engines.system import end_with_maker, look_away
+from fedhet.engines.system import check_ray_address, end_with_maker, gpu_part, look_away
 from fedhet.errors import Damaged, RunFailed, UserError, one_line
 from fedhet.files import check_entries, cpus, read_json, read_yaml, write_json, write_text
 from fedhet.records.run_folder import DATA, LOCK, RunFolder, source_digest, versions

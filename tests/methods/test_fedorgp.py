@@ -20,7 +20,7 @@ PROTOTYPES = torch.tensor([[1.0, 1.0], [0.0, 2.0]])
 def server_loss(tmp_path, uploads, prototypes):
     """L_OR of pairs whose classes are 0, 1, ...; ``prototypes`` are what the layers give."""
     strategy = make_strategy(fedorgp(tmp_path), [[0, 1]], [50], len(prototypes))
-    strategy.trainable = lambda: prototypes
+    strategy.made = lambda: prototypes
     return strategy.round_loss(torch.arange(len(uploads)), uploads)[0](torch.arange(len(uploads)))
 
 

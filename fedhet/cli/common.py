@@ -29,11 +29,7 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="keys that replace the file's")
 ]
 Connection = Annotated[
-    str | None,
-    typer.Option(
-        help="run on nodes: the TLS folder of `fedhet server`, or a connection of Flower's",
-        metavar="CONNECTION",
-    ),
+    str | None, typer.Option(help="run on nodes: the TLS folder of `fedhet server`", metavar="TLS")
 ]
 Trust = Annotated[
     bool,

@@ -196,12 +196,15 @@ def _refuse(plan: Any) -> None:
 
 
 def _history(home: Path) -> None:
-    """Print every question to a node, and what it answered."""
-    from fedhet.site.limits import History, described
+    """Print every question to a node, and below it what it answered."""
+    from fedhet.site.limits import History, asked
 
-    lines = History(home).lines()
+    lines, last = History(home).lines(), ""
     for line in lines:
-        print(f"{line['time']}  {described(line)}")
+        if line["question"] != last:
+            print(asked(line))
+        print(f"    {line['time']}  {line['stage']}: {one_line(line['answer'], 2000)}")
+        last = line["question"]
     if not lines:
         print(f"no question yet ({home})")
 
@@ -298,17 +301,12 @@ def status(
     ] = Path("tls"),
     as_json: Json = False,
 ) -> None:
-    """List nodes with model, examples, last round and failures, and the runs."""
-    from fedhet.deploy.control import ServerFolder, collect
+    """List nodes and runs, and how far each run has come."""
+    from fedhet.deploy.control import collect, server_folder
     from fedhet.deploy.network import Waiting
     from fedhet.records.summary import headline
 
-    folder = ServerFolder(superlink.expanduser().absolute())
-    if not folder.credentials.ca.is_file():
-        raise UserError(
-            f"--superlink: '{superlink}' is not a folder of `fedhet certs` (it has no ca.crt); "
-            "give the folder that `fedhet server` was started with"
-        )
+    folder = server_folder(superlink)
     folder.check_running()
     control = folder.connect()
     waiting = Waiting(f"the server of '{superlink}'", tell)
@@ -317,9 +315,7 @@ def status(
     if as_json:
         print(json.dumps(found, indent=2))
         return
-    keys = ("name", "status", "model", "images", "last_round", "failures")
-    rows = [[node.get(key, "-") for key in keys] for node in found["nodes"]]
-    show_table("nodes", ("name", "status", "model", "examples", "last round", "failures"), rows)
+    show_table("nodes", ("name", "status"), [(n["name"], n["status"]) for n in found["nodes"]])
     rows = [
         [
             Path(run["folder"]).name or run["run"], run["method"] or "-", run["status"],

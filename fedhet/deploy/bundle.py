@@ -9,62 +9,41 @@ installed; it neither unpacks nor imports them.
 
 import hashlib
 import io
-import json
 import shutil
 import tomllib
 import zipfile
 from collections import Counter
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
-from typing import Any
 
-from fedhet import HERE, __version__
-from fedhet.errors import UserError
+from fedhet import __version__
 from fedhet.files import sources
 
-PUBLISHER = "fedhet"
 CLIENT_APP = ("fedhet.client_app", "app")
-COMPONENTS = {"serverapp": "fedhet.server_app:app", "clientapp": ":".join(CLIENT_APP)}
+COMPONENT = ":".join(CLIENT_APP)
 PROJECT, MANIFEST = "pyproject.toml", ".info/CONTENT"
 PROJECT_BYTES = 1 << 16  # ours has 1,500
 
 
-def project() -> str:
-    """Return its ``pyproject.toml``, from what was installed; UserError if fedhet is not.
-
-    The dependencies are for a SuperLink that installs them itself.
-    """
-    try:
-        about = metadata("fedhet")
-    except PackageNotFoundError as error:
-        raise UserError(
-            f"fedhet runs from '{HERE}' without being installed, and Flower asks for its "
-            "dependencies: `pip install` it, or use engine=inline"
-        ) from error
-    needs = [need for need in about.get_all("Requires-Dist", []) if "extra ==" not in need]
-    project = {
-        "name": about["Name"], "version": __version__, "description": about["Summary"],
-        "license": about["License-Expression"], "requires-python": about["Requires-Python"],
-        "dependencies": needs,
-    }  # fmt: skip
-    tables: dict[str, Mapping[str, Any]] = {
-        "project": project, "tool.flwr.app": {"publisher": PUBLISHER},
-        "tool.flwr.app.components": COMPONENTS,
-        "tool.flwr.app.config": {"config": ""},  # fedhet.config.load.envelope
-    }  # fmt: skip
-    lines: list[str] = []
-    for table, entries in tables.items():
-        # JSON's strings and lists of strings are TOML's as well
-        lines += [f"[{table}]", *(f"{key} = {json.dumps(value)}" for key, value in entries.items())]
-    return "\n".join(lines) + "\n"
+# What Flower wants of an application; a SuperLink of ours installs no dependencies.
+ABOUT = f"""[project]
+name = "fedhet"
+version = "{__version__}"
+description = "Model-heterogeneous personalised federated learning"
+license = "Apache-2.0"
+[tool.flwr.app]
+publisher = "fedhet"
+config = {{config = ""}}
+[tool.flwr.app.components]
+serverapp = "fedhet.server_app:app"
+clientapp = "{COMPONENT}"
+"""  # `config` is that of fedhet.config.load.envelope
 
 
 def write(folder: Path) -> Path:
-    """Make the application in a new ``folder`` and return it; UserError as :func:`project`."""
-    text = project()
+    """Make the application in a new ``folder`` and return it."""
     folder.mkdir(parents=True)
-    (folder / PROJECT).write_text(text, encoding="utf-8")
+    (folder / PROJECT).write_text(ABOUT, encoding="utf-8")
     for name, path in _sources().items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +83,7 @@ def difference(sent: bytes, own: Mapping[str, tuple[int, bytes]]) -> str:
                     odd.add(name)
     except Exception as error:  # bytes of the other side may be anything
         return f"this run's application cannot be read ({type(error).__name__})"
-    if component != COMPONENTS["clientapp"]:
+    if component != COMPONENT:
         return f"this run's application is not fedhet: it runs {component!r:.80}"
     if odd and version != __version__:
         return f"this run's fedhet {version!s:.40} is not this site's {__version__}"

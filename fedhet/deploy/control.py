@@ -6,11 +6,10 @@ names it to ``fedhet run``, ``resume``, ``watch`` and ``status``.
 """
 
 import contextlib
-import math
 import shutil
 import socket
-from collections import Counter
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,12 @@ from fedhet.deploy.certs import (
     validity,
     warning,
 )
+from fedhet.deploy.network import Waiting
 from fedhet.errors import Damaged, UserError
 from fedhet.files import read_json, write_json
 from fedhet.protocol.flower import Control, RunStatus
 
+RETRY = 1.0  # seconds between tries to reach a server that is waited for
 ANSWER = 10.0  # seconds within which a server on this machine takes a connection
 
 
@@ -90,16 +91,26 @@ class ServerFolder:
         except (OSError, ValueError) as error:
             raise UserError(f"'{self.inner.ca}' is not a certificate: {error}") from error
 
-    def check_running(self) -> None:
-        """Raise UserError, with what to do, if no server listens or the certificate has expired."""
+    def check_running(
+        self, patience: float = 0.0, tell: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """Raise UserError, with what to do, if no server listens or the certificate has expired.
+
+        One that does not listen is waited for ``patience`` seconds, and ``tell`` is called with it.
+        """
         self.check_certificates()
-        host, _, port = self.control().rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), timeout=ANSWER).close()
-        except (OSError, ValueError) as error:
-            how = f"start it with `fedhet server {self.tls}`"
-            text = f"--superlink: the server of '{self.tls}' is not running: {how}"
-            raise UserError(text) from error
+        waiting, until = Waiting(f"the server of '{self.tls}'", tell), time.monotonic() + patience
+        while True:
+            host, _, port = self.control().rpartition(":")
+            try:
+                socket.create_connection((host, int(port)), timeout=ANSWER).close()
+                return waiting.over()
+            except (OSError, ValueError) as error:
+                text = f"is not running: start it with `fedhet server {self.tls}`"
+                waiting.failed(f"it {text}")
+                if time.monotonic() >= until:
+                    raise UserError(f"--superlink: {waiting.what} {text}") from error
+            time.sleep(RETRY)
 
     def control(self) -> str:
         """Address of the Control API, ``host:port``; UserError if no server was started here."""
@@ -111,73 +122,49 @@ class ServerFolder:
             ) from error
 
 
-def tls_of(superlink: str | None) -> str:
-    """Return the folder that ``--superlink`` names, if it names one of ours; else empty."""
-    path = Path(superlink or "").expanduser()
-    return str(path.absolute()) if superlink and (path / "ca.crt").is_file() else ""
-
-
-def connect(superlink: str) -> Control:
-    """Return a connection to a server of ours, by its folder, or of Flower's configuration."""
-    tls = tls_of(superlink)
-    return ServerFolder(Path(tls)).connect() if tls else Control.named(superlink)
+def server_folder(superlink: str | Path) -> ServerFolder:
+    """Return the folder that ``--superlink`` names; UserError if `fedhet certs` did not make it."""
+    folder = ServerFolder(Path(superlink).expanduser().absolute())
+    if not folder.credentials.ca.is_file():
+        raise UserError(
+            f"--superlink: '{superlink}' is not a folder of `fedhet certs` (it has no ca.crt); "
+            "give the folder that `fedhet server` was started with"
+        )
+    return folder
 
 
 def collect(control: Control) -> dict[str, Any]:
-    """Nodes and runs; ``nodes`` know more where the newest run's folder can be read here."""
+    """Return nodes and runs, and how far a run has come whose folder can be read here."""
     runs: dict[str, RunStatus] = {}  # of a run that was resumed only the newest submission
     for run in control.runs():
         runs.setdefault(run.folder or str(run.id), run)
-    told = [(run, _told(run)) for run in runs.values()]
-    latest = next((what for _, what in told if what), {})
-    clients = latest.get("clients", {})
     nodes = [
         {"name": node.name, "node": str(node.id), "status": node.status}
-        | clients.get(node.name, {})
         for node in sorted(control.nodes(), key=lambda node: node.name)
     ]
     known = [
         {"run": str(run.id), "status": run.status, "started": run.started,
-         "method": run.config.get("method"), "folder": run.folder}
-        | {key: value for key, value in what.items() if key != "clients"}
-        for run, what in told
+         "method": run.config.get("method"), "folder": run.folder, **_progress(run)}
+        for run in runs.values()
     ]  # fmt: skip
     return {"nodes": nodes, "runs": known}
 
 
-def _told(run: RunStatus) -> dict[str, Any]:
-    """Return what a run folder says about the run and its clients; nothing of damaged files."""
-    # Not at the top: PyTorch comes with them, which a server need not have in its memory.
-    from fedhet.records.formats import read_evaluations, read_partition  # noqa: PLC0415
+def _progress(run: RunStatus) -> dict[str, Any]:
+    """Return rounds, headline and failures by a run's folder; nothing of damaged files."""
+    # Not at the top: PyTorch comes with it, which a server need not have in its memory.
     from fedhet.records.run_folder import RunFolder  # noqa: PLC0415
 
-    folder = RunFolder(Path(run.folder)) if run.folder else None
-    if folder is None or not folder.path.is_dir():
+    if not run.folder or not Path(run.folder).is_dir():
         return {}
     records: list[dict[str, Any]] = []
-    clients: dict[str, dict[str, Any]] = {}
     with contextlib.suppress(Damaged, OSError):
-        records = folder.read_rounds()
-    with contextlib.suppress(Damaged, OSError):
-        for client, images in read_partition(folder.partition)[1].items():
-            clients[client] = {"images": sum(images)} if images else {}
-    with contextlib.suppress(Damaged, OSError):
-        for row in read_evaluations(folder.clients):
-            accuracy = math.nan if row["test_accuracy"] is None else row["test_accuracy"]
-            clients.setdefault(row["client"], {}).update(
-                model=row["model"], last_round=row["generation"], test_accuracy=accuracy
-            )
-    failures = Counter(f["client"] for record in records for f in record["failures"])
-    for client, known in clients.items():
-        known["failures"] = failures[client]
+        records = RunFolder(Path(run.folder)).read_rounds()
     last: Mapping[str, Any] = records[-1] if records else {}
     metric = run.config.get("metric")
     metric = metric if metric in METRICS else "accuracy"
     return {
-        "clients": clients,
-        "round": last.get("round", 0),
-        "rounds": run.config.get("rounds"),
-        "metric": metric,
+        "round": last.get("round", 0), "rounds": run.config.get("rounds"), "metric": metric,
         **{key: last.get(key) for key in ("test_accuracy_mean", f"test_{metric}_mean")},
-        "failures": sum(failures.values()),
-    }
+        "failures": sum(len(record["failures"]) for record in records),
+    }  # fmt: skip

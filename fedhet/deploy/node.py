@@ -45,6 +45,7 @@ PATIENCE = 15.0  # seconds for an orderly end
 IDLE = 600.0  # seconds without a message after which the process with torch ends
 OWN = "fedhet: "  # how lines of our own ClientApp begin
 ADMITTED = re.compile(r"SuperNode ID: (\d+)")
+ASKS = re.compile(r"\[RUN (\d+)")  # before each message that has come
 # What Flower's messages mean when it does not admit a node; NOT_ADMITTED is for one of the two.
 UNKNOWN = (
     "refused: the server does not know this key; it is registered by the `fedhet server` that "
@@ -191,6 +192,7 @@ class Node:
     _worker: MessageWorker | None = None
     _process: subprocess.Popen[bytes] | None = None
     _asked: subprocess.Popen[bytes] | None = None  # the process that was asked to end
+    _answers: int = 0  # the run whose message is being answered
     _joined: bool = False  # once: from then on a new CA is waited for
     _probed: float = 0.0
     _writing: threading.Lock = field(default_factory=threading.Lock)
@@ -333,7 +335,7 @@ class Node:
     def _answer(self, task: Task) -> None:
         """Answer one message: compare its code, let the worker answer, hand over the reply."""
         message, context, sent, ids = task.pull()
-        worker = self._ready(ids[0])
+        worker, self._answers = self._ready(ids[0]), ids[0]
         be_task(ids)
         different = bundle.difference(sent, worker.code)
         if different:
@@ -347,6 +349,7 @@ class Node:
                 if self._process is not None and self._process.poll() is None:
                     self._tell(f"{error}: starting another")
                 reply = Message(Error(ENDED, str(error)), reply_to=message)
+        self._answers = 0
         task.push(reply, context)
 
     def _ready(self, run: int) -> MessageWorker:
@@ -374,6 +377,8 @@ class Node:
             text = line[start + len(OWN) :].strip()
         elif found := ADMITTED.search(line):
             text = f"admitted by {self.plan.server} (node {found.group(1)})"
+        elif (found := ASKS.search(line)) and self._answers not in (0, int(found.group(1))):
+            text = f"another run asks, and waits until this node has answered run {self._answers}"
         elif NOT_ADMITTED in line or NOT_REGISTERED in line:
             text = UNKNOWN
             with contextlib.suppress(UserError, OSError):

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -38,6 +39,7 @@ START = 120.0  # seconds for a SuperLink to answer, on a machine that is busy
 LOOK = 5.0  # seconds between looks at nodes, runs and new keys
 PATIENCE = 30.0  # seconds for an orderly end
 Say = Callable[[str], None]
+BEGUN = {"starting", "running"}  # states of a run whose process ends with its server
 MODULE = "fedhet.deploy.server"  # this one; as a program it is the reverse proxy
 METHOD = re.compile("/v1/fleet/[a-z-]+")
 LARGEST = 64 << 20  # bytes of one request; Flower sends larger payloads in pieces of 5 MB
@@ -97,6 +99,7 @@ class FederationServer:
     _nodes: dict[int, tuple[str, str]] = field(default_factory=dict)
     _runs: dict[int, str] = field(default_factory=dict)
     _registered: set[str] = field(default_factory=set)
+    _begun: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
 
     def run(self) -> None:
         """Run until a signal raises an exception; raise UserError if it cannot start."""
@@ -206,12 +209,20 @@ class FederationServer:
             again = node.status == before == "online" and node.since != since
             if again or (node.status != before and "online" in {node.status, before}):
                 how = " again: it was gone for a moment" if again else ""
+                how = " before this start" if not before and node.since < self._begun else how
                 self.say(f"{node.name or node.id}: {node.status}{how}")
         for run in control.runs():
-            if self._runs.get(run.id) != run.status:
-                name = Path(run.folder).name if run.folder else str(run.id)
+            before, self._runs[run.id] = self._runs.get(run.id, ""), run.status
+            old, name = (
+                not before and run.started < self._begun,
+                Path(run.folder).name or str(run.id),
+            )
+            if old and run.status in BEGUN:  # so nodes are free, and `status` says what is so
+                control.stop(run.id)
+                how = f"fedhet resume {run.folder or 'RUN'} --superlink {self.folder.tls}"
+                self.say(f"run {name} ended with the last server; to go on: {how}")
+            elif run.status != before and not old:
                 self.say(f"run {name}: {run.status}")
-                self._runs[run.id] = run.status
 
 
 def _stop(started: list[subprocess.Popen[bytes]]) -> None:

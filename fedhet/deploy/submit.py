@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fedhet.deploy import bundle
-from fedhet.deploy.control import connect, tls_of
+from fedhet.deploy.control import server_folder
 from fedhet.deploy.network import Waiting
 from fedhet.engines.launch import Launch, OnRounds, Reader, conclude, raise_unless_completed
 from fedhet.engines.system import Interrupted, undisturbed
@@ -19,6 +19,7 @@ POLL = 0.2  # seconds between looks at rounds.jsonl
 ASK = 5.0  # seconds between questions to the SuperLink
 ASK_END = 1.0  # the same once the run folder says that the run is over
 GONE = 2  # questions in a row at which the run's process is away before it is taken for dead
+DIED = "its process on the server ended without a word"
 SILENCES = 24  # questions in a row without an answer before we give up
 
 
@@ -33,7 +34,7 @@ def submit_remote(
     """
     waiting = Waiting(f"'{superlink}'", tell)
     try:
-        control = connect(superlink)
+        control = server_folder(superlink).connect()
     except (UserError, RunFailed) as error:
         raise UserError(f"superlink: '{superlink}': {error}") from error
     with contextlib.closing(control):
@@ -48,9 +49,7 @@ def submit_remote(
                     control.stop(run_id)
                 conclude(launch, ("stopped", str(interrupt)))
             raise
-    # Of a folder `flwr log` knows no connection.
-    ours = f"run folder: {launch.folder.path}"
-    where = ours if tls_of(superlink) else f"log: flwr log {run_id} {superlink}"
+    where = f"run folder: {launch.folder.path}"
     if status != "finished:completed":
         conclude(launch, ("stopped" if status == "finished:stopped" else "failed", details))
         raise RunFailed(f"run {status}: {details} ({where})")
@@ -126,11 +125,14 @@ def _follow(
             gone = gone + 1 if begun and not writes else 0
             if not begun:
                 starting.failed("the server starts it")
+            unsaid = gone and not launch.status()[0]
+            if status == "finished:stopped" and unsaid:  # by the server that was started again
+                return "finished:failed", DIED
             if status.startswith("finished"):
                 reader.read()
                 return status, details
-            if gone >= GONE and not launch.status()[0]:
+            if gone >= GONE and unsaid:
                 with contextlib.suppress(UserError, RunFailed):
                     control.stop(run_id)
-                return "finished:failed", "its process on the server ended without a word"
+                return "finished:failed", DIED
         time.sleep(POLL)

@@ -19,8 +19,7 @@ from fedhet.config.registry import find_method
 from fedhet.config.schema import RunConfig
 from fedhet.data.cache import Dataset
 from fedhet.data.partition import Partition, count_clients, says_clients
-from fedhet.deploy import bundle
-from fedhet.deploy.control import ServerFolder, tls_of
+from fedhet.deploy.control import server_folder
 from fedhet.deploy.submit import submit_remote
 from fedhet.engines.grid import processes
 from fedhet.engines.grid import run as simulate
@@ -126,7 +125,7 @@ def resume(
             f"run '{folder.path}' is of a Flower app of your own: give its ServerApp resume='...'"
         )
     check_given(config, config.models)
-    check(config, console, connection)
+    check(config, console, connection, config.start_timeout)
     if connection is None:
         kept = load_checkpoint(folder.checkpoint)
         if kept is not None and not kept.meta["simulated"]:
@@ -200,8 +199,13 @@ def _existing(path: Path) -> RunFolder:
     return folder
 
 
-def check(config: RunConfig, console: Console, connection: str | None) -> None:
-    """Make the quick checks: of the server, or of what a simulation asks this machine for."""
+def check(
+    config: RunConfig, console: Console, connection: str | None, patience: float = 0.0
+) -> None:
+    """Make the quick checks: of the server, or of what a simulation asks this machine for.
+
+    A server that does not listen is waited for ``patience`` seconds.
+    """
     if connection is None:
         if config.engine == "ray":
             check_ray_address(os.environ.get("RAY_ADDRESS", ""))
@@ -209,11 +213,9 @@ def check(config: RunConfig, console: Console, connection: str | None) -> None:
         return
     if config.engine == "inline":
         raise UserError("engine: 'inline' is not possible with --superlink: nodes are the clients")
-    bundle.project()
     check_no_weights(config)  # the nodes bring their own data, models and devices
     check_declared(config)
-    if tls := tls_of(connection):
-        ServerFolder(Path(tls)).check_running()
+    server_folder(connection).check_running(patience, console.say)
 
 
 def remarks(dataset: Dataset, partition: Partition) -> tuple[list[str], list[str]]:

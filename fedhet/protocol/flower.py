@@ -11,7 +11,6 @@ client's process seconds at import, and is the server's business, is imported wh
 
 import contextlib
 import hashlib
-import io
 import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -186,8 +185,8 @@ class Control:
     if the server failed or its answer was lost.
     """
 
-    def __init__(self, client: Any, federation: str = "") -> None:
-        self._client, self._federation = client, federation
+    def __init__(self, client: Any) -> None:
+        self._client = client
 
     @classmethod
     def at(cls, address: str, ca: bytes) -> "Control":
@@ -196,22 +195,6 @@ class Control:
 
         own = [_version("flwr CLI")]
         return cls(ControlHttpClient.from_server_address(address, False, ca, own))
-
-    @classmethod
-    def named(cls, connection: str) -> "Control":
-        """Connect to what Flower's own configuration (``config.toml``) calls so."""
-        import click
-        from flwr.cli.flower_config import read_superlink_connection  # why: that of `flwr run`
-        from flwr.cli.utils import init_http_client_from_connection  # why: with its credentials
-
-        try:
-            with _calling(), contextlib.redirect_stdout(io.StringIO()):
-                read = read_superlink_connection(connection)
-                return cls(init_http_client_from_connection(read), read.federation or "")
-        except click.ClickException as error:
-            raise UserError(one_line(error.format_message())) from error
-        except (click.exceptions.Exit, SystemExit) as error:
-            raise UserError("Flower cannot use this connection") from error
 
     def close(self) -> None:
         """Close the connection."""
@@ -258,7 +241,6 @@ class Control:
         asked = control.StartRunRequest(
             fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
             override_config=user_config_to_proto({"config": envelope}),
-            federation=self._federation,
         )
         with _calling():
             answer = self._client.StartRun(asked)

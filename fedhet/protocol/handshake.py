@@ -398,7 +398,7 @@ class Handshake:
         or with how many of how many have come. With ``clients = 0`` the nodes say how many
         partitions there are; if they do not, the federation counts as complete once no new node has
         come for a while.
-        Raises RunFailed if nobody came.
+        Raises RunFailed if nobody came, or, on a network, fewer than any round needs.
         """
         last = ""
         try:
@@ -407,7 +407,8 @@ class Handshake:
             tell(last)
 
     def _wait(self, clients: int, timeout: float, tell: Callable[[str], None]) -> str:
-        begun = last_news = time.monotonic()
+        config, begun = self.config, time.monotonic()
+        last_news = begun
         since, last_text = f"{datetime.now():%H:%M:%S}", ""
         while True:
             if self.query(patience=0.0) or self._asked:
@@ -421,6 +422,8 @@ class Handshake:
                     f"{len(self._asked)} online, without an answer yet: starting, or in another run"
                 )
                 reasons, refused = "; ".join(filter(None, (reasons, busy))), f"{refused} ({busy})"
+            away = [client for client in self.roster.ids if client not in nodes]  # of a resumed run
+            missing = f" (without {', '.join(away)})" if away else ""
             if nodes and expected and len(nodes) >= expected:
                 break
             settled = time.monotonic() - last_news > SETTLE_SECONDS
@@ -431,7 +434,7 @@ class Handshake:
                 break
             come = f"{len(nodes)} of {expected} have" if expected else f"{len(nodes)} have"
             until = "" if self._mail.simulated else f"; start-timeout={timeout:g} s"
-            text = f"waiting for clients since {since}: {come} come{until}{refused}"
+            text = f"waiting for clients since {since}: {come} come{missing}{until}{refused}"
             if text != last_text and time.monotonic() >= begun + min(PATIENT, timeout / 2):
                 last_text = text
                 log.info("%s", text)
@@ -443,14 +446,15 @@ class Handshake:
             if self._final(expected, settled=True):
                 raise RunFailed(f"no node can take part in this run: {reasons}")
             raise RunFailed(f"no client joined within start-timeout={timeout:g} s: {reasons}")
+        summed, least = config.summed, config.sum_min if config.summed else config.min_replies
+        came = f"{len(nodes)} of {expected or least} clients{missing}"
+        if len(nodes) < least and not self._mail.simulated:  # every round would be lost
+            needed = f"{'sum-min' if summed else 'min-replies'}={least} are needed"
+            raise RunFailed(f"{came} came within start-timeout={timeout:g} s{refused}, {needed}")
         if not expected or len(nodes) >= expected:
             return ""
-        fewer = f"starting with {len(nodes)} of {expected} clients{refused}"
-        if self.config.summed and len(nodes) < self.config.sum_min:
-            least = self.config.sum_min
-            fewer += f"; a masked sum needs {least} (sum-min): rounds are lost until more come"
-        log.warning("%s", fewer)
-        return fewer
+        log.warning("starting with %s%s", came, refused)
+        return f"starting with {came}{refused}"
 
     def _final(self, expected: int, *, settled: bool) -> bool:
         """Return whether all of a simulation, or nodes that are all refused, have answered."""

@@ -28,11 +28,18 @@ from fedhet.data.inputs import Form, load_inputs
 from fedhet.errors import Code, Damaged, Refused, UserError, one_line
 from fedhet.files import parse_object, private_folder, read_json, read_jsonl, read_yaml
 from fedhet.models.names import kinds_of, parse
-from fedhet.protocol.messages import QUERY, Reply
+from fedhet.protocol.messages import CONFUSION, EVALUATE, OWNERS, QUERY, TRAIN, Reply
 from fedhet.site.privacy import NOTE, epsilon_of, mu_of, noise_multiplier
 
 NAME = "history.jsonl"
-SHAKE, TRAIN, ANSWERED = "handshake", "training", "answered"
+SHAKE, ANSWERED = "handshake", "answered"
+STAGES = {
+    QUERY: SHAKE,
+    TRAIN: "training",
+    OWNERS: "owners of classes",
+    EVALUATE: "evaluation",
+    CONFUSION: "confusion matrix",
+}  # messages that ask for something of the data
 SUMS = ("sum-min", "sum-metrics", "sum-owners")
 SUM_MIN = 3  # fewest sites of a sum, and owners of a class: of two each knows the other's part
 # Keys of a run that the history shows, where they are set.
@@ -59,8 +66,8 @@ def state_root(node: Mapping[str, Any]) -> Path:
 class History:
     """The questions to one node, in ``history.jsonl``; without a folder nothing is kept.
 
-    A question is a configuration of one run. The handshake and the first training are a line each;
-    the same question again is not.
+    A question is a configuration of one run. Each of its STAGES is a line, in the first round; the
+    same answer again is not.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -88,12 +95,12 @@ class History:
         return len({one["question"] for one in self._answered() if one["time"] >= since})
 
     def runs(self) -> set[str]:
-        """Return the runs that have trained here."""
-        return {one["run"] for one in self._answered() if one["stage"] == TRAIN}
+        """Return the runs that have had more than a handshake here."""
+        return {one["run"] for one in self._answered() if one["stage"] != SHAKE}
 
     def epsilon(self, but: str) -> float:
         """Return what the uploads of all runs ``but`` one have cost; infinite without noise."""
-        budgets = {one["run"]: one for one in self._answered() if one["stage"] == TRAIN}
+        budgets = {one["run"]: one for one in self._answered() if one["stage"] != SHAKE}
         return math.fsum(self._cost(run, one) for run, one in budgets.items() if run != but)
 
     def _cost(self, run: str, line: Mapping[str, Any]) -> float:
@@ -127,11 +134,11 @@ class History:
         The block calls what it is given with its reply.
         """
         config, replies = message.content.config_records.get("config"), list[Reply]()
-        if self.folder is None or config is None or config.get("refused"):
+        stage = STAGES.get(message.metadata.message_type)
+        if not (self.folder and config and stage) or config.get("refused"):
             yield replies.append
             return
-        line = question(str(config.get("experiment", "")), run_config)
-        line["stage"] = SHAKE if message.metadata.message_type == QUERY else TRAIN
+        line = question(str(config.get("experiment", "")), run_config) | {"stage": stage}
         self.new = all(one["question"] != line["question"] for one in self._answered())
         try:
             yield replies.append
@@ -157,22 +164,23 @@ class History:
                 f"'{self.folder / NAME}' cannot be written: {error}", Code.STATE
             ) from error
         self._lines = [*self.lines(), line]
-        say(lambda: f"question: {described(line)}")
+        say(lambda: f"question: {asked(line)}: {line['stage']}: {one_line(line['answer'], 2000)}")
 
 
 def _same(line: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what lines have in common of which one is enough: every round is answered alike."""
-    sent = line["stage"] == TRAIN and line["answer"].startswith(f"{ANSWERED};")
+    sent = line["stage"] != SHAKE and line["answer"].startswith(ANSWERED)
     return line["question"], line["stage"], "sent" if sent else line["answer"]
 
 
 def told_by(reply: Reply) -> str:
     """Return in words what a reply tells the server."""
-    info = reply.info
+    info, size = reply.info, sum(array.nbytes for array in reply.arrays)
     if "inputs" not in info:
-        size = sum(array.nbytes for array in reply.arrays)
-        words = f"{size:,} bytes of the method, and {', '.join(reply.metrics) or 'no figures'}"
-        return words if size or reply.metrics else ""
+        counted = sum(info.get("confusion", ())[2::3])
+        words = [f"{size:,} bytes of the method"] * (size > 0) + [*reply.metrics]
+        words += [f"{counted} test examples by class and answer"] * (counted > 0)
+        return ", ".join(words)
     pairs = zip(info.get("seen", ()), info.get("images", ()), strict=True)
     counts = ", ".join(f"{count} of {name!r}" for name, count in pairs)
     columns = ", ".join(load_inputs(info["inputs"]).columns)
@@ -209,11 +217,11 @@ def question(experiment: str, run_config: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def described(line: Mapping[str, Any]) -> str:
-    """Return one line of the history in words."""
+def asked(line: Mapping[str, Any]) -> str:
+    """Return in words what a line of the history was asked."""
     keys = [f"{key}={json.dumps(line[key], ensure_ascii=False)}" for key in SHOWN if key in line]
-    who = f"{line['name'] or 'a run'} ({line['run']}, {line['stage']})"
-    return one_line(f"{who}: {line['method']} {' '.join(keys)}: {line['answer']}", 2000)
+    words = f"{line['name'] or 'a run'} ({line['run']}): {line['method']} {' '.join(keys)}"
+    return one_line(words, 2000)
 
 
 # --- limits ------------------------------------------------------------------------------------
@@ -395,7 +403,9 @@ class Limits(Schema):
         assert isinstance(about, dict)
         check: Any = about["check"]
         if value is not None and (instead := check(value, subject)):
-            raise _broken(kebab(name), str(about["allows"]).format(shown(value)), instead)
+            named = name == "columns" and isinstance(subject, Asked)  # by the run, not by the file
+            word = f"columns: {instead}" if named else ""
+            raise _broken(kebab(name), str(about["allows"]).format(shown(value)), instead, word)
 
     def said(self) -> list[str]:
         """Return in plain words what this site allows."""
@@ -519,6 +529,6 @@ def check_steps(limits: Limits, config: RunConfig, examples: int) -> None:
         raise _broken("max-epochs", limits.max_epochs, f"local-steps are {epochs:.1f}")
 
 
-def _broken(name: str, allowed: object, found: object) -> Refused:
+def _broken(name: str, allowed: object, found: object, word: str = "") -> Refused:
     text = f"limit {name}: this site allows {allowed}, and {found}"
-    return Refused(text, Code.LIMIT, name)
+    return Refused(text, Code.LIMIT, word or name)

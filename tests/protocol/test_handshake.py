@@ -235,8 +235,15 @@ def test_what_a_run_waits_for_or_starts_without_is_said(network, monkeypatch):
     ):
         waiting.wait(3, 0.5)
     said, waiting._asked, waiting.roster.nodes = [], {}, {"a": 100, "b": 101}
+    waiting.roster.infos = dict.fromkeys("abc")  # of a run that goes on
+    with pytest.raises(
+        RunFailed, match=r"2 of 3 clients \(without c\) came .* sum-min=3 are needed"
+    ):
+        waiting.wait(3, 0.5, said.append)
+    assert "2 of 3 have come (without c); start-timeout=0.5 s" in said[0]
+    waiting.config = RunConfig(min_replies=2)
     waiting.wait(3, 0.5, said.append)
-    assert "a masked sum needs 3 (sum-min)" in said[-1]
+    assert said[-1] == "starting with 2 of 3 clients (without c)"
 
 
 # --- client ids bound to keys: a node that takes another's name is refused ------------------------

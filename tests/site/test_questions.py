@@ -1,6 +1,7 @@
 """Who asks decides what leaves: what a site with limits answers to a run that asks for more."""
 
 import json
+import re
 
 import pytest
 from helpers.tiny import deployed, tiny
@@ -10,7 +11,7 @@ from fedhet.cli.app import execute
 from fedhet.config.load import build_config, envelope
 from fedhet.protocol.flower import be_one_process, posted, simulating
 from fedhet.protocol.messages import Instruction, request
-from fedhet.site.limits import NAME, History, begin_anew, described
+from fedhet.site.limits import NAME, History, asked, begin_anew
 from fedhet.testing import LocalGrid, simulate
 
 ROWS = 60
@@ -69,10 +70,11 @@ ATTACKS = (
     ("classes", {"labels": {"0": ["0"], "1": ["1"]}}),
     ("classes", {"classes": ["0"]}),
     ("columns", {"ignore": ["ward"]}),
-    ("columns", {"site": ["ward"], "ignore": ["bmi"]}),
+    ("columns: the run reads 'ward'", {"site": ["ward"], "ignore": ["bmi"]}),
     ("form", {"group": ["age"], "gaps": ["20"]}),
     ("form", {"columns": ["ill", "chol", "age", "ward", "bmi"]}),
-    ("columns", {"categories": {"ward": ["a", "b"]}, "ignore": ["bmi"]}),
+    ("columns: the run reads 'ward'", {"categories": {"ward": ["a", "b"]}, "ignore": ["bmi"]}),
+    ("columns: the run reads 'weight'", {"numbers": ["age", "chol", "weight"]}),  # there is none
 )
 
 
@@ -122,9 +124,9 @@ def test_questions_are_counted_and_the_same_one_is_answered_again(site):
     own = "; ".join(("answered", "32 of '0', 16 of '1'", "columns: age, chol"))
     assert [line["answer"].partition(":")[0] for line in lines[2:]] == ["refused", "refused"]
     assert [line["answer"] for line in lines[:2]] == [own, own]
-    said = described(lines[2])
-    words = ("run-1", "fedssa", 'target="ill"', "max-queries", 'classes=["0", "1"]', "rounds=1")
-    assert [word for word in words if word not in said] == []
+    words = ("run-1", "fedssa", 'target="ill"', 'classes=["0", "1"]', "rounds=1")
+    assert [word for word in words if word not in asked(lines[2])] == []
+    assert "max-queries" in lines[2]["answer"]
 
 
 def test_a_history_that_is_gone_or_damaged_allows_no_counted_run(site):
@@ -203,7 +205,40 @@ def test_the_limits_that_are_drafted_allow_the_sites_own_preset_and_no_other_que
     capsys.readouterr()
     assert execute(["node", str(place / "h"), "--state", str(place / "state"), "--history"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4 and "columns: age, chol" in lines[0] and "max-rounds" in lines[3]
+    assert [line[:4] == " " * 4 for line in lines] == [False, True] * 4  # each question once
+    assert "handshake: answered" in lines[1] and "columns: age, chol" in lines[1]
+    assert "max-rounds" in lines[7]
+
+
+def test_the_history_names_all_that_a_run_was_sent_each_once(tmp_path):
+    """A site's data protection officer reads what left: counts, uploads, figures, answers."""
+    for name, sums in (("plain", {}), ("masked", {"secure_sum": "masked", "sum_min": 2})):
+        config = tiny(tmp_path, rounds=2, name=name, **sums)
+        simulate(config, before=deployed(tmp_path / name), simulated=False)
+    told = {
+        name: {
+            line["stage"]: line["answer"]
+            for line in History(tmp_path / name / "states" / "101").lines()
+        }
+        for name in ("plain", "masked")
+    }
+    assert list(told["plain"]) == ["handshake", "training", "confusion matrix"]
+    assert re.match(
+        "answered; [0-9]+ bytes of the method, num-examples, .*test_accuracy",
+        told["plain"]["training"],
+    )
+    assert re.fullmatch("answered; [0-9]+ test examples by .*", told["plain"]["confusion matrix"])
+    assert list(told["masked"]) == [
+        "handshake",
+        "owners of classes",
+        "training",
+        "confusion matrix",
+    ]
+    assert told["masked"].pop("handshake") == "answered; no class and no count; columns: none"
+    assert all(
+        re.fullmatch("answered; [0-9,]+ bytes of the method", one)
+        for one in told["masked"].values()
+    )
 
 
 def test_other_data_are_noticed_until_the_node_begins_anew(tmp_path):

@@ -6,7 +6,7 @@
 import hashlib
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Generic, cast
@@ -18,14 +18,7 @@ from torch import Tensor, nn
 from fedhet.config.schema import BESIDE_ACCURACY, METRICS, P, RunConfig
 from fedhet.data.cache import texts_at
 from fedhet.data.inputs import IMAGE, READ_KEYS, TOKENS, Inputs
-from fedhet.data.preparation import (
-    Preparation,
-    crop_flip,
-    flip_erase_crop,
-    jitter_scale,
-    normalise,
-    preparation,
-)
+from fedhet.data.preparation import AUGMENTATIONS, Preparation, normalise, preparation
 from fedhet.errors import Code, Refused, RunFailed, UserError, brief, coded, refusing
 from fedhet.models import SplitModel, build_model
 from fedhet.models.names import FOLDER, parse, public_names
@@ -300,15 +293,11 @@ class MethodClient(NumPyClient, Generic[P]):
         state, and is evaluated. Return the upload's arrays, the training examples, the metrics.
         """
         started = time.perf_counter()
-        newest = max(self.setup.store.generations(), default=0)
-        source = int(config.get("generation", newest))
-        self.round = int(config.get("round", source + 1))
+        source = self._take_up(config)
         self.evaluating = bool(config.get("evaluate", True))
         setup = self.setup
         budget = Budget(setup.store, self.config, setup.data.client, simulated=setup.simulated)
         budget.check(self.round, source)
-        self.restore(source, str(config.get("digest", "")))
-        self._keep_best(source)
         received = self._received(parameters)
         self.receive(received)
         metrics = self._trained()
@@ -328,7 +317,11 @@ class MethodClient(NumPyClient, Generic[P]):
             self.score_received()
         data = self.examples("train")
         check_steps(self.setup.limits, self.config, len(data))
-        drawn = self._augmented(data)
+        drawn = data
+        if change := AUGMENTATIONS.get(self.config.augment):
+            draw = partial(change, generator=self.torch_generator("augment"))
+            stored = self.config.augment == "crop-flip"  # before examples are prepared
+            drawn = replace(data, augment=draw) if stored else replace(data, perturb=draw)
         metrics: dict[str, Scalar] = {"train_flops": 0.0}
         flops = 0.0
         with torch_seeded(self.config.seed, "train", self.setup.data.client, self.round):
@@ -345,16 +338,12 @@ class MethodClient(NumPyClient, Generic[P]):
                     phase.after()
         if phases:
             metrics.setdefault("train_loss", loss)
-        self._set_eval()
+        nn.ModuleList(self.modules.values()).eval()
         return metrics | {"train_flops": flops}
-
-    def _set_eval(self) -> None:
-        for module in self.modules.values():
-            module.eval()
 
     def get_parameters(self, config: dict[str, Scalar]) -> list[Array]:
         """Return the arrays that the client would send of its newest state, without training."""
-        self.restore(int(config.get("generation", max(self.setup.store.generations(), default=0))))
+        self._take_up(config)
         return self.upload().to_ndarrays()
 
     def evaluate(
@@ -365,12 +354,8 @@ class MethodClient(NumPyClient, Generic[P]):
         ``parameters``, if there are any, are received before. Return the loss on the test split,
         its number of examples, and the metrics.
         """
-        newest = max(self.setup.store.generations(), default=0)
-        generation = int(config.get("generation", newest))
-        self.restore(generation, str(config.get("digest", "")))
-        self._keep_best(generation)
+        self._take_up(config)
         if parameters:
-            self.round = int(config.get("round", newest + 1))
             self.receive(self._received(parameters))
         metrics = self.evaluation()
         loss = metrics.get("test_log_loss", math.nan)
@@ -382,8 +367,7 @@ class MethodClient(NumPyClient, Generic[P]):
         ``generation`` and its ``digest`` name the client's last state. The private state keeps
         what ``keep-best`` and ``keep-predictions`` ask for.
         """
-        self.restore(generation, digest)
-        self._keep_best(generation)
+        self._take_up({"generation": generation, "digest": digest})
         kept: dict[str, Tensor] = {}
         confusion = torch.zeros(self.classes, self.classes, dtype=torch.int64)
         for part in ("val", "test"):
@@ -399,27 +383,32 @@ class MethodClient(NumPyClient, Generic[P]):
             self.setup.store.keep(PREDICTIONS, kept)
         return confusion
 
-    def _keep_best(self, generation: int) -> None:
-        """With ``keep-best``, keep ``generation`` if its validation metric is the best so far.
+    def _take_up(self, config: Mapping[str, Scalar]) -> int:
+        """Restore the state that ``config`` names, or the newest; return its generation.
 
-        The server named it, so the server accepted its round. Later rounds may be undone. Raise
-        Refused for the initialisation of a client that has trained since.
+        With ``keep-best`` keep it, if its validation metric is the best so far: the server named
+        it, so it accepted that round. Later rounds may be undone. Raise Refused for the
+        initialisation of a client that has trained since.
         """
         store = self.setup.store
-        if generation == 0 and len(store.generations()) > 1:
+        stored = store.generations()
+        generation = int(config.get("generation", max(stored, default=0)))
+        self.round = int(config.get("round", generation + 1))
+        self.restore(generation, str(config.get("digest", "")))
+        if generation == 0 and len(stored) > 1:
             raise Refused("generation 0 is no longer kept: it has trained since", Code.GENERATION)
         score = store.read_note(VALIDATION) if self.config.keep_best and generation else None
-        if score is None or score["generation"] != generation:
-            return
-        best = store.read_note(BEST)
-        if best is None or score["value"] > best["value"]:
-            store.keep_best(generation)
-            store.write_note(BEST, score)
+        if score is not None and score["generation"] == generation:
+            best = store.read_note(BEST)
+            if best is None or score["value"] > best["value"]:
+                store.keep_best(generation)
+                store.write_note(BEST, score)
+        return generation
 
     def score_received(self) -> None:
         """Evaluate before the models train, in a round that is evaluated."""
         if self.evaluating:
-            self._set_eval()
+            nn.ModuleList(self.modules.values()).eval()
             scores = self.evaluation().items()
             self.before = {f"{n}_before": value for n, value in scores if n not in BESIDE_ACCURACY}
 
@@ -444,17 +433,6 @@ class MethodClient(NumPyClient, Generic[P]):
                     metrics |= own_metrics(result, self.config)
                 by_split |= {f"{part}_{name}": value for name, value in metrics.items()}
         return by_split
-
-    def _augmented(self, data: Examples) -> Examples:
-        """Return the examples as training draws them."""
-        kinds = {"crop-flip": crop_flip, "jitter-scale": jitter_scale,
-                 "flip-erase-crop": flip_erase_crop}  # fmt: skip
-        if self.config.augment == "none":
-            return data
-        change = partial(kinds[self.config.augment], generator=self.torch_generator("augment"))
-        if self.config.augment == "crop-flip":  # as stored, before examples are prepared
-            return replace(data, augment=change)
-        return replace(data, perturb=change)
 
     def _received(self, arrays: Sequence[Array]) -> Payload:
         """Return the arrays as the payload that this client expects; else raise Refused."""
@@ -487,7 +465,7 @@ class MethodClient(NumPyClient, Generic[P]):
         self.modules, self._fixed = instance(
             key, self._initialised, self.device, fresh=generation == 0
         )
-        self._set_eval()
+        nn.ModuleList(self.modules.values()).eval()
         if generation == 0:
             fitted = self.modules.get(PREPARATION)  # to the train split, and saved with the model
             if fitted is not None and len(self.setup.data.split.train):
@@ -496,9 +474,10 @@ class MethodClient(NumPyClient, Generic[P]):
             bundle = self.setup.store.load(generation, digest)
             try:
                 kept = fill(self.modules, bundle)
-                self._check_declared(kept)
                 for name, tensor in self.tensors.items():
-                    self.tensors[name] = kept[name].to(tensor.device).view_as(tensor)
+                    self.tensors[name] = kept.pop(name).to(tensor.device).view_as(tensor)
+                if kept:
+                    raise KeyError(f"tensors {sorted(kept)}")
             except (RuntimeError, KeyError) as error:
                 raise Refused(
                     f"generation {generation} does not fit this round's models with "
@@ -513,23 +492,18 @@ class MethodClient(NumPyClient, Generic[P]):
             built[PREPARATION] = preparation(self.inputs)
         return built
 
-    def _check_declared(self, tensors: Iterable[str]) -> None:
-        """Raise UserError for a tensor that is not in :meth:`initial_tensors`."""
-        undeclared = sorted(set(tensors) - set(self.initial_tensors()))
-        if undeclared:
-            raise UserError(
-                f"{type(self).__name__}: tensor '{undeclared[0]}' is not declared: add it to "
-                "`initial_tensors`",
-                Code.METHOD,
-            )
-
     def save(self, generation: int, source: int, metrics: Mapping[str, Scalar]) -> None:
         """Store modules, tensors and the last accuracies, of ``metrics``, as ``generation``.
 
         ``source`` is the generation that the round began with, which stays as well. Raises
         RunFailed if a tensor is not finite; the state before then stays the newest.
         """
-        self._check_declared(self.tensors)
+        if undeclared := sorted(self.tensors.keys() - self.initial_tensors().keys()):
+            raise UserError(
+                f"{type(self).__name__}: tensor '{undeclared[0]}' is not declared: add it to "
+                "`initial_tensors`",
+                Code.METHOD,
+            )
         scores = (
             (name, float(value)) for name, value in metrics.items()
             if "accuracy" in name and name not in BESIDE_ACCURACY

@@ -44,7 +44,7 @@ from fedhet.models.names import parse
 from fedhet.plugins import giving
 from fedhet.protocol.checks import read_arrays, read_instruction
 from fedhet.protocol.flower import is_simulated
-from fedhet.protocol.messages import QUERY, Reply, answer, message_bytes
+from fedhet.protocol.messages import QUERY, Reply, answer, message_bytes, to_wire
 from fedhet.rng import one_blas_thread
 from fedhet.site.limits import (
     Asked,
@@ -331,7 +331,7 @@ def train(asked: Request) -> Reply:
     if before is not None:
         return before
     client = asked.client(part, data)
-    arrays, images, metrics = client.fit(read_arrays(message), what.fit_config())
+    arrays, images, metrics = client.fit(read_arrays(message), to_wire(what))
     own = {"num-examples": float(images)} | {k: float(v) for k, v in metrics.items()}
     if part is None:
         reply = what.reply(data.client, own, arrays, digest=client.saved_digest)
@@ -381,7 +381,7 @@ def evaluate(asked: Request) -> Reply:
     if asked.config.summed and asked.config.sum_metrics:
         raise Refused("with sum-metrics a single accuracy is not sent", Code.INSTRUCTION)
     client, what = asked.client(), asked.what
-    _, images, metrics = client.evaluate([], what.fit_config())
+    _, images, metrics = client.evaluate([], to_wire(what))
     numbers = {k: float(v) for k, v in metrics.items()}
     if not asked.config.summed:
         numbers["num-examples"] = float(images)

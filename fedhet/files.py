@@ -238,6 +238,13 @@ def is_id(name: str) -> bool:
     return re.fullmatch(CLIENT_ID, name) is not None and name not in {".", ".."}
 
 
+def valid_id(name: str) -> str:
+    """Return the name; raise ValueError unless :func:`is_id` holds."""
+    if not is_id(name):
+        raise ValueError(f"not an id of {_ID_HINT}")
+    return name
+
+
 def check_id(name: str, what: str = "id") -> str:
     """Return the name; raise UserError, which calls it ``what``, unless :func:`is_id` holds."""
     if not is_id(name):

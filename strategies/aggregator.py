@@ -118,21 +118,25 @@ class PlainAggregator:
     ) -> Checked | None:
         """Return the replies that count, in client order; None if they are too few."""
         valid: list[Valid] = []
+        accepted: list[Valid] = []
+        steps: dict[str, float] = {}
         for client, reply in replies:
             try:
                 trained = method.unanswered.get(client, round_)
                 valid.append(self._valid(self.roster.infos[client], reply, trained, method))
             except Rejected as reason:
                 self.ledger.reject(client, str(reason), reply)
-            else:
-                self.ledger.spend(client, reply.metrics)
-        steps = {one.info.client: one.step for one in valid if one.step is not None}
+                continue
+            self.ledger.spend(client, reply.metrics)
+            if valid[-1].step is not None:
+                steps[client] = valid[-1].step
         start = method.reference(valid[0].info).size if valid else 0.0
         outliers = long_steps(steps, start, self.config.max_update_ratio, sigma(self.config))
         for one in valid:
             if one.info.client in outliers:
                 self.ledger.reject(one.info.client, outliers[one.info.client], one.reply)
-        accepted = [one for one in valid if one.info.client not in outliers]
+            else:
+                accepted.append(one)
         if len(accepted) >= self.config.min_replies:
             return Checked(round_, accepted)
         count = f"{len(accepted)} of min-replies={self.config.min_replies}"
@@ -163,13 +167,16 @@ class PlainAggregator:
 
     def uploads(self, checked: Checked) -> list[Upload]:
         """Return what is aggregated: the accepted replies with their shares of the weights."""
-        config, accepted = self.config, checked.accepted
-        sizes = [1 if config.weighting == "uniform" else v.info.train_images for v in accepted]
-        late = [float(config.late_weight ** (checked.round - v.trained)) for v in accepted]
-        shares = capped(np.array(sizes) * np.array(late), config.max_weight).tolist()
+        config, weights, late = self.config, [], []
+        for one in checked.accepted:
+            late.append(float(config.late_weight ** (checked.round - one.trained)))
+            weights.append(
+                late[-1] * (1 if config.weighting == "uniform" else one.info.train_images)
+            )
+        shares = capped(np.array(weights), config.max_weight).tolist()
         return [
             Upload(one.info, one.payload, share, one.reply.metrics, factor)
-            for share, factor, one in zip(shares, late, accepted, strict=True)
+            for share, factor, one in zip(shares, late, checked.accepted, strict=True)
         ]
 
     def accept(self, checked: Checked) -> None:

@@ -9,8 +9,8 @@ theta^t = sum_k (n_k / n) theta_k^t with n summed over the accepted replies of t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -88,17 +88,15 @@ class ClassSums:
     min_owners: int = 1
     steps: bool = False
 
-    @classmethod
-    def of(cls, vector: Vector, classes: int, *, weighted: bool = False) -> Self:
-        """Inverse of :meth:`summand`, flat, and of sums of it."""
-        ends = classes * (2 if weighted else 1)
-        rows = vector[:-ends].reshape(classes, -1)
-        return cls(rows, vector[-ends:][:classes], vector[-classes:])
+    def summand(self, own: Own, *, weighted: bool = False) -> Summand:
+        """Return the rows of the classes that ``own`` shares, zeros of the others.
 
-    def summand(self, *, weighted: bool = False) -> Summand:
-        """Return rows; the counts are the weights, if not equal to the owners, and the owners."""
-        counts = np.concatenate([self.weights, self.owners]) if weighted else self.owners
-        return Summand(self.rows.ravel(), counts)
+        The counts are the weights, if not equal to the owners, and the owners.
+        """
+        kept = own.shares(np.arange(own.classes))
+        owners, weights = np.where(kept, self.owners, 0.0), np.where(kept, self.weights, 0.0)
+        counts = np.concatenate([weights, owners]) if weighted else owners
+        return Summand(np.where(kept[:, None], self.rows, 0.0).ravel(), counts)
 
     @property
     def present(self) -> Array:
@@ -114,44 +112,47 @@ class ClassSums:
         return result
 
 
-def late_factors(uploads: Sequence[Upload], lengths: Sequence[int]) -> Array | None:
-    """Return the factors of uploads of so many rows each, (M,) float64; None: nobody is late."""
-    factors = [upload.late for upload in uploads]
-    return None if min(factors) == 1 else np.repeat(factors, lengths)
-
-
 def class_totals(
     strategy: MethodStrategy[Any], total: Vector, *, weighted: bool = False
 ) -> ClassSums:
-    """Return a round's total, as ``combine`` is given it, by class."""
-    sums = ClassSums.of(total, strategy.classes, weighted=weighted)
-    strategy.short_classes = too_few(sums.owners, strategy.min_owners)
-    return replace(sums, min_owners=strategy.min_owners, steps=strategy.adds_steps)
+    """Return a round's total by class: the inverse of :meth:`ClassSums.summand`."""
+    classes, least = strategy.classes, strategy.min_owners
+    rows, counts = np.split(total, [-classes * (2 if weighted else 1)])
+    owners = counts[-classes:]
+    strategy.short_classes = too_few(owners, least)
+    rows = rows.reshape(classes, -1)
+    return ClassSums(rows, counts[:classes], owners, least, strategy.adds_steps)
 
 
 def sum_by_class(
-    classes: Array, rows: Sequence[Array], weights: Array | None, count: int, rule: Rule = MEAN
+    classes: Sequence[Array],
+    rows: Sequence[Array],
+    weights: Sequence[Array] | None,
+    count: int,
+    rule: Rule = MEAN,
 ) -> ClassSums:
     """Return sums of rows by class, float64, in the order given.
 
-    ``rows`` are arrays (S_i, w) float32 whose class ids, one after the other, are ``classes`` (M,);
-    ``weights`` (M,) are all one if None. ``max-weight`` bounds the share of one row in its class.
-    A rule other than the mean is taken without weights, as if one client had each class.
+    ``rows`` are arrays (S_i, w) float32, ``classes`` their class ids (S_i,), ``weights`` (S_i,) are
+    all one if None. ``max-weight`` bounds the share of one row in its class. A rule other than the
+    mean is taken without weights, as if one client had each class.
     """
-    owners = np.bincount(classes, minlength=count).astype(np.float64)
+    ids = np.concatenate(classes, dtype=np.int64)
+    owners = np.bincount(ids, minlength=count).astype(np.float64)
     if rule.name != "mean":
-        middles = rule.middle_by_class(classes, np.concatenate(rows), count)
+        middles = rule.middle_by_class(ids, np.concatenate(rows), count)
         present = np.minimum(owners, 1.0)
         return ClassSums(middles, present, present)
     wide, behind = np.concatenate(rows, dtype=np.float64), owners
     if weights is not None:
+        each = np.concatenate(weights)
         if rule.max_weight < 1:
-            weights = capped(weights, rule.max_weight, classes)
-        behind = np.bincount(classes, weights, count).astype(np.float64)
-        wide *= weights[:, None]
+            each = capped(each, rule.max_weight, ids)
+        behind = np.bincount(ids, each, count).astype(np.float64)
+        wide *= each[:, None]
     sums = torch.zeros((count, wide.shape[1]), dtype=torch.float64)
-    ids = torch.from_numpy(np.asarray(classes, dtype=np.int64))
-    return ClassSums(sums.index_add_(0, ids, torch.from_numpy(wide)).numpy(), behind, owners)
+    sums.index_add_(0, torch.from_numpy(ids), torch.from_numpy(wide))
+    return ClassSums(sums.numpy(), behind, owners)
 
 
 class AveragingStrategy(MethodStrategy[P]):

@@ -234,7 +234,7 @@ class MethodStrategy(Strategy, Generic[P]):
         self._check_hooks()
         self.handshake, self.folder = handshake, folder
         self.ledger: Ledger = (SumLedger if self.config.summed else Ledger)(self.roster)
-        self.deadline = 0.0  # of the round
+        self.seconds = self.deadline = math.inf  # a round's limit, and when this round ends
         self.simulated = True  # whether the clients' states are where the server is
         self.counted = True  # whether the last round had replies enough
         self.initialise()
@@ -273,8 +273,9 @@ class MethodStrategy(Strategy, Generic[P]):
         """
         self.summary()
         self.simulated = is_simulated(grid)
-        if self.config.late == "next" and not self.simulated:
-            self.mail = Mail(grid)
+        if not self.simulated:
+            self.seconds = self.config.round_timeout
+            self.mail = Mail(grid) if self.config.late == "next" else None
         if not self.folder.checkpoint.exists():  # lines without one are a loss, not a start
             self._checkpoint(0)
         lines = self.folder.read_rounds() if self.config.patience else []
@@ -301,15 +302,10 @@ class MethodStrategy(Strategy, Generic[P]):
                 )
             if skipped and not self.simulated and round_ < self.config.rounds:
                 self._wait_for_recovery(skipped)
-        self._start_clock()
-        matrices = self.aggregator.confusions(self.finished, self.deadline)
+        deadline = time.monotonic() + self.seconds
+        matrices = self.aggregator.confusions(self.finished, deadline)
         self.folder.write_confusion(confusion_rows(self.roster.classes, matrices))
         return Result()
-
-    def _start_clock(self) -> None:
-        """Start the time of a round, which has no limit in a simulation."""
-        limit = math.inf if self.simulated else self.config.round_timeout
-        self.deadline = time.monotonic() + limit
 
     def _wait_for_recovery(self, skipped: int) -> None:
         """Wait after a round that had too few replies: for nodes that are offline, and in any case.
@@ -332,7 +328,7 @@ class MethodStrategy(Strategy, Generic[P]):
         log.info(
             "%s: %d clients, %d per round, rounds %d to %d, %d classes",
             self.config.method, len(self.roster.ids), self.config.cohort(len(self.roster.ids)),
-            self.finished + 1, self.config.rounds, len(self.roster.classes),
+            self.finished + 1, self.config.rounds, self.classes,
         )  # fmt: skip
         counts: Counter[str] = Counter()
         for info in self.roster.infos.values():
@@ -345,14 +341,14 @@ class MethodStrategy(Strategy, Generic[P]):
         self.ledger.begin(round_)
         self.handshake.query()
         self.ledger.keep_out(self.roster.refusals())
-        self._start_clock()
-        messages, config = self._by_client(self.configure_train(round_)), self.config
+        self.deadline, config = time.monotonic() + self.seconds, self.config
+        messages = self._by_client(self.configure_train(round_))
         self.unanswered |= dict.fromkeys(messages, round_)
         left = self.deadline - time.monotonic()
         timeout = min(self.aggregator.train_share * config.round_timeout, left)
         # After the last round there is none in which a late reply could count.
         least = config.min_replies if round_ < config.rounds else math.inf
-        replies = self._in_order(
+        replies = self._read(
             exchange(grid, messages, timeout, self._limit, mail=self.mail, least=least,
                      after=config.late_after)
         )  # fmt: skip
@@ -364,29 +360,28 @@ class MethodStrategy(Strategy, Generic[P]):
         return self._book(grid, round_, clock)
 
     def _by_client(self, messages: Iterable[Message]) -> dict[str, Message]:
-        clients = {node: client for client, node in self.roster.nodes.items()}
+        clients = dict(zip(self.roster.nodes.values(), self.roster.nodes, strict=True))
         return {clients[message.metadata.dst_node_id]: message for message in messages}
 
     def _limit(self, client: str) -> int:
         return self.aggregator.limit(self.reference(self.roster.infos[client]).payload)
 
-    def _in_order(self, replies: Iterable[tuple[str, Reply]]) -> list[tuple[str, Reply]]:
-        """Return replies in client order; note whose state is lost."""
-        ordered = sorted(replies, key=lambda pair: client_order(pair[0]))
-        for client, reply in ordered:
-            if reply.says("state-lost"):
-                self.roster.lose(client, self.ledger.round.number, reply.error)
-        return ordered
-
     def _read(self, replies: Iterable[Message | tuple[str, Reply]]) -> list[tuple[str, Reply]]:
-        """Return replies in client order; those of another loop than this one are messages."""
-        clients, read = {node: client for client, node in self.roster.nodes.items()}, []
+        """Return replies in client order; note whose state is lost.
+
+        Those of another loop than this one are messages.
+        """
+        clients, read = dict(zip(self.roster.nodes.values(), self.roster.nodes, strict=True)), []
         for reply in replies:
             if isinstance(reply, tuple):
                 read.append(reply)
             elif client := clients.get(reply.metadata.src_node_id):
                 read.append((client, read_reply(reply, self._limit(client))))
-        return self._in_order(read)
+        read.sort(key=lambda pair: client_order(pair[0]))
+        for client, reply in read:
+            if reply.says("state-lost"):
+                self.roster.lose(client, self.ledger.round.number, reply.error)
+        return read
 
     def check_replies(
         self, server_round: int, replies: Sequence[tuple[str, Reply]]

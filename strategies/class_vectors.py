@@ -14,10 +14,7 @@ from fedhet.protocol.checks import check_declared
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload, blank
 from fedhet.rng import one_thread, torch_seed, torch_seeded
-from fedhet.strategies.aggregator import MEAN, Rule
-from fedhet.strategies.averaging import ClassSums, sum_by_class
 from fedhet.strategies.base import MethodStrategy, Reference, Upload
-from fedhet.sums.contribution import Own
 
 if TYPE_CHECKING:
     from fedhet.training.loop import SGD
@@ -38,20 +35,6 @@ def stacked(uploads: Sequence[Upload]) -> tuple[Tensor, Tensor]:
     payloads = [upload.payload for upload in uploads]
     labels = torch.from_numpy(np.concatenate([p.classes for p in payloads]))
     return labels, torch.from_numpy(np.concatenate([p.vectors for p in payloads]))
-
-
-def shared_by(upload: ClassVectors, own: Own) -> ClassVectors:
-    """Return the vectors of an upload whose classes have enough owners."""
-    kept = own.shares(upload.classes)
-    return ClassVectors(upload.classes[kept], upload.counts[kept], upload.vectors[kept])
-
-
-def sums_of(
-    payloads: Sequence[ClassVectors], weights: Array | None, classes: int, rule: Rule = MEAN
-) -> ClassSums:
-    """Return sums by class of one client's vectors, or of all clients'."""
-    ids = np.concatenate([p.classes for p in payloads])
-    return sum_by_class(ids, [p.vectors for p in payloads], weights, classes, rule)
 
 
 class ClassVectorStrategy(MethodStrategy[P]):

@@ -112,5 +112,5 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         """Store vectors in a fixed order, and their sums and numbers per class."""
         order = np.lexsort((owners, labels))
         self.owners, self.labels, self.vectors = owners[order], labels[order], vectors[order]
-        found = sum_by_class(self.labels, [self.vectors], None, self.classes)
+        found = sum_by_class([self.labels], [self.vectors], None, self.classes)
         self.sums, self.counts = found.rows, np.bincount(self.labels, minlength=self.classes)

@@ -33,8 +33,9 @@ from fedhet.protocol.checks import check_declared
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.rng import torch_seeded
+from fedhet.strategies.averaging import sum_by_class
 from fedhet.strategies.base import Upload
-from fedhet.strategies.class_vectors import ClassVectorStrategy, declared, sums_of
+from fedhet.strategies.class_vectors import ClassVectorStrategy, declared
 
 LARGEST = 100.0  # norm of a class's gradient, as in the authors' code
 ROUNDING = 1.0001
@@ -100,11 +101,10 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Make one SGD step by the mean gradient per class over its owners."""
-        marked = []
-        for one in (upload.payload for upload in uploads):
-            there = one.counts > 0
-            marked.append(ClassVectors(one.classes[there], one.counts[there], one.vectors[there]))
-        sums = sums_of(marked, None, self.classes)
+        payloads = [upload.payload for upload in uploads]
+        ids = [one.classes[one.counts > 0] for one in payloads]
+        rows = [one.vectors[one.counts > 0] for one in payloads]
+        sums = sum_by_class(ids, rows, None, self.classes)
         means = sums.means(np.zeros_like(self.guides)).astype(np.float64)
         step = (self.params.server_lr or RATES[self.params.guide]) * means
         self.guides = (self.guides.astype(np.float64) - step).astype(np.float32)

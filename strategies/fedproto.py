@@ -24,11 +24,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedhet.config.schema import RunConfig
-from fedhet.protocol.payload import Array, ClassVectors
+from fedhet.protocol.payload import ClassVectors
 from fedhet.strategies.aggregator import ROBUST
-from fedhet.strategies.averaging import class_totals, late_factors
+from fedhet.strategies.averaging import class_totals, sum_by_class
 from fedhet.strategies.base import Upload
-from fedhet.strategies.class_vectors import PrototypeParams, PrototypeStrategy, shared_by, sums_of
+from fedhet.strategies.class_vectors import PrototypeParams, PrototypeStrategy
 from fedhet.sums.contribution import Own, Summand, Vector
 
 
@@ -50,11 +50,12 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Apply eq. 6 per class over the replies; absent classes keep theirs."""
-        payloads = [upload.payload for upload in uploads]
-        weights: Array = np.concatenate([p.counts for p in payloads])
-        late = late_factors(uploads, [len(p.classes) for p in payloads])
-        sums = sums_of(
-            payloads, weights if late is None else weights * late, self.classes, self.rule
+        sums = sum_by_class(
+            [upload.payload.classes for upload in uploads],
+            [upload.payload.vectors for upload in uploads],
+            [upload.payload.counts * upload.late for upload in uploads],
+            self.classes,
+            self.rule,
         )
         self.prototypes = sums.means(self.prototypes)
         return self.count(uploads)
@@ -62,9 +63,9 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
     @classmethod
     def contribution(cls, upload: ClassVectors, own: Own) -> Summand:
         """Return images x mean (C, d) and images (C,), in units of weights; C ones and zeros."""
-        payload = shared_by(upload, own)
-        weights = own.weigh(payload.counts)
-        return sums_of([payload], weights, own.classes).summand(weighted=True)
+        weights = [own.weigh(upload.counts)]
+        sums = sum_by_class([upload.classes], [upload.vectors], weights, own.classes)
+        return sums.summand(own, weighted=True)
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
         """Apply eq. 6 to the sums; a class of too few owners keeps its prototype."""

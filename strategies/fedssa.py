@@ -19,7 +19,7 @@ from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, HeaderRows, Payload
 from fedhet.rng import torch_seeded
 from fedhet.strategies.aggregator import ROBUST
-from fedhet.strategies.averaging import class_totals, late_factors, sum_by_class
+from fedhet.strategies.averaging import class_totals, sum_by_class
 from fedhet.strategies.base import MethodStrategy, Reference, Upload
 from fedhet.sums.contribution import Own, Summand, Vector
 
@@ -89,26 +89,24 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Apply eq. 3: per class the mean of the rows that came; absent classes stay."""
-        payloads = [upload.payload for upload in uploads]
-        ids = np.concatenate([payload.classes for payload in payloads])
-        lengths = [len(payload.classes) for payload in payloads]
-        if self.params.upload_rows == "whole":
-            shares: Array | None = np.repeat([u.weight for u in uploads], lengths)
-        else:
-            shares = late_factors(uploads, lengths)
-        rows = [np.column_stack([payload.weight, payload.bias]) for payload in payloads]
-        self.header = sum_by_class(ids, rows, shares, self.classes, self.rule).means(self.header)
+        whole, ids, rows, weights = self._whole(self.config), [], [], []
+        for upload in uploads:
+            payload = upload.payload
+            ids.append(payload.classes)
+            rows.append(np.column_stack([payload.weight, payload.bias]))
+            weights.append(np.full(len(ids[-1]), upload.weight if whole else upload.late))
+        sums = sum_by_class(ids, rows, weights, self.classes, self.rule)
+        self.header = sums.means(self.header)
         return {}
 
     @classmethod
     def contribution(cls, upload: HeaderRows, own: Own) -> Summand:
         """Return rows (C, d + 1), zero if unseen, and C ones and zeros; whole headers weigh w_k."""
         whole = cls._whole(own.config)
-        kept = own.shares(upload.classes)
-        weights = np.full(int(kept.sum()), own.weight) if whole else None
-        rows = np.column_stack([upload.weight, upload.bias])[kept]
-        sums = sum_by_class(upload.classes[kept], [rows], weights, own.classes)
-        return sums.summand(weighted=whole)
+        rows = np.column_stack([upload.weight, upload.bias])
+        weights = [np.full(len(rows), own.weight)] if whole else None
+        sums = sum_by_class([upload.classes], [rows], weights, own.classes)
+        return sums.summand(own, weighted=whole)
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
         """Apply eq. 3 to the sums; a class of too few owners keeps its row."""

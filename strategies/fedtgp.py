@@ -58,7 +58,7 @@ class FedTGPStrategy(TrainedPrototypeStrategy[FedTGPParams]):
 
     def round_loss(self, labels: Tensor, vectors: Tensor) -> tuple[Loss, dict[str, float]]:
         """Return the contrastive loss of chosen pairs, with this round's margin."""
-        sums = sum_by_class(labels.numpy(), [vectors.numpy()], None, self.classes)
+        sums = sum_by_class([labels.numpy()], [vectors.numpy()], None, self.classes)
         means = sums.means(self.prototypes)[np.unique(labels.numpy())]
         margin = adaptive_margin(torch.from_numpy(means), self.params.margin)
 

@@ -272,6 +272,11 @@ def jitter_scale(signals: Tensor, generator: torch.Generator) -> Tensor:
     return signals * (1 + SCALING * factors) + NOISE * noise
 
 
+AUGMENTATIONS = {  # by the values of `augment`
+    "crop-flip": crop_flip, "jitter-scale": jitter_scale, "flip-erase-crop": flip_erase_crop,
+}  # fmt: skip
+
+
 def row_noise(rows: Tensor, generator: torch.Generator) -> Tensor:
     """Return standardised rows (B, f) plus N(0, 0.1)."""
     return rows + ROW_NOISE * torch.randn(rows.shape, generator=generator, device=rows.device)

@@ -6,7 +6,6 @@ import math
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -62,7 +61,7 @@ class Mail:
         self.interval = polls if self.simulated else NETWORK_POLL  # seconds
         # Our own grid says how many: its workers queue messages themselves.
         self.window = getattr(grid, "window", WINDOW) if self.simulated else sys.maxsize
-        self.waiting: deque[Message] = deque()
+        self.waiting: list[Message] = []
         self.pending: dict[str, _Sent] = {}  # a message that was repeated has several ids
         self.clients: dict[int, str] = {}  # whose a message is, by its Python id
         self._took: list[float] = []  # seconds of those that are answered
@@ -82,12 +81,12 @@ class Mail:
         """
         done = []
         while self.waiting and len(self.pending) < self.window:
-            count = min(len(self.waiting), self.window - len(self.pending), BATCH)
-            batch = [self.waiting.popleft() for _ in range(count)]
+            count = min(self.window - len(self.pending), BATCH)
+            batch, self.waiting = self.waiting[:count], self.waiting[count:]
             for message in batch if self.simulated else ():
                 message.metadata.ttl = FOREVER
             # Flower answers [] if the request was too large
-            pushed: list[Any] = list(self.grid.push_messages(batch)) or [None] * count
+            pushed: list[Any] = list(self.grid.push_messages(batch)) or [None] * len(batch)
             for identity, message in zip(pushed, batch, strict=True):
                 if identity:
                     self.pending[identity] = _Sent(message, time.monotonic(), [identity])
@@ -95,7 +94,8 @@ class Mail:
                     error = _error(message, NOT_SENT, "the message could not be sent")
                     done.append((message, error))
         started = time.monotonic()
-        replies = list(self._pull())
+        pull = self.grid.pull_messages if self.simulated else self._pull
+        replies = list(pull(list(self.pending))) if self.pending else []
         self._pull_seconds = time.monotonic() - started
         for reply in replies:
             sent = self.pending.get(reply.metadata.reply_to_message_id)
@@ -114,15 +114,15 @@ class Mail:
         A client that answers twice gives the same answer twice: the first one counts. Until half
         of the others have answered nobody can say what is long, but half of the time.
         """
-        if self.simulated or not self.pending:  # nothing is lost in a simulation
+        if self.simulated:  # where nothing is lost
             return []
         waiting = list(dict.fromkeys(self.pending.values()))  # each once
-        known = len(self._took) >= len(waiting)
-        bound = max(REMIND_AFTER, 3 * max(self._took) if known and self._took else timeout / 2)
-        now = time.monotonic()
+        known = self._took and len(self._took) >= len(waiting)
+        bound = max(REMIND_AFTER, 3 * max(self._took) if known else timeout / 2)
         late, copies = [], []
         for sent in waiting:
-            if sent.reminders < REMINDERS and now - sent.since > bound * 2**sent.reminders:
+            age = time.monotonic() - sent.since
+            if sent.reminders < REMINDERS and age > bound * 2**sent.reminders:
                 late.append(sent)
                 content, meta = sent.message.content, sent.message.metadata
                 copies.append(Message(content, meta.dst_node_id, meta.message_type, ttl=meta.ttl))
@@ -145,19 +145,15 @@ class Mail:
         else:
             time.sleep(max(self.interval, 4 * self._pull_seconds))
 
-    def _pull(self) -> Iterable[Message]:
-        """Return the replies that are there.
+    def _pull(self, identities: Sequence[str]) -> Iterable[Message]:
+        """Return the replies that are there, on a network.
 
-        On a network up to 64 threads pull, each its own messages. If a client died while it
-        uploaded a reply, Flower waits three minutes or more for the missing parts, and the thread
-        that asked for it returns none of its other replies until then. They are daemons: one that
-        hangs keeps no process alive. Raises what a pull raised.
+        Up to 64 threads pull, each its own messages. If a client died while it uploaded a reply,
+        Flower waits three minutes or more for the missing parts, and the thread that asked for it
+        returns none of its other replies until then. They are daemons: one that hangs keeps no
+        process alive. Raises what a pull raised.
         """
-        if not self.pending:
-            return []
-        if self.simulated:
-            return self.grid.pull_messages(list(self.pending))
-        unasked = [identity for identity in self.pending if identity not in self._pulling]
+        unasked = [identity for identity in identities if identity not in self._pulling]
         for share in (unasked[i::PULLS] for i in range(min(PULLS, len(unasked)))):
             self._pulling.update(share)
             threading.Thread(target=self._pull_some, args=(share,), daemon=True).start()
@@ -170,7 +166,7 @@ class Mail:
                 if isinstance(result, Exception):
                     raise result
                 replies += result
-        place = {identity: i for i, identity in enumerate(self.pending)}  # threads end in any order
+        place = {identity: i for i, identity in enumerate(identities)}  # threads end in any order
         return sorted(replies, key=lambda reply: place.get(reply.metadata.reply_to_message_id, -1))
 
     def _pull_some(self, identities: Sequence[str]) -> None:
@@ -189,7 +185,7 @@ class Mail:
                     del self.pending[identity]
         if not age:
             given_up += [(message, NOT_SENT, "not sent") for message in self.waiting]
-            self.waiting.clear()
+            self.waiting = []
         return [(m, _error(m, code, f"{why} within {timeout:g} s")) for m, code, why in given_up]
 
 
@@ -217,38 +213,30 @@ def exchange(
     """
     least, began = math.inf if mail is None else least, time.monotonic()
     mail, deadline = Mail(grid) if mail is None else mail, began + timeout
-    mail.clients |= {id(message): client for client, message in messages.items()}
+    mail.clients |= zip(map(id, messages.values()), messages, strict=True)
+    mail.waiting += messages.values()
     replies: list[tuple[str, Reply]] = []
-
-    def came(pairs: Iterable[tuple[Message, Message]]) -> bool:
-        for sent, message in pairs:
-            client = mail.clients.pop(id(sent))
-            replies.append((client, read_reply(message, limit(client))))
-            if enough(*replies[-1]):
-                return True
-        return False
-
-    mail.waiting.extend(messages.values())
     while mail:
-        if came(mail.poll()):
-            return replies
-        if sum(not reply.error for _, reply in replies) >= least and (
-            time.monotonic() - began >= after or messages.keys() <= dict(replies).keys()
-        ):
-            return replies
-        if time.monotonic() > deadline:
-            if not mail.simulated:
-                break
+        done, late = mail.poll(), time.monotonic() > deadline
+        if not mail.simulated:
+            done += mail.close(timeout, 0.0 if late else timeout)
+        elif late:
             deadline = math.inf
             count = len(mail.pending) + len(mail.waiting)
             log.warning("%d replies have not come for %g s; a simulation waits", count, timeout)
+        for sent, message in done:
+            client = mail.clients.pop(id(sent))
+            replies.append((client, read_reply(message, limit(client))))
+            if enough(*replies[-1]):
+                return replies
+        if sum(not reply.error for _, reply in replies) >= least and (
+            time.monotonic() - began >= after or messages.keys() <= dict(replies).keys()
+        ):
+            break
         for message in mail.remind(timeout):
             log.warning("node %d is asked again: no reply yet", message.metadata.dst_node_id)
-        if not mail.simulated:
-            came(mail.close(timeout, timeout))
         if mail.pending:
             mail.pause()
-    came(mail.close(timeout))
     return replies
 
 

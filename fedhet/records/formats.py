@@ -14,17 +14,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from fedhet.config.schema import BESIDE_ACCURACY, kebab
 from fedhet.errors import Damaged
-from fedhet.files import decoded, is_id, parse_object, read_bytes, unquoted
-
-
-def _id(name: str) -> str:
-    if not is_id(name):
-        raise ValueError(f"'{name:.80}' is no id")
-    return name
-
+from fedhet.files import decoded, parse_object, read_bytes, unquoted, valid_id
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
-Id = Annotated[str, AfterValidator(_id)]
+Id = Annotated[str, AfterValidator(valid_id)]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{0,64}$")]
 Percent = float | None
 
@@ -165,7 +158,7 @@ def _figure(text: str) -> float | None:
 
 
 _KINDS: dict[str, Callable[[str], Any]]
-_KINDS = {"round": int, "client": _id, "model": str, "generation": int, OTHER: parse_object}
+_KINDS = {"round": int, "client": valid_id, "model": str, "generation": int, OTHER: parse_object}
 
 
 def read_evaluations(path: Path) -> list[dict[str, Any]]:
@@ -198,7 +191,9 @@ def read_partition(path: Path) -> tuple[list[str], dict[str, list[int]]]:
     rows = _rows(path)
     try:
         (_, *classes), *rows = rows
-        return classes, {_id(client): [*map(int, row)] if any(row) else [] for client, *row in rows}
+        return classes, {
+            valid_id(client): [*map(int, row)] if any(row) else [] for client, *row in rows
+        }
     except ValueError as error:
         raise Damaged.at(f"'{path}'", "", str(error)) from error
 

@@ -53,6 +53,7 @@ def test_rows_are_combined_class_by_class():
     rows = np.array([1, 10, 2, 20, 3, 1e6, 4, -1e6, 7], dtype=np.float32)[:, None] * np.ones(2)
     before = np.full((5, 2), -1, dtype=np.float32)
     split = [rows[:4].astype(np.float32), rows[4:].astype(np.float32)]
+    classes = [classes[:4], classes[4:]]
     for rule, wanted in ((TRIMMED, [2, -1, 1e6 / 3 + 10, 7, -1]), (MEDIAN, [2, -1, 20, 7, -1])):
         got = sum_by_class(classes, split, None, len(before), rule).means(before)
         assert got.dtype == np.float32

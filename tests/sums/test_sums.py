@@ -10,7 +10,7 @@ from fedhet.config.load import build_config
 from fedhet.config.registry import METHODS
 from fedhet.errors import UserError
 from fedhet.strategies.aggregator import ROBUST
-from fedhet.strategies.averaging import AveragingStrategy, ClassSums, sum_uploads
+from fedhet.strategies.averaging import AveragingStrategy, class_totals, sum_uploads
 from fedhet.sums.contribution import UNIT, Own, sum_unit
 from fedhet.testing import make_strategy, small, uploads_of
 
@@ -124,7 +124,7 @@ def test_rows_of_a_class_with_few_owners_are_zeros_and_stay(tmp_path, method):
     before = {name: array.copy() for name, array in summed.arrays().items()}
     told = vectors(summed, drawn(plain), told=frozenset({1}))
     weighted = plain.weighs_images(plain.config, plain.params)
-    parts = [ClassSums.of(v, CLASSES, weighted=weighted) for v in told.values()]
+    parts = [class_totals(summed, v, weighted=weighted) for v in told.values()]
     for part in parts:
         assert not part.rows[[0, 2, 3]].any() and not part.owners[[0, 2, 3]].any()
         assert part.rows[1].any() and part.owners[1] == 1

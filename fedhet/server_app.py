@@ -126,7 +126,7 @@ def run(grid: Grid, launch: Launch, roster: Roster) -> None:
         roster.fix_classes(config.classes, config.max_classes)
     folder.write_partition(roster.counts(), roster.classes)
     if launch.models_elsewhere:
-        folder.write_config(_with_models(config, roster), experiment)
+        folder.write_config(_with_models(config, roster), experiment, ["engine"])
     strategy = find_method(config.method).strategy(config, roster)
     strategy.prepare(handshake, folder, kept)
     with Tracker(config, folder.path, experiment) as tracker:

@@ -103,6 +103,7 @@ def test_an_app_of_ones_own_runs_any_method_also_with_masks(tmp_path, keys):
     assert summary["test_accuracy_mean"] is not None
     run = fedhet.load_run(summary["folder"], models=[Mine, Wide])
     assert run.config["classes"] == ["ill", "well"] and run.config["dataset"] == "app:data"
+    assert run.config["partition"] == "natural" and "engine" not in run.config
     assert run.config["models"] == [name_of(Mine), name_of(Wide)] and is_given(name_of(Mine))
     assert run.model("0").classes == ("ill", "well")
     assert "INFO: round 2/2" in (run.path / "log.txt").read_text()

@@ -140,11 +140,12 @@ def check_model(model: object, name: str, classes: int, d: int, inputs: Inputs) 
 
 
 def _of_two(model: nn.Module, name: str, inputs: Inputs, forward: Callable[[Tensor], T]) -> T:
-    """Return what ``forward`` makes of two zero examples; UserError if it fails."""
+    """Return what ``forward`` makes of two examples (of the last id); UserError if it fails."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     try:
         with untouched(model):
-            return forward(torch.from_numpy(inputs.blank(2)).to(device))
+            last = max(0, inputs.vocabulary - 1)  # an Embedding may be too small for it
+            return forward(torch.from_numpy(inputs.blank(2)).add(last).to(device))
     except (Exception, SystemExit) as error:
         what = f"a forward of two {_sized(inputs)} fails: {brief(error)}{place(error)}"
         raise UserError(f"model {name!r}: {what}") from error
@@ -218,7 +219,8 @@ def _cut(network: nn.Module) -> tuple[int, str]:
 def _sized(inputs: Inputs) -> str:
     if inputs.kind == IMAGE:
         return f"{inputs.shape[1]} x {inputs.shape[2]} images"
-    return f"{PLURAL[inputs.kind]} of shape {inputs.shape}"
+    ids = f" with ids up to {inputs.vocabulary - 1}" if inputs.vocabulary else ""
+    return f"{PLURAL[inputs.kind]} of shape {inputs.shape}{ids}"
 
 
 def _users_own(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:

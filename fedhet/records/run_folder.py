@@ -166,13 +166,16 @@ class RunFolder:
                 f"'{config.dataset}' would be downloaded there; give --trust to allow it"
             )
 
-    def write_config(self, config: RunConfig, experiment: str) -> None:
-        """Write the run's identity and ``config.yaml``; the caller has checked that they may be."""
-        identity = {"experiment": experiment, "config": config.flat()}
+    def write_config(self, config: RunConfig, experiment: str, without: Sequence[str] = ()) -> None:
+        """Write the run's identity and ``config.yaml``, which the caller has checked to be allowed.
+
+        ``without``: keys that mean nothing in this run.
+        """
+        keys = {key: value for key, value in config.flat().items() if key not in without}
+        identity = {"experiment": experiment, "config": keys}
         identity[plugins.MAC] = plugins.sign(identity)
         write_json(self.identity, identity, private=True)
-        text = yaml.safe_dump(config.flat(), sort_keys=False, allow_unicode=True)
-        write_text(self.config, text)
+        write_text(self.config, yaml.safe_dump(keys, sort_keys=False, allow_unicode=True))
 
     @property
     def experiment(self) -> str:

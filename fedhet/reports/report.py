@@ -105,13 +105,16 @@ class Runs:
         raise UserError(f"setting: '{setting}' is not allowed: {'; '.join(self.settings)}")
 
 
-def load_sweep(*places: str | os.PathLike[str], baseline: str = "") -> Runs:
+def load_sweep(
+    *places: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], baseline: str = ""
+) -> Runs:
     """Read and compare finished runs of sweeps, run folders or packed records.
 
-    ``places`` are their folders or files, ``baseline`` the method that others are compared with,
-    Standalone where it was run. Raises UserError if nothing finished is there.
+    ``places`` are their folders or files, or lists of them, ``baseline`` the method that others are
+    compared with, Standalone where it was run. Raises UserError if nothing finished is there.
     """
-    return Runs(*read_runs(map(Path, places)), baseline)
+    listed = ([one] if isinstance(one, str | os.PathLike) else one for one in places)
+    return Runs(*read_runs(Path(one) for ones in listed for one in ones), baseline)
 
 
 def _frames(placed: Sequence[Placed]) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:

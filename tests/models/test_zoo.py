@@ -14,6 +14,7 @@ from fedhet.errors import UserError
 from fedhet.export.model import export
 from fedhet.models import build_model, model_sizes
 from fedhet.models.networks import exchanged
+from fedhet.plugins import giving
 from fedhet.testing import cut_and_resume, simulate, small
 
 
@@ -138,6 +139,16 @@ def test_tied_weights_stay_tied_in_sums_a_resumed_run_and_an_export(mine: str, t
     assert torch.equal(*weights)
     names = exchanged(build_model(f"{mine}:tied", classes=4, d=6, inputs=Inputs.image(20)))
     assert "body.4.weight" in names and "twin.weight" not in names, "sent once"
+
+
+def test_an_embedding_that_is_too_small_for_the_words_is_a_line_when_it_is_built() -> None:
+    def words(classes):
+        layers = nn.Embedding(100, 8), nn.Flatten(), nn.Linear(32, classes)
+        return nn.Sequential(*layers)
+
+    inputs = Inputs("tokens", (4,), vocabulary=101)
+    with giving({"m:words:0123456789abcdef": words}), pytest.raises(UserError, match="up to 100 f"):
+        build_model("m:words:0123456789abcdef", classes=2, d=32, inputs=inputs)
 
 
 BROKEN = {"fedhet_test_broken": "import does_not_exist_anywhere",

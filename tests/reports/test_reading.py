@@ -34,6 +34,7 @@ def test_a_run_that_is_not_finished_or_diverged_is_left_out(tmp_path):
     (tmp_path / "kept").rename(path / "summary.json")
     other = make_run(tmp_path, "fd", 1, [[1.0]], loss=None)
     assert reason(other) == "failed: it diverged: no reply of the last round was accepted"
+    assert len(load_sweep([path, other]).frame()) == len(load_sweep(path, str(other)).frame()) == 1
 
 
 FLOPS = '"train_flops": 1000000000000.0'

@@ -1,7 +1,6 @@
 """What the commands share: arguments that several take, lines, progress bars and tables."""
 
 import contextlib
-import json
 import os
 import sys
 import time
@@ -117,17 +116,9 @@ def complain(message: str, code: int) -> int:
 
 
 def loading(*, as_json: bool = False) -> None:
-    """Say to a terminal, before the imports that take seconds, why nothing happens yet.
-
-    Programs are told nothing: they read only errors on stderr.
-    """
+    """Say to a person at a terminal, before imports that take seconds, why nothing happens."""
     if sys.stderr.isatty() and not as_json and "torch" not in sys.modules:
         tell("loading torch and Flower ...")
-
-
-def show_json(value: Any) -> None:
-    """Print what programs read, on stdout."""
-    print(json.dumps(value, indent=2))
 
 
 def tell(text: str) -> None:

@@ -20,7 +20,6 @@ from fedhet.cli.common import (
     Trust,
     loading,
     only_one,
-    show_json,
     show_table,
     tell,
 )
@@ -66,33 +65,34 @@ def _print_result(folder: "RunFolder", *, as_json: bool) -> None:
 
     summary = folder.read_summary()
     if as_json:
-        show_json(summary | {"folder": str(folder.path)})
+        print(json.dumps(summary | {"folder": str(folder.path)}, indent=2))
         return
+    lines = []
     if summary:
-        metric = summary.get("metric", "accuracy")
+        metric, failures = summary.get("metric", "accuracy"), summary["failures"]
         main = f"test {headline(metric, summary)}, " if metric != "accuracy" else ""
         p10 = summary["test_accuracy_p10"]  # none where only sums are known
         low = "" if p10 is None else f" (10th percentile of clients {percent(p10)})"
         few, all_ = summary["clients"], summary.get("clients_expected", 0)
         fewer = f"{few} of {all_} clients took part; " if few < all_ else ""
-        lines = [
+        lines.append(
             f"{summary['method']}: {fewer}{main}test accuracy "
             f"{percent(summary['test_accuracy_mean'])}{low}, {summary['rounds']} rounds in "
-            f"{duration(summary['wall_seconds'])}, {len(summary['failures'])} failures"
-        ]
-        for first in summary["failures"][:1]:
-            lines.append(f"the first failure: round {first['round']}, {left_out(first)}")
+            f"{duration(summary['wall_seconds'])}, {len(failures)} failures"
+        )
+        lines += [f"the first failure: round {f['round']}, {left_out(f)}" for f in failures[:1]]
         summed = summary.get("secure_sum", {})
         if few := summed.get(UNSUMMED):
             lines.append(
                 f"{few} classes had fewer than sum-owners={summed['sum_owners']} owners, so their "
                 "rows were not shared (docs/how-to/private-sums.md)"
             )
-        for lost in summary["clients_lost"]:
-            about = f"is lost since round {lost['round']}: {lost['reason']}"
-            lines.append(f"client {lost['client']} {about}")
-        for line in lines:
-            print(one_line(line, None))
+        lines += [
+            f"client {lost['client']} is lost since round {lost['round']}: {lost['reason']}"
+            for lost in summary["clients_lost"]
+        ]
+    for line in lines:
+        print(one_line(line, None))
     print(folder.path)
 
 
@@ -120,34 +120,28 @@ def resume(  # noqa: PLR0913, PLR0917
     _print_result(folder, as_json=as_json)
 
 
-def verify(run_folder: RunFolderPath, trust: Trust = False, as_json: Json = False) -> None:
+def verify(run_folder: RunFolderPath, trust: Trust = False) -> None:
     """Check a run folder: lines, checkpoint, summary and states against each other."""
-    loading(as_json=as_json)
+    loading()
     from fedhet.engines import session
     from fedhet.records.verification import SHOWN
 
     folder, result = session.verify(run_folder, trust=trust)
-    if as_json:
-        damage = [{"what": one.text, "client": one.client} for one in result.findings]
-        document = {"folder": str(folder.path), "rounds": result.rounds, "states": result.states}
-        show_json(document | {"damage": damage})
-    elif len(result.findings) > SHOWN:  # an error names no more
+    if len(result.findings) > SHOWN:  # an error names no more
         for one in result.findings:
             print(one_line(one.text, None))
     result.raise_for()
-    if not as_json:
-        print(f"{result.rounds} rounds and {result.states} states fit together")
-        print(folder.path)
+    print(f"{result.rounds} rounds and {result.states} states fit together")
+    print(folder.path)
 
 
 def partition(
     config: ConfigName,
     overrides: Overrides = None,
     plot: Annotated[Path | None, typer.Option(help="picture: .png, .svg or .pdf")] = None,
-    as_json: Json = False,
 ) -> None:
     """Show how many examples of each class each client gets."""
-    loading(as_json=as_json)
+    loading()
     from fedhet.config.load import absolute_paths, find_preset, load_config
     from fedhet.data.inputs import noun
     from fedhet.engines import session
@@ -166,19 +160,6 @@ def partition(
     for line in (*notes, *warnings):
         tell(line)
     counts, what = dealt.counts(dataset.labels, len(dataset.classes)), noun(loaded.dataset)
-    if picture:
-        import pandas as pd
-
-        from fedhet.reports.figures import save_partition
-
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        save_partition(pd.DataFrame(counts, dealt.ids, dataset.classes), what, picture)
-    if as_json:
-        rows = dict(zip(dealt.ids, counts.tolist(), strict=True))
-        warnings = [line.removeprefix("warning: ") for line in warnings]
-        document = {"classes": dataset.classes, "clients": rows, "warnings": warnings}
-        print(json.dumps(document | {"picture": str(picture) if picture else None}))
-        return
     columns: Sequence[str] = dataset.classes
     cells: list[list[Any]] = [[int(n) or "" for n in row] for row in counts]
     if len(columns) > WIDEST:  # those that a client has
@@ -191,6 +172,12 @@ def partition(
     ]
     show_table(f"{what} per client and class", ("client", *columns, "all"), table)
     if picture:
+        import pandas as pd
+
+        from fedhet.reports.figures import save_partition
+
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        save_partition(pd.DataFrame(counts, dealt.ids, dataset.classes), what, picture)
         print(picture)
 
 

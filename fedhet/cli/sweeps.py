@@ -4,8 +4,7 @@
 import contextlib
 import os
 import shlex
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,13 +16,11 @@ from fedhet.cli.common import (
     Bar,
     Command,
     ConfigName,
-    Json,
     Overrides,
     Workers,
     carry_out,
     loading,
     only_one,
-    show_json,
     show_table,
     tell,
 )
@@ -62,7 +59,7 @@ def demo(out: Annotated[str, typer.Option(help="folder of run folders")] = "runs
     _, opened = _open_sweep("compare/digits", ["seed=0"], base)
     opened.jobs = [job for job in opened.jobs if job.cell.config.method in DEMO_METHODS]
     tell(f"starting {len(opened.jobs)} runs side by side, one process each; logs: {opened.folder}")
-    _run_all(opened, len(opened.jobs), quiet=False)
+    _run_all(opened, len(opened.jobs))
     for job in opened.jobs:
         if job.state != FINISHED:
             raise RunFailed(f"{job.cell.config.method} {job.state}: {job.reason} ({base})")
@@ -97,29 +94,30 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
     dry: Annotated[bool, typer.Option("--dry-run", help="list the cells; run nothing")] = False,
     accept_mixed: Annotated[bool, typer.Option(help="although code or torch differ")] = False,
     ray: Ray = "",
-    as_json: Json = False,
 ) -> None:
     """Run every combination of a preset's grid; skip finished cells, continue interrupted ones."""
     only_one(dry_run=dry, ray=ray)
-    loading(as_json=as_json)
+    loading()
     from fedhet.sweeps.sweep import ENDED
 
-    path, opened = _open_sweep(preset, overrides or [], out, profile, part)
+    name, opened = _open_sweep(preset, overrides or [], out, profile, part)
     if dry:
-        _list_cells(index_name(preset, path), opened, as_json=as_json)
+        print(f"{name}: {len(opened.jobs)} cells in '{opened.out}'")
+        for job in opened.jobs:
+            print(f"{job.cell.name}  {job.state:9} {one_line(job.cell.label, None)}")
+        print(f"{_counted(opened)}; {sum(job.due for job in opened.jobs)} to run")
+        if opened.note:
+            print(opened.note)
         return
     if not accept_mixed:
         _check_mixed(opened, "results", "--out, or --accept-mixed")
-    _run_all(opened, workers, ray, quiet=as_json)
-    if as_json:
-        show_json(opened.index() | {"folder": str(opened.out)})
-    else:
-        for job in opened.jobs:
-            if job.state in ENDED and job.reason:
-                print(f"{job.cell.name} {job.state}: {job.reason}", file=sys.stderr)
-        for line in filter(None, (_counted(opened) or "no cells", opened.note, str(opened.out))):
-            print(line)
-    _raise_failed(opened, f"cells of '{path.stem}' failed")
+    _run_all(opened, workers, ray)
+    for job in opened.jobs:
+        if job.state in ENDED and job.reason:
+            tell(f"{job.cell.name} {job.state}: {job.reason}")
+    for line in filter(None, (_counted(opened) or "no cells", opened.note, str(opened.out))):
+        print(line)
+    _raise_failed(opened, f"cells of '{name}' failed")
 
 
 def _check_mixed(opened: "Sweep", what: str, other: str) -> None:
@@ -140,44 +138,27 @@ def _raise_failed(opened: "Sweep", what: str) -> None:
         )
 
 
-def _run_all(
-    opened: "Sweep", workers: int, ray: str = "", *, quiet: bool, blind: bool = False
-) -> None:
+def _run_all(opened: "Sweep", workers: int, ray: str = "", *, blind: bool = False) -> None:
     """Run the cells here, or on the Ray cluster of ``--ray`` or RAY_ADDRESS; show progress."""
     from fedhet.sweeps.sweep import for_ray, joined
 
     address = ray or os.environ.get("RAY_ADDRESS", "")
     with contextlib.ExitStack() as stack:
         if address and any(job.due for job in opened.jobs):
-            if any(job.cell.config.engine != "inline" for job in opened.jobs) and not quiet:
+            if any(job.cell.config.engine != "inline" for job in opened.jobs):
                 tell("engine: inline, since each cell is one process of the cluster")
             for job in opened.jobs:
                 job.cell = for_ray(job.cell)
             opened.place = stack.enter_context(joined(address))
         stack.enter_context(interruptible())
-        progress = stack.enter_context(SweepProgress(opened, quiet=quiet, blind=blind))
+        progress = stack.enter_context(SweepProgress(opened, blind=blind))
         opened.run(workers, progress.update)
-
-
-def _list_cells(name: str, opened: "Sweep", *, as_json: bool) -> None:
-    """List the cells with their state; write nothing."""
-    if as_json:
-        rows = [(job.cell.name, dict(job.cell.values), job.state) for job in opened.jobs]
-        cells = [dict(zip(("name", "values", "state"), row, strict=True)) for row in rows]
-        show_json({"note": opened.note, "cells": cells})
-        return
-    print(f"{name}: {len(opened.jobs)} cells in '{opened.out}'")
-    for job in opened.jobs:
-        print(f"{job.cell.name}  {job.state:9} {one_line(job.cell.label, None)}")
-    print(f"{_counted(opened)}; {sum(job.due for job in opened.jobs)} to run")
-    if opened.note:
-        print(opened.note)
 
 
 def _open_sweep(
     preset: str, overrides: Sequence[str], out: Path, profile: str = "full", part: str = "1/1"
-) -> tuple[Path, "Sweep"]:
-    """Return the preset's file and its cells as they stand; UserError for a mistake in any."""
+) -> tuple[str, "Sweep"]:
+    """Return the preset's name and its cells as they stand; UserError for a mistake in any."""
     from fedhet.config.checks import check_cells
     from fedhet.config.load import find_preset, read_overrides
     from fedhet.sweeps.grid import read_cells, title_of
@@ -187,15 +168,15 @@ def _open_sweep(
     if not out.is_dir():
         check_folder(out, "--out")
     cells = [placed(one, out) for one in read_cells(path, overrides, profile)]
-    configs = [one.config for one in cells]
-    for line in check_cells(configs, read_overrides(overrides)):
+    for line in check_cells([one.config for one in cells], read_overrides(overrides)):
         tell(f"note: {line}")
-    name = index_name(preset, path) + f"-{profile}" * (profile != "full")
-    name += f"-{part.replace('/', 'of')}" * (part != "1/1")
+    name = index_name(preset, path)
+    index = name + f"-{profile}" * (profile != "full")
+    index += f"-{part.replace('/', 'of')}" * (part != "1/1")
     note = QUICK if profile == "quick" else ""
-    opened = Sweep.open(name, out, shard(cells, part), run_cell, note)
+    opened = Sweep.open(index, out, shard(cells, part), run_cell, note)
     opened.title = title_of(path)
-    return path, opened
+    return name, opened
 
 
 def index_name(preset: str, path: Path) -> str:
@@ -222,10 +203,9 @@ class SweepProgress(Bar):
     ``blind`` leaves out test metrics, by which a search must not be followed.
     """
 
-    def __init__(self, opened: "Sweep", *, quiet: bool, blind: bool = False) -> None:
-        rounds = sum(job.cell.config.rounds for job in opened.jobs)
-        super().__init__("rounds", rounds, stderr=True, hidden=quiet)
-        self.quiet, self.blind = quiet, blind
+    def __init__(self, opened: "Sweep", *, blind: bool = False) -> None:
+        super().__init__("rounds", sum(job.cell.config.rounds for job in opened.jobs), stderr=True)
+        self.blind = blind
         self.shown = {job.cell.name for job in opened.jobs if not job.due}
         self.waiting: set[str] = set()
 
@@ -241,9 +221,8 @@ class SweepProgress(Bar):
 
         left = opened.seconds_left()
         more = f", about {duration(left)} left" if left else ""
-        done = sum(job.rounds for job in opened.jobs)
-        self.show(done, f"{_counted(opened)}{more}")
-        for job in () if self.quiet else opened.jobs:
+        self.show(sum(job.rounds for job in opened.jobs), f"{_counted(opened)}{more}")
+        for job in opened.jobs:
             name = job.cell.name
             if job.waits and name not in self.waiting:
                 self.waiting.add(name)
@@ -271,10 +250,9 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
     search_seed: Annotated[int, typer.Option(min=0, help="seed of drawn trials")] = 0,
     workers: Workers = 0,
     ray: Ray = "",
-    as_json: Json = False,
 ) -> None:
     """Search keys by validation metric, with equal trials per method; write the best preset."""
-    loading(as_json=as_json)
+    loading()
     from fedhet.config.load import find_preset
     from fedhet.config.schema import METRICS
     from fedhet.sweeps.grid import Search, best, once, validation
@@ -290,39 +268,25 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
     cells = once(placed(cell, folder) for trial in tried for cell in trial.cells)
     opened = Sweep.open(f"tune-{index_name(config, path)}", folder, cells, run_cell)
     _check_mixed(opened, "trials", "--runs")
-    _run_all(opened, workers, ray, quiet=as_json, blind=True)
+    _run_all(opened, workers, ray, blind=True)
     _raise_failed(opened, "runs failed")
     name = tried[0].cells[0].config.metric
     scores = [validation([folder / cell.name for cell in trial.cells], name) for trial in tried]
     chosen = best(tried, scores)
-    scored = [
-        (
-            trial,
-            "diverged" if score is None else f"{METRICS[name].title} {METRICS[name].text(score)}",
-        )
-        for trial, score in zip(tried, scores, strict=True)
+    about = METRICS[name]
+    figures = ["diverged" if s is None else f"{about.title} {about.text(s)}" for s in scores]
+    columns = ("method", "values", "validation", "")
+    rows = [
+        (trial.method, trial.label, figure, "chosen" if i in chosen.values() else "")
+        for i, (trial, figure) in enumerate(zip(tried, figures, strict=True))
     ]
+    each = len(tried) // len(search.methods)
+    show_table(f"{len(tried)} trials, {each} for each method", columns, rows)
     asked = {"--trials": trials, "--search-seed": search_seed}
     more = "".join(f" {key} {value}" for key, value in asked.items() if value)
     command = f"by: fedhet tune {shlex.join([config, *(words or [])])}{more}"
-    written = _write(target, command, search, scored, chosen)
-    if as_json:
-        rows = [
-            {"method": trial.method, "values": dict(trial.values), f"val_{name}_mean": score,
-             "chosen": chosen.get(trial.method) == i}
-            for i, (trial, score) in enumerate(zip(tried, scores, strict=True))
-        ]  # fmt: skip
-        show_json({"trials": rows, "presets": [str(one) for one in written]})
-        return
-    show_table(
-        f"{len(tried)} trials, {len(tried) // len(search.methods)} for each method",
-        ("method", "values", "validation", ""),
-        [
-            (trial.method, trial.label, figure, "chosen" if chosen.get(trial.method) == i else "")
-            for i, (trial, figure) in enumerate(scored)
-        ],
-    )
-    for one in written:
+    winners = {method: tried[position] for method, position in chosen.items()}
+    for one in _write(target, command, search, winners, rows):
         print(plain_path(one))
 
 
@@ -330,8 +294,8 @@ def _write(
     out: Path,
     command: str,
     search: "Search",
-    scored: Sequence[tuple["Trial", str]],
-    chosen: Mapping[str, int],
+    winners: dict[str, "Trial"],
+    rows: Sequence[tuple[str, ...]],
 ) -> list[Path]:
     """Write a preset of every method's best trial; of several methods ``out`` is a sweep of all.
 
@@ -341,14 +305,14 @@ def _write(
 
     out.parent.mkdir(parents=True, exist_ok=True)
     texts = {}
-    for method, position in chosen.items():
+    for method, trial in winners.items():
         name = f"{out.stem}-{method}{out.suffix}" if len(search.methods) > 1 else out.name
-        lines = ["validation of each trial:"]
-        lines += [f"{figure}  {trial.label}" for trial, figure in scored if trial.method == method]
-        keys = search.preset(scored[position][0])
-        texts[out.with_name(name)] = preset_text(keys, f"run {name}", command, lines)
-    if len(chosen) > 1:
-        keys = search.sweep([scored[position][0] for position in chosen.values()])
+        lines = [f"{figure}  {label}" for of, label, figure, _ in rows if of == method]
+        lines = ["validation of each trial:", *lines]
+        text = preset_text(search.preset(trial), f"run {name}", command, lines)
+        texts[out.with_name(name)] = text
+    if len(winners) > 1:
+        keys = search.sweep(list(winners.values()))
         lines = ["every method with its chosen values, on seeds that no trial used"]
         texts[out] = preset_text(keys, f"sweep {out.name} --out DIR", command, lines)
     for path, text in texts.items():

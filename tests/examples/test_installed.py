@@ -43,9 +43,8 @@ def installed(examples, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("installed")
 def test_its_method_model_and_data_set_have_names_of_their_own(tmp_path, capsys):
-    assert execute(["methods", "--json"]) == 0
-    table = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert "header is trained alone" in json.dumps(table["tiny_rep"])
+    assert execute(["methods"]) == 0
+    assert "header is trained alone" in capsys.readouterr().out.partition("tiny_rep: ")[2]
     words = [
         "method=tiny_rep", "models=tiny_one", "dataset=tiny_shapes", "engine=inline", "rounds=2",
         "clients=2", "classes-per-client=2", "local-epochs=1", "batch-size=16", "--json",

@@ -28,7 +28,7 @@ def preset(folder: Path, name: str, *seeds: int) -> Path:
 
 
 def start(path: Path) -> subprocess.Popen[str]:
-    words = [script("fedhet"), "sweep", str(path), "--out", str(path.parent / "out"), "--json"]
+    words = [script("fedhet"), "sweep", str(path), "--out", str(path.parent / "out")]
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
 
@@ -70,7 +70,6 @@ def test_a_killed_sweep_ends_its_cells_and_goes_on_with_them(tmp_path) -> None:
 def test_two_sweeps_share_their_cells(tmp_path) -> None:
     paths = [preset(tmp_path, name, 0, 1) for name in ("tiny", "other")]
     both = [start(path) for path in paths]
-    ended = [json.loads(one.communicate(timeout=PATIENCE)[0])["cells"] for one in both]
+    assert ["2 finished" in one.communicate(timeout=PATIENCE)[0] for one in both] == [True, True]
     assert [one.returncode for one in both] == [0, 0]
-    assert [cell["state"] for cells in ended for cell in cells] == ["finished"] * 4
     assert len(hashes(tmp_path / "out")) == 2 and hashes(tmp_path / "out") == alone(paths[0])

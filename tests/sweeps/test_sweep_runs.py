@@ -42,7 +42,7 @@ def test_a_cell_that_somebody_is_at_is_waited_for(cells, tmp_path, capsys) -> No
             lock.release()
         progress.update(now)
 
-    with SweepProgress(found, quiet=False) as progress:
+    with SweepProgress(found) as progress:
         found.run(1, release)
     assert [job.state for job in found.jobs] == ["finished", "finished"]
     said = capsys.readouterr().err
@@ -96,7 +96,7 @@ def test_cells_run_side_by_side_and_one_that_breaks_stops_no_other(cells, tmp_pa
         running.append(len(now.running()))
         progress.update(now)
 
-    with SweepProgress(found, quiet=False) as progress:
+    with SweepProgress(found) as progress:
         found.run(3, show)
     assert max(running) == 3
     assert [job.state for job in found.jobs] == ["finished", "finished", "failed", "failed"]

@@ -7,6 +7,7 @@ formulas these are, with those that it lacks, and one that it has wrong).
 """
 
 import logging
+import math
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -24,8 +25,6 @@ from fedhet.models.zoo import build_model
 log = logging.getLogger("fedhet")
 # Names of operators that multiply and add; what else has no formula costs nothing worth counting.
 _WORK = re.compile(r"rnn|lstm|gru|attention|transformer|conv|mm|matmul|linear|einsum|bilinear|fft")
-_MATRIX = 2  # dimensions
-_MIB = 2**20
 
 
 @cache
@@ -36,9 +35,8 @@ def torchs_formulas() -> Any:
 
 def _recurrent(weights: Any, inputs: torch.Tensor) -> int:
     """Return the cost of every weight matrix meeting every step of every example."""
-    steps = inputs.shape[0] * inputs.shape[1] if inputs.dim() > _MATRIX else inputs.shape[0]
-    size = sum(w.numel() for w in weights if w is not None and w.dim() == _MATRIX)
-    return 2 * int(steps) * int(size)
+    size = sum(w.numel() for w in weights if w is not None and w.dim() == 2)
+    return 2 * math.prod(inputs.shape[:-1]) * int(size)
 
 
 def _convolution_back(
@@ -49,10 +47,8 @@ def _convolution_back(
     torch's formula leaves the groups out of the weights' gradient: a depthwise convolution of 512
     channels would count 512 times.
     """
-    transposed, wanted = args[4], args[7]
-    count = torchs_formulas().conv_flop_count
-    forward = count(list(x.shape), list(weight.shape), list(grad.shape), transposed)
-    return int(forward * sum(wanted[:2]))
+    shapes = (list(one.shape) for one in (x, weight, grad))
+    return int(torchs_formulas().conv_flop_count(*shapes, args[4]) * sum(args[7][:2]))
 
 
 _FLASH = "_scaled_dot_product_flash_attention_for_cpu"
@@ -106,15 +102,14 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
         """Run the operation and count it."""
-        kwargs = kwargs or {}
+        kwargs, packet = kwargs or {}, func.overloadpacket
         out = func(*args, **kwargs)
-        formula: Callable[..., int] | None = self._registry.get(func.overloadpacket)
-        if func.overloadpacket in _OURS:
-            self.total += _OURS[func.overloadpacket](*args, **kwargs)
-        elif formula is not None:
-            self.total += formula(*args, **kwargs, out_val=out)
+        if packet in _OURS:
+            self.total += _OURS[packet](*args, **kwargs)
+        elif packet in self._registry:
+            self.total += self._registry[packet](*args, **kwargs, out_val=out)
         else:
-            _name_once(func.overloadpacket)
+            _name_once(packet)
         return out
 
 
@@ -151,19 +146,18 @@ def model_sizes(names: Sequence[str], classes: int, d: int, inputs: Inputs) -> l
     """Build each model once and return its sizes, as ``fedhet models`` prints them.
 
     ``parameters`` are trainable or not, ``mib`` their size as stored; ``buffers`` are elements,
-    such as BatchNorm's running statistics; ``forward_flops`` are of one example. torch's CPU
-    generator is left as it was. Raises UserError as :func:`fedhet.models.build_model`.
+    such as BatchNorm's running statistics; ``forward_flops`` are of one example. torch's generator
+    is left as it was. Raise UserError as :func:`fedhet.models.build_model`.
     """
     rows = []
     with torch.random.fork_rng(devices=[]):
         for name in names:
             model = build_model(name, classes=classes, d=d, inputs=inputs)
-            row: dict[str, Any] = {"name": name, "kind": inputs.kind}
-            for key, size, tensors in (
-                ("parameters", "mib", list(model.parameters())),
-                ("buffers", "buffers_mib", list(model.buffers())),
-            ):
-                row[key] = sum(t.numel() for t in tensors)
-                row[size] = sum(t.nbytes for t in tensors) / _MIB
-            rows.append(row | {"forward_flops": forward_flops(model, inputs)})
+            rows.append({
+                "name": name, "kind": inputs.kind,
+                "parameters": sum(one.numel() for one in model.parameters()),
+                "mib": sum(one.nbytes for one in model.parameters()) / 2**20,
+                "buffers": sum(one.numel() for one in model.buffers()),
+                "forward_flops": forward_flops(model, inputs),
+            })  # fmt: skip
     return rows

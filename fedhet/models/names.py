@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,7 @@ FOLDER_KINDS = (IMAGE, SIGNAL, TOKENS)
 MAX_RANK = 1024
 CONV1D_NAMES = tuple(f"conv1d-{number}" for number in range(1, 6))
 MLP_NAMES = tuple(f"mlp-{number}" for number in range(1, 6))
-TRANSFORMER_NAMES = tuple(f"transformer-{number}" for number in range(1, 6))
+TRANSFORMER_NAMES: tuple[str, ...] = tuple(f"transformer-{number}" for number in range(1, 6))
 MODELS: dict[str, tuple[str, ...]] = {
     IMAGE: MODEL_NAMES,
     SIGNAL: (*CONV1D_NAMES, "lstm", "gru", "inception-time"),
@@ -36,21 +37,19 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "@table-5": MLP_NAMES,
     "@tokens-5": ("transformer-1", "bilstm", "lstm", "textcnn", "fasttext"),
 }
-SMALLEST = {IMAGE: "cnn-5", SIGNAL: "conv1d-5", TABLE: "mlp-5", TOKENS: "fasttext"}
-DEFAULT_GROUP = {IMAGE: "@image-5", SIGNAL: "@signal-5", TABLE: "@table-5", TOKENS: "@tokens-5"}
+DEFAULT_GROUP = {kind: f"@{kind}-5" for kind in MODELS}
+SMALLEST = {kind: GROUPS[DEFAULT_GROUP[kind]][-1] for kind in MODELS}
 
 
 def expand(names: Sequence[str]) -> tuple[str, ...]:
     """Return model names with those of a group in place of its ``@name``; UserError for none."""
-    found: list[str] = []
     for name in names:
         if name.startswith("@") and name not in GROUPS:
             raise UserError(
                 f"models: group {name!r} is unknown{nearest(name, GROUPS)}; allowed: "
                 f"{', '.join(GROUPS)}"
             )
-        found += GROUPS.get(name, (name,))
-    return tuple(found)
+    return tuple(one for name in names for one in GROUPS.get(name, (name,)))
 
 
 FORM = (
@@ -90,13 +89,12 @@ class ModelName:
     @property
     def public(self) -> str:
         """Return what a server is told: of a folder only the type of its network."""
-        name = self.plain
+        name, folder = self.plain, folder_of(self.plain)
         if name.startswith(FOLDER):
-            try:
-                about = json.loads((folder_of(name) / "config.json").read_text(encoding="utf-8"))
-                name = FOLDER + re.sub(r"[^A-Za-z0-9_.-]", "", str(about["model_type"]))[:80]
-            except (OSError, ValueError, KeyError, TypeError):
-                name = FOLDER + re.sub(r"[^A-Za-z0-9_.-]", "", Path(name[len(FOLDER) :]).name)[:80]
+            network = folder.name
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                network = str(json.loads((folder / "config.json").read_text("utf-8"))["model_type"])
+            name = FOLDER + re.sub(r"[^A-Za-z0-9_.-]", "", network)[:80]
         return f"{name}/lora-{self.lora}" if self.lora else name
 
 
@@ -150,9 +148,8 @@ def kinds_of(name: str) -> tuple[str, ...]:
 
     ``name`` is without its options.
     """
-    listed = _KINDS.get(name, ())
-    if listed or name.startswith(FOLDER):
-        return listed or FOLDER_KINDS
+    if name in _KINDS or name.startswith(FOLDER):
+        return _KINDS.get(name, FOLDER_KINDS)
     of_images = name.startswith(TIMM) or (":" not in name and name in of_torchvision())
     return (IMAGE,) if of_images else ()
 
@@ -185,12 +182,11 @@ def validate_model_name(name: str, kind: str = "") -> None:
             f"examples are {PLURAL[kind]}; allowed: {', '.join(MODELS[kind])} or your own "
             "module:factory"
         )
-    wanted = [kind] if kind else list(MODELS)
-    known = [*dict.fromkeys(one for own in wanted for one in MODELS[own])]
-    known += plugins.installed("model")
-    unlisted = of_torchvision() if IMAGE in wanted else ()
-    more = ", any classifier of torchvision, timm:NAME" if IMAGE in wanted else ""
-    more += ", hf:FOLDER" if {*wanted} & {*FOLDER_KINDS} else ""
+    known = [*(MODELS[kind] if kind else _KINDS), *plugins.installed("model")]
+    unlisted: tuple[str, ...] = ()
+    more = ", hf:FOLDER" * (kind != TABLE)
+    if kind in ("", IMAGE):
+        unlisted, more = of_torchvision(), ", any classifier of torchvision, timm:NAME, hf:FOLDER"
     raise UserError(
         f"model {name!r} is unknown{nearest(name, [*known, *unlisted])}; allowed: "
         f"{', '.join(known)}{more} or your own module:factory"
@@ -212,14 +208,12 @@ def small_name(config: RunConfig, kind: str) -> str:
         )
     if not name and len(set(models)) == 1 and models[0] in MODEL_NAMES:
         name = models[0] if models[0] in CNN_NAMES else CNN_NAMES[0]
-    if not name:
-        own = [model for model in models if not kinds_of(parse(model).plain)]
-        if own:
-            raise UserError(
-                f"small-model: '' is not allowed: method={config.method} shares a small model, and "
-                f"'{own[0]}' is your own: give small-model, such as {smallest} or "
-                "module:factory"
-            )
-        name = smallest
+    own = [model for model in models if not kinds_of(parse(model).plain)]
+    if not name and own:
+        raise UserError(
+            f"small-model: '' is not allowed: method={config.method} shares a small model, and "
+            f"'{own[0]}' is your own: give small-model, such as {smallest} or module:factory"
+        )
+    name = name or smallest
     validate_model_name(name, kind)
     return name

@@ -20,13 +20,14 @@ Tokens (B, l) int64, 0 for padding: Joulin et al. 2017 (arXiv 1607.01759) for fa
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import avg_pool1d, max_pool1d, max_pool2d, relu
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedhet.data.inputs import SIGNAL, Inputs
+from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.errors import UserError
 from fedhet.models.names import TRANSFORMER_NAMES
 
@@ -41,29 +42,28 @@ class SplitModel(nn.Module):
 
     head: nn.Linear
 
-    def features(self, x: torch.Tensor) -> torch.Tensor:
+    def features(self, x: Tensor) -> Tensor:
         """Return representations ``(B, d)`` of the images ``(B, 3, s, s)``."""
         raise NotImplementedError
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Return logits ``(B, C)`` of the images ``(B, 3, s, s)``."""
-        logits: torch.Tensor = self.head(self.features(x))
+        logits: Tensor = self.head(self.features(x))
         return logits
 
 
-def exchanged(module: nn.Module) -> dict[str, torch.Tensor]:
+def exchanged(module: nn.Module) -> dict[str, Tensor]:
     """Return what is sent of a module that is shared as a whole, by name, in a fixed order.
 
     Its parameters, then BatchNorm's running means and variances, all floating point; not how many
     batches they are of, which nothing needs.
     """
-    found: dict[str, torch.Tensor] = dict(module.named_parameters())
+    arrays: dict[str, Tensor] = dict(module.named_parameters())
     for prefix, layer in module.named_modules():
         if isinstance(layer, _BatchNorm):
-            for name, buffer in layer.named_buffers(prefix, recurse=False):
-                if buffer.is_floating_point():
-                    found[name] = buffer
-    return found
+            buffers = layer.named_buffers(prefix, recurse=False)
+            arrays |= {name: one for name, one in buffers if one.is_floating_point()}
+    return arrays
 
 
 class Beside(nn.Module):
@@ -73,10 +73,9 @@ class Beside(nn.Module):
         super().__init__()
         self.map = nn.Linear(width, width)
 
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+    def forward(self, rows: Tensor) -> Tensor:
         """Return enhanced rows (B, f)."""
-        enhanced: torch.Tensor = rows + self.map(rows)
-        return enhanced
+        return rows + cast("Tensor", self.map(rows))
 
 
 @contextmanager
@@ -118,18 +117,23 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 
 class Network(SplitModel):
-    """Layers of its own, which a subclass adds; then ``fc`` with ReLU, and ``head``."""
+    """Layers that a subclass adds, then ``fc`` with ReLU, and ``head``."""
 
-    def finish(self, width: int, d: int, classes: int) -> None:
-        """Add the two last layers; ``width`` is what :meth:`body` returns."""
+    def __init__(self, inputs: Inputs, classes: int, d: int, size: Any = None) -> None:
+        super().__init__()
+        width = self._add(inputs, size)
         self.fc = nn.Linear(width, d)
         self.head = nn.Linear(d, classes)
 
-    def features(self, x: torch.Tensor) -> torch.Tensor:
+    def features(self, x: Tensor) -> Tensor:
         """Return the representations ``(B, d)``, after the ReLU, of inputs ``(B, ...)``."""
-        return relu(self.fc(self.body(x)))
+        return relu(self.fc(self._body(x)))
 
-    def body(self, x: torch.Tensor) -> torch.Tensor:
+    def _add(self, inputs: Inputs, size: Any) -> int:
+        """Add layers of a ``size``, as the tables below have it; return the width of the body."""
+        raise NotImplementedError
+
+    def _body(self, x: Tensor) -> Any:
         """Return one vector (B, width) of each input of ``x``."""
         raise NotImplementedError
 
@@ -138,13 +142,10 @@ class Network(SplitModel):
 
 _KERNEL, _POOL = 5, 2
 _CONV1 = 16
-_CNN = {  # name: (filters of conv2, width of fc1)
-    "cnn-1": (32, 2000),
-    "cnn-2": (16, 2000),
-    "cnn-3": (32, 1000),
-    "cnn-4": (32, 800),
+_CNN = {  # filters of conv2, width of fc1
+    "cnn-1": (32, 2000), "cnn-2": (16, 2000), "cnn-3": (32, 1000), "cnn-4": (32, 800),
     "cnn-5": (32, 500),
-}
+}  # fmt: skip
 _SMALLEST_IMAGE = 16  # leaves conv2's pooled output one pixel
 
 
@@ -154,14 +155,12 @@ class CNN(SplitModel):
     Raise UserError for images with a side below 16 pixels.
     """
 
-    def __init__(self, name: str, inputs: Inputs, classes: int, d: int) -> None:
+    def __init__(self, inputs: Inputs, classes: int, d: int, size: tuple[int, int]) -> None:
         super().__init__()
         channels, *sides = inputs.shape
         if min(sides) < _SMALLEST_IMAGE:
-            raise UserError(
-                f"model {name!r}: image-size is {min(sides)}, must be at least {_SMALLEST_IMAGE}"
-            )
-        filters, hidden = _CNN[name]
+            raise UserError(f"image-size: {min(sides)} is not allowed: at least {_SMALLEST_IMAGE}")
+        filters, hidden = size
         high, wide = (((side - _KERNEL + 1) // _POOL - _KERNEL + 1) // _POOL for side in sides)
         self.conv1 = nn.Conv2d(channels, _CONV1, _KERNEL)
         self.conv2 = nn.Conv2d(_CONV1, filters, _KERNEL)
@@ -169,7 +168,7 @@ class CNN(SplitModel):
         self.fc2 = nn.Linear(hidden, d)
         self.head = nn.Linear(d, classes)
 
-    def features(self, x: torch.Tensor) -> torch.Tensor:
+    def features(self, x: Tensor) -> Tensor:
         """Return the representations ``(B, d)``, after fc2's ReLU, of images ``(B, c, h, w)``."""
         # max(relu(x)) = relu(max(x)), gradients included: pooling first saves 3 ReLUs in 4.
         x = relu(max_pool2d(self.conv1(x), _POOL))
@@ -180,13 +179,10 @@ class CNN(SplitModel):
 # --- signals -----------------------------------------------------------------------------
 
 _SEGMENTS, _HIDDEN = 8, 64
-_CONV1D = {  # name: (channels of the first convolution, of the second, stride of the first)
-    "conv1d-1": (32, 64, 1),
-    "conv1d-2": (32, 64, 2),
-    "conv1d-3": (16, 32, 1),
-    "conv1d-4": (16, 32, 2),
-    "conv1d-5": (8, 16, 2),
-}
+_CONV1D = {  # channels of the first convolution, of the second, stride of the first
+    "conv1d-1": (32, 64, 1), "conv1d-2": (32, 64, 2), "conv1d-3": (16, 32, 1),
+    "conv1d-4": (16, 32, 2), "conv1d-5": (8, 16, 2),
+}  # fmt: skip
 _LENGTHS, _INCEPTION_FILTERS, _INCEPTION_BLOCKS = (39, 19, 9), 32, 2
 _INCEPTION_WIDTH = _INCEPTION_FILTERS * (len(_LENGTHS) + 1)
 
@@ -194,27 +190,21 @@ _INCEPTION_WIDTH = _INCEPTION_FILTERS * (len(_LENGTHS) + 1)
 class Conv1d(Network):
     """Two convolutions with ReLU and max-pool, means of up to eight stretches of time, fc, head."""
 
-    def __init__(self, name: str, inputs: Inputs, classes: int, d: int) -> None:
-        super().__init__()
-        first, second, stride = _CONV1D[name]
+    def _add(self, inputs: Inputs, size: tuple[int, int, int]) -> int:
+        first, second, stride = size
         middle = _KERNEL // 2
         self.conv1 = nn.Conv1d(inputs.channels, first, _KERNEL, stride, middle)
         self.conv2 = nn.Conv1d(first, second, _KERNEL, 1, middle)
         with torch.no_grad():
-            width = self.body(torch.zeros(1, *inputs.shape)).shape[1]
-        self.finish(width, d, classes)
+            return self._body(torch.zeros(1, *inputs.shape)).shape[1]
 
-    def body(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the means of the stretches."""
-        x = _pooled(relu(self.conv1(x)))
-        x = _pooled(relu(self.conv2(x)))
+    def _body(self, x: Tensor) -> Tensor:
+        for layer in (self.conv1, self.conv2):
+            x = relu(layer(x))
+            x = max_pool1d(x, _POOL) if x.shape[2] >= _POOL else x
         # Plain pooling with a width that fits: adaptive pooling has no fixed bits on a GPU.
         width = -(-x.shape[2] // _SEGMENTS)
         return avg_pool1d(x, width, ceil_mode=True).flatten(1)
-
-
-def _pooled(x: torch.Tensor) -> torch.Tensor:
-    return max_pool1d(x, _POOL) if x.shape[2] >= _POOL else x
 
 
 class InceptionModule(nn.Module):
@@ -231,38 +221,30 @@ class InceptionModule(nn.Module):
         self.pooled = nn.Conv1d(channels, _INCEPTION_FILTERS, 1, bias=False)
         self.norm = nn.BatchNorm1d(_INCEPTION_WIDTH)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Return signals (B, 4 x 32, t), after the ReLU, of signals (B, c, t)."""
         narrow = x if self.bottleneck is None else self.bottleneck(x)
         beside = self.pooled(max_pool1d(x, 3, stride=1, padding=1))
-        found = torch.cat([*(layer(narrow) for layer in self.convolutions), beside], dim=1)
-        return relu(self.norm(found))
+        answers = torch.cat([*(layer(narrow) for layer in self.convolutions), beside], dim=1)
+        return relu(self.norm(answers))
 
 
 class Inception(Network):
     """Two blocks of three Inception modules beside a shortcut, the mean over time, fc, head."""
 
-    def __init__(self, inputs: Inputs, classes: int, d: int) -> None:
-        super().__init__()
-        widths = (inputs.channels, *[_INCEPTION_WIDTH] * (_INCEPTION_BLOCKS - 1))
+    def _add(self, inputs: Inputs, size: None) -> int:
+        wide = _INCEPTION_WIDTH
+        widths = (inputs.channels, *[wide] * (_INCEPTION_BLOCKS - 1))
         self.blocks = nn.ModuleList(
-            nn.Sequential(
-                InceptionModule(width),
-                InceptionModule(_INCEPTION_WIDTH),
-                InceptionModule(_INCEPTION_WIDTH),
-            )
-            for width in widths
+            nn.Sequential(*map(InceptionModule, (width, wide, wide))) for width in widths
         )
         self.shortcuts = nn.ModuleList(
-            nn.Sequential(
-                nn.Conv1d(width, _INCEPTION_WIDTH, 1, bias=False), nn.BatchNorm1d(_INCEPTION_WIDTH)
-            )
+            nn.Sequential(nn.Conv1d(width, wide, 1, bias=False), nn.BatchNorm1d(wide))
             for width in widths
         )
-        self.finish(_INCEPTION_WIDTH, d, classes)
+        return wide
 
-    def body(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the mean over time of the last block."""
+    def _body(self, x: Tensor) -> Tensor:
         for block, shortcut in zip(self.blocks, self.shortcuts, strict=True):
             x = relu(block(x) + shortcut(x))
         return x.mean(dim=2)
@@ -271,27 +253,20 @@ class Inception(Network):
 class RecurrentSignal(Network):
     """An LSTM or a GRU over time, the mean of its outputs, fc, head."""
 
-    def __init__(self, kind: str, inputs: Inputs, classes: int, d: int) -> None:
-        super().__init__()
-        layer = nn.LSTM if kind == "lstm" else nn.GRU
-        self.recurrent = layer(inputs.channels, _HIDDEN, batch_first=True)
-        self.finish(_HIDDEN, d, classes)
+    def _add(self, inputs: Inputs, size: type[nn.LSTM | nn.GRU]) -> int:
+        self.recurrent = size(inputs.channels, _HIDDEN, batch_first=True)
+        return _HIDDEN
 
-    def body(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the mean output over time."""
-        outputs: torch.Tensor = self.recurrent(x.transpose(1, 2))[0]
-        return outputs.mean(dim=1)
+    def _body(self, x: Tensor) -> Any:
+        return self.recurrent(x.transpose(1, 2))[0].mean(dim=1)
 
 
 # --- tables ------------------------------------------------------------------------------
 
 _MLP: dict[str, tuple[int, ...]] = {
-    "mlp-1": (512, 256, 256),
-    "mlp-2": (256, 256),
-    "mlp-3": (256,),
-    "mlp-4": (128,),
+    "mlp-1": (512, 256, 256), "mlp-2": (256, 256), "mlp-3": (256,), "mlp-4": (128,),
     "mlp-5": (64,),
-}
+}  # fmt: skip
 _ROW, _ROW_HIDDEN, _ROW_BLOCKS = 128, 256, 3  # of the residual network
 _COLUMN, _COLUMN_LAYERS = 64, 3  # of the transformer
 _HEADS, _FORWARD, _DROPOUT = 4, 128, 0.1  # of all transformers, and of the residual network
@@ -300,14 +275,12 @@ _HEADS, _FORWARD, _DROPOUT = 4, 128, 0.1  # of all transformers, and of the resi
 class MLP(SplitModel):
     """Hidden layers, the representation, ``head``; a ReLU after each but the last."""
 
-    def __init__(self, name: str, inputs: Inputs, classes: int, d: int) -> None:
+    def __init__(self, inputs: Inputs, classes: int, d: int, size: tuple[int, ...]) -> None:
         super().__init__()
-        widths = (inputs.shape[0], *_MLP[name], d)
-        pairs = zip(widths, widths[1:], strict=False)
-        self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in pairs)
+        self.layers = nn.ModuleList(map(nn.Linear, (inputs.shape[0], *size), (*size, d)))
         self.head = nn.Linear(d, classes)
 
-    def features(self, x: torch.Tensor) -> torch.Tensor:
+    def features(self, x: Tensor) -> Tensor:
         """Return the representations ``(B, d)``, after the ReLU, of rows ``(B, f)``."""
         for layer in self.layers:
             x = relu(layer(x))
@@ -317,8 +290,7 @@ class MLP(SplitModel):
 class TableResNet(Network):
     """A linear map, blocks of BatchNorm and two linear maps beside the identity, fc, ``head``."""
 
-    def __init__(self, inputs: Inputs, classes: int, d: int) -> None:
-        super().__init__()
+    def _add(self, inputs: Inputs, size: None) -> int:
         self.first = nn.Linear(inputs.shape[0], _ROW)
         self.blocks = nn.ModuleList(
             nn.Sequential(
@@ -328,10 +300,9 @@ class TableResNet(Network):
             for _ in range(_ROW_BLOCKS)
         )  # fmt: skip
         self.norm = nn.BatchNorm1d(_ROW)
-        self.finish(_ROW, d, classes)
+        return _ROW
 
-    def body(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the blocks make of the rows."""
+    def _body(self, x: Tensor) -> Tensor:
         x = self.first(x)
         for block in self.blocks:
             x = x + block(x)
@@ -355,7 +326,7 @@ class ColumnTokens(nn.Module):
         self.bias = nn.Parameter(torch.empty(len(inputs.columns), _COLUMN).uniform_(-bound, bound))
         self.reader = nn.Parameter(torch.empty(1, 1, _COLUMN).uniform_(-bound, bound))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Return vectors (B, 1 + columns, e) of rows (B, f)."""
         plain, *coded = torch.split(x, self.sizes, dim=1)
         own, *weights = torch.split(self.weight, self.sizes)
@@ -368,8 +339,7 @@ class ColumnTokens(nn.Module):
 class FTTransformer(Network):
     """Encoder layers over a vector per column; what the one that is none has read, fc, ``head``."""
 
-    def __init__(self, inputs: Inputs, classes: int, d: int) -> None:
-        super().__init__()
+    def _add(self, inputs: Inputs, size: None) -> int:
         self.tokens = ColumnTokens(inputs)
         layer = nn.TransformerEncoderLayer(
             _COLUMN, _HEADS, _FORWARD, _DROPOUT, batch_first=True, norm_first=True
@@ -377,41 +347,36 @@ class FTTransformer(Network):
         self.encoder = nn.TransformerEncoder(
             layer, _COLUMN_LAYERS, norm=nn.LayerNorm(_COLUMN), enable_nested_tensor=False
         )
-        self.finish(_COLUMN, d, classes)
+        return _COLUMN
 
-    def body(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the reading vector has become."""
-        read: torch.Tensor = self.encoder(self.tokens(x))[:, 0]
-        return read
+    def _body(self, x: Tensor) -> Any:
+        return self.encoder(self.tokens(x))[:, 0]
 
 
 # --- tokens ------------------------------------------------------------------------------
 
 _EMBEDDING = 64
 _KERNELS, _FILTERS = (3, 5, 7), 64
-_LAYERS = {name: count for count, name in enumerate(TRANSFORMER_NAMES, start=1)}
 
 
 class TokenModel(Network):
     """Embedding, then what a subclass makes of the words, fc, ``head``."""
 
-    def __init__(self, inputs: Inputs, classes: int, d: int, width: int = _EMBEDDING) -> None:
-        super().__init__()
+    def _add(self, inputs: Inputs, size: int | None) -> int:
         self.length = inputs.shape[0]
         self.embedding = nn.Embedding(inputs.vocabulary, _EMBEDDING, padding_idx=0)
-        self.finish(width, d, classes)
+        return size or _EMBEDDING  # what :meth:`_read` returns
 
-    def body(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what :meth:`read` makes of the tokens ``(B, l)``."""
+    def _body(self, x: Tensor) -> Tensor:
         x = x[:, : self.length]  # behind may stand ids of a tokenizer
-        return self.read(self.embedding(x), x != 0)
+        return self._read(self.embedding(x), x != 0)
 
-    def read(self, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    def _read(self, x: Tensor, words: Tensor) -> Tensor:
         """Return a vector (B, width) of embedded tokens (B, l, e); ``words`` (B, l): no padding."""
         return _mean(x, words)
 
 
-def _mean(x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+def _mean(x: Tensor, words: Tensor) -> Tensor:
     """Return the mean (B, w) over the words of (B, l, w)."""
     weights = words.to(x.dtype).unsqueeze(2)
     return (x * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
@@ -426,8 +391,7 @@ class TextCNN(TokenModel):
             nn.Conv1d(_EMBEDDING, _FILTERS, kernel, padding=kernel // 2) for kernel in _KERNELS
         )
 
-    def read(self, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-        """See :meth:`TokenModel.read`."""
+    def _read(self, x: Tensor, words: Tensor) -> Tensor:
         x = x.transpose(1, 2)
         return torch.cat([relu(layer(x)).amax(dim=2) for layer in self.convolutions], dim=1)
 
@@ -435,44 +399,42 @@ class TextCNN(TokenModel):
 class RecurrentText(TokenModel):
     """LSTM, LSTM in both directions, or GRU; the mean of the outputs at words."""
 
-    def __init__(self, kind: str, inputs: Inputs, classes: int, d: int) -> None:
-        both = kind == "bilstm"
+    def __init__(self, inputs: Inputs, classes: int, d: int, size: str) -> None:
+        both = size == "bilstm"
         super().__init__(inputs, classes, d, _HIDDEN * (1 + both))
-        layer = nn.GRU if kind == "gru" else nn.LSTM
+        layer = nn.GRU if size == "gru" else nn.LSTM
         self.recurrent = layer(_EMBEDDING, _HIDDEN, batch_first=True, bidirectional=both)
 
-    def read(self, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-        """See :meth:`TokenModel.read`."""
+    def _read(self, x: Tensor, words: Tensor) -> Tensor:
         return _mean(self.recurrent(x)[0], words)
 
 
 class Transformer(TokenModel):
     """Encoder layers over words and learnt positions; the mean of the outputs at words."""
 
-    def __init__(self, name: str, inputs: Inputs, classes: int, d: int) -> None:
-        super().__init__(inputs, classes, d, _EMBEDDING)
+    def __init__(self, inputs: Inputs, classes: int, d: int, size: int) -> None:
+        super().__init__(inputs, classes, d)
         self.position = nn.Parameter(0.02 * torch.randn(inputs.shape[0], _EMBEDDING))
         layer = nn.TransformerEncoderLayer(_EMBEDDING, _HEADS, _FORWARD, _DROPOUT, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, _LAYERS[name], enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoder(layer, size, enable_nested_tensor=False)
 
-    def read(self, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-        """See :meth:`TokenModel.read`."""
+    def _read(self, x: Tensor, words: Tensor) -> Tensor:
         hidden = ~words
         hidden[:, 0] = False  # a text without words must attend to something
         return _mean(self.encoder(x + self.position, src_key_padding_mask=hidden), words)
 
 
-def network(name: str, kind: str) -> Callable[[Inputs, int, int], SplitModel]:
-    """Return what makes a listed network for a ``kind`` of inputs, of inputs, C and d."""
-    single: dict[str, Callable[..., SplitModel]] = {
-        "inception-time": Inception, "resnet-table": TableResNet, "ft-transformer": FTTransformer,
-        "fasttext": TokenModel, "textcnn": TextCNN,
-    }  # fmt: skip
-    if name in single:
-        return single[name]
-    recurrent = RecurrentSignal if kind == SIGNAL else RecurrentText
-    sized: list[tuple[Callable[..., SplitModel], Mapping[str, object]]] = [
-        (Transformer, _LAYERS), (CNN, _CNN), (Conv1d, _CONV1D), (MLP, _MLP),
-    ]  # fmt: skip
-    family = next((make for make, sizes in sized if name in sizes), recurrent)
-    return partial(family, name)
+def _each(make: Callable[..., SplitModel], sizes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: partial(make, size=size) for name, size in sizes.items()}
+
+
+NETWORKS: dict[str, dict[str, Callable[[Inputs, int, int], SplitModel]]] = {  # of inputs, C and d
+    IMAGE: _each(CNN, _CNN),
+    SIGNAL: _each(Conv1d, _CONV1D)
+    | _each(RecurrentSignal, {"lstm": nn.LSTM, "gru": nn.GRU})
+    | {"inception-time": Inception},
+    TABLE: _each(MLP, _MLP) | {"resnet-table": TableResNet, "ft-transformer": FTTransformer},
+    TOKENS: {"fasttext": TokenModel, "textcnn": TextCNN}
+    | _each(RecurrentText, {name: name for name in ("lstm", "bilstm", "gru")})
+    | _each(Transformer, {name: count for count, name in enumerate(TRANSFORMER_NAMES, 1)}),
+}

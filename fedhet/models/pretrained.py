@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -35,7 +36,8 @@ _READS = {  # the first argument of a network's forward, and the kind of example
     "input_ids": TOKENS, "pixel_values": IMAGE, "input_values": SIGNAL, "past_values": SIGNAL,
 }  # fmt: skip
 _DIGEST = "network_sha256"
-_VECTOR = 2  # dimensions of a batch of representations
+_CAREFUL = {"local_files_only": True, "trust_remote_code": False}
+_UNOPENED = (OSError, ValueError, RuntimeError, KeyError, ImportError)  # of transformers
 
 
 class Backbone(SplitModel):
@@ -55,6 +57,7 @@ class Backbone(SplitModel):
     std: Tensor
     still: frozenset[str] = frozenset()
     frozen = False
+    usual: tuple[Sequence[float], Sequence[float]] = IMAGENET  # mean, deviation of its library
     encode: Callable[[Sequence[str]], npt.NDArray[np.int32]] | None = None  # of texts
 
     def __init__(self, network: nn.Module, width: int, classes: int, d: int, *, cut: str) -> None:
@@ -62,9 +65,6 @@ class Backbone(SplitModel):
         self.network = network
         self.width = width
         self.cut = cut  # name of the layer that it has lost
-        self.usual: tuple[Sequence[float], Sequence[float]] = (
-            IMAGENET  # mean and deviation that its library's weights were trained with
-        )
         self.projection = nn.Linear(width, d)
         self.head = nn.Linear(d, classes)
         self.register_buffer("mean", torch.zeros(3, 1, 1))
@@ -76,12 +76,11 @@ class Backbone(SplitModel):
 
     def answers(self, x: Tensor) -> Tensor:
         """Return what the network makes of inputs, (B, width); of its own answers themselves."""
-        if x.dim() == _VECTOR and x.is_floating_point():
+        if x.dim() == 2 and x.is_floating_point():
             return x
-        if x.dim() == self.mean.dim() + 1:
+        if x.dim() == 4:
             x = (x.expand(-1, 3, -1, -1) - self.mean) / self.std
-        answers: Tensor = self.network(x)
-        return answers
+        return cast("Tensor", self.network(x))
 
     def normalise_as_usual(self) -> None:
         """Normalise images as the library's weights want them, out of [-1, 1]."""
@@ -91,8 +90,7 @@ class Backbone(SplitModel):
     @property
     def network_digest(self) -> str:
         """Return the digest of the tensors that stay as they are; empty if all are trained."""
-        digest = getattr(self, _DIGEST, None)
-        return "" if digest is None else bytes(digest.tolist()).hex()
+        return bytes(getattr(self, _DIGEST, torch.empty(0)).tolist()).hex()
 
 
 class Encoder(nn.Module):
@@ -119,7 +117,7 @@ class Encoder(nn.Module):
         if mask is not None:
             weights = mask.to(hidden.dtype).unsqueeze(2)
             return cast("Tensor", (hidden * weights).sum(dim=1) / weights.sum(dim=1))
-        channels_first = self.reads == "pixel_values" and hidden.dim() == 4  # noqa: PLR2004
+        channels_first = self.reads == "pixel_values" and hidden.dim() == 4
         flat = hidden.flatten(2) if channels_first else hidden.flatten(1, -2).transpose(1, 2)
         return cast("Tensor", flat.mean(dim=2))
 
@@ -143,11 +141,12 @@ def from_folder(named: ModelName, classes: int, d: int, inputs: Inputs) -> Backb
     """
     name, folder = named.plain, folder_of(named.plain)
     model = _opened(named, folder)
-    kind = _READS.get(model.main_input_name)
-    if kind != inputs.kind or (model.main_input_name == "input_values" and inputs.channels != 1):
-        reads = PLURAL[kind] if kind else f"{model.main_input_name}, which is not supported"
-        reads += " of one channel" if kind == SIGNAL else ""
-        raise UserError(f"model {name!r} reads {reads}; this run's examples are {inputs}")
+    reads = model.main_input_name
+    kind = _READS.get(reads)
+    if kind != inputs.kind or (reads == "input_values" and inputs.channels != 1):
+        what = PLURAL[kind] if kind else f"{reads}, which is not supported"
+        what += " of one channel" * (kind == SIGNAL)
+        raise UserError(f"model {name!r} reads {what}; this run's examples are {inputs}")
     if any(True for _ in (getattr(model, "pooler", None) or nn.Module()).parameters()):
         model.pooler = None  # its parameters would be trained by nobody
     if named.grad_checkpointing:
@@ -167,8 +166,12 @@ def from_folder(named: ModelName, classes: int, d: int, inputs: Inputs) -> Backb
     backbone = Backbone(network.train(), width, classes, d, cut="")
     if kind == TOKENS:
         backbone.encode = partial(encode, folder, length, padding)
-    if kind == IMAGE:
-        backbone.usual = _usual(folder)
+    if kind == IMAGE:  # as the folder says, by default by one half
+        backbone.usual = HALF
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            about = json.loads((folder / "preprocessor_config.json").read_text("utf-8"))
+            mean, deviation = about["image_mean"], about["image_std"]
+            backbone.usual = tuple(map(float, mean)), tuple(map(float, deviation))
         backbone.normalise_as_usual()
     return backbone
 
@@ -187,35 +190,24 @@ def _opened(named: ModelName, folder: Path) -> Any:
     library = extra(name, "transformers")
     library.logging.set_verbosity_error()
     library.logging.disable_progress_bar()
-    about = {"local_files_only": True, "trust_remote_code": False}
     try:
-        config = library.AutoConfig.from_pretrained(folder, **about)
+        config = library.AutoConfig.from_pretrained(folder, **_CAREFUL)
         if named.untrained:
             model = library.AutoModel.from_config(config, trust_remote_code=False)
         else:
             model = library.AutoModel.from_pretrained(
-                folder, config=config, use_safetensors=True, dtype=torch.float32, **about
+                folder, config=config, use_safetensors=True, dtype=torch.float32, **_CAREFUL
             )
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+    except _UNOPENED as error:
         raise UserError(f"model {name!r}: '{folder}' cannot be opened: {brief(error)}") from error
     return model.get_encoder() if getattr(config, "is_encoder_decoder", False) else model
-
-
-def _usual(folder: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and deviation of ``preprocessor_config.json``, by default one half."""
-    try:
-        about = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
-        return tuple(map(float, about["image_mean"])), tuple(map(float, about["image_std"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return HALF
 
 
 @lru_cache(maxsize=4)
 def _tokenizer(folder: Path) -> Any:
     try:
-        tokenizers = import_module("transformers").AutoTokenizer
-        return tokenizers.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        return import_module("transformers").AutoTokenizer.from_pretrained(folder, **_CAREFUL)
+    except _UNOPENED as error:
         raise UserError(f"'{folder}' has no tokenizer that opens: {brief(error)}") from error
 
 
@@ -238,9 +230,9 @@ def train_partly(model: SplitModel, named: ModelName) -> None:
         _checkpoint(model, named.plain)
     if not named.partly:
         return
-    last: tuple[nn.Module, ...] = (model.head,)
+    last: list[nn.Module] = [model.head]
     if isinstance(model, Backbone):
-        last = (model.projection, model.head)
+        last.append(model.projection)
         if named.lora:
             _adapt(model.network, named)
     elif named.lora:
@@ -282,15 +274,14 @@ def _adapt(network: nn.Module, named: ModelName) -> None:
             or (isinstance(layer, nn.Conv2d) and layer.groups == 1))
         and not isinstance(layer, NonDynamicallyQuantizableLinear)  # read past, by attention
     }  # fmt: skip
+    other = [path for path, one in layers.items() if isinstance(one, nn.Conv2d | nn.Embedding)]
+    chosen = [path for path in layers if path not in other]
+    chosen = chosen or [path for path in other if isinstance(layers[path], nn.Conv2d)]
     if named.layers:
         try:
             chosen = [path for path in layers if re.search(named.layers, path)]
         except re.error as error:
             raise UserError(f"model {named.plain!r}: layers={named.layers}: {error}") from error
-    else:
-        linear = [path for path, layer in layers.items() if not isinstance(layer, nn.Conv2d)]
-        linear = [path for path in linear if not isinstance(layers[path], nn.Embedding)]
-        chosen = linear or [p for p, one in layers.items() if isinstance(one, nn.Conv2d)]
     if not chosen:
         shown = ", ".join(list(layers)[:3])
         raise UserError(
@@ -303,15 +294,10 @@ def _adapt(network: nn.Module, named: ModelName) -> None:
 
 def adapters(model: nn.Module) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
     """Return A and B of each adapted layer by its name, in the order of names."""
-    parameters = dict(model.named_parameters())
-    names = sorted(name.split(".lora_A.")[0] for name in parameters if ".lora_A." in name)
-    return {
-        name: (
-            parameters[f"{name}.lora_A.default.weight"],
-            parameters[f"{name}.lora_B.default.weight"],
-        )
-        for name in names
-    }
+    parameters, end = dict(model.named_parameters()), ".lora_A.default.weight"
+    names = sorted(name.removesuffix(end) for name in parameters if name.endswith(end))
+    other = end.replace("A", "B")
+    return {name: (parameters[name + end], parameters[name + other]) for name in names}
 
 
 def _checkpoint(model: SplitModel, name: str) -> None:

@@ -29,7 +29,6 @@ from fedhet.errors import Damaged, UserError, brief, nearest, place
 from fedhet.files import read_tensors
 from fedhet.models.names import (
     FOLDER,
-    MODELS,
     TIMM,
     TORCHVISION_NAMES,
     kinds_of,
@@ -37,7 +36,7 @@ from fedhet.models.names import (
     small_name,
     validate_model_name,
 )
-from fedhet.models.networks import SplitModel, network, untouched
+from fedhet.models.networks import NETWORKS, SplitModel, untouched
 from fedhet.models.pretrained import HALF, Backbone, extra, from_folder, train_partly
 
 # Factory arguments besides weights=None. Auxiliary heads have no place in features().
@@ -78,19 +77,18 @@ def build_model(name: str, *, classes: int, d: int = 500, inputs: Inputs = _RGB)
     plain = named.plain
     if named.pool and not plain.startswith(FOLDER):
         raise UserError(f"model {plain!r}: pool= is for hf:FOLDER")
-    if not kinds_of(plain):
-        model = _users_own(plain, classes, d, inputs)
-    elif plain in MODELS[inputs.kind] and plain not in TORCHVISION_NAMES:
-        model = network(plain, inputs.kind)(inputs, classes, d)
-    else:
-        try:
-            if plain.startswith(FOLDER):
-                model = from_folder(named, classes, d, inputs)
-            else:
-                make = _timm if plain.startswith(TIMM) else _torchvision
-                model = make(plain, classes, d, inputs)
-        except (AssertionError, ValueError, RuntimeError) as error:
-            raise UserError(f"model {plain!r} takes no {_sized(inputs)}: {brief(error)}") from error
+    try:
+        if not kinds_of(plain):
+            model = _users_own(plain, classes, d, inputs)
+        elif own := NETWORKS[inputs.kind].get(plain):
+            model = own(inputs, classes, d)
+        elif plain.startswith(FOLDER):
+            model = from_folder(named, classes, d, inputs)
+        else:
+            make = _timm if plain.startswith(TIMM) else _torchvision
+            model = make(plain, classes, d, inputs)
+    except (AssertionError, ValueError, RuntimeError) as error:
+        raise UserError(f"model {plain!r} takes no {_sized(inputs)}: {brief(error)}") from error
     if named.weights:
         load_weights(model, plain, named.weights)
     train_partly(model, named)
@@ -104,23 +102,19 @@ def check_model(model: object, name: str, classes: int, d: int, inputs: Inputs) 
     ``(2, d)`` float32, and ``head``, a ``nn.Linear(d, C)`` with bias; ``forward``, if it has one,
     equals ``head(features(x))``.
     """
-    where, head, actual = f"model {name!r}", getattr(model, "head", None), ""
+    where, head = f"model {name!r}", getattr(model, "head", None)
+    actual = type(head).__name__
     if isinstance(head, nn.Linear):
         without = " without bias" * (cast("Tensor | None", head.bias) is None)
         actual = f"Linear({head.in_features}, {head.out_features}){without}"
     wanted, shape = f"Linear({d}, {classes})", ", ".join(map(str, inputs.shape))
     for good, what in (
         (isinstance(model, nn.Module), f"got a {type(model).__name__}, must be a torch.nn.Module"),
-        (
-            getattr(model, "training", False),
-            "is in evaluation mode: leave out .eval(), and freeze what stays",
-        ),
-        (
-            callable(getattr(model, "features", None)),
-            f"has no features(x); required: (B, {shape}) -> (B, {d})",
-        ),
-        (actual == wanted, f"head is {actual or type(head).__name__}, must be {wanted} with bias"),
-    ):
+        (getattr(model, "training", False), "is in evaluation mode: leave out .eval()"),
+        (callable(getattr(model, "features", None)),
+         f"has no features(x); required: (B, {shape}) -> (B, {d})"),
+        (actual == wanted, f"head is {actual}, must be {wanted} with bias"),
+    ):  # fmt: skip
         if not good:
             raise UserError(f"{where}: {what}")
     split, fits = cast(SplitModel, model), f"float32 of shape {(2, d)}"
@@ -160,9 +154,9 @@ def _torchvision(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
             f"{brief(error)}"
         ) from error
     arguments = dict(_TORCHVISION.get(name, {}))
-    if name.startswith("vit_") and inputs.shape[1] != inputs.shape[2]:
-        raise UserError(f"model {name!r} needs square images; these are {_sized(inputs)}")
     if name.startswith("vit_"):
+        if inputs.shape[1] != inputs.shape[2]:
+            raise UserError(f"model {name!r} needs square images; these are {_sized(inputs)}")
         arguments["image_size"] = inputs.shape[-1]
     if name.startswith("maxvit"):
         arguments["input_size"] = inputs.shape[1:]
@@ -190,11 +184,8 @@ def _timm(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
         network = timm.create_model(own, pretrained=False, num_classes=0)
     with untouched(network):
         answer = network(torch.from_numpy(inputs.blank(2)).expand(-1, 3, -1, -1))
-    if answer.dim() != 2:  # noqa: PLR2004  (B, width)
-        raise UserError(
-            f"model {name!r} answers with {tuple(answer.shape)} for two images: a classifier is "
-            "needed, whose features are (B, width)"
-        )
+    if answer.dim() != 2:
+        raise UserError(f"model {name!r} is no classifier: of two images it makes {answer.shape}")
     cut = str(network.pretrained_cfg.get("classifier") or "")
     model = Backbone(network, answer.shape[1], classes, d, cut=cut)
     model.usual = network.pretrained_cfg["mean"], network.pretrained_cfg["std"]
@@ -314,10 +305,7 @@ def _what_it_takes(
 
     It may take the ``image_size`` of square RGB images instead of ``inputs``.
     """
-    try:
-        taken = inspect.signature(factory).parameters
-    except (TypeError, ValueError):  # it has no signature
-        taken = inspect.signature(lambda classes, d, inputs: None).parameters
+    taken = inspect.signature(factory).parameters
     by_side = "image_size" in taken and "inputs" not in taken
     if by_side and replace(inputs, standardised=False) != Inputs.image(inputs.shape[-1]):
         raise UserError(
@@ -352,8 +340,7 @@ def load_weights(model: SplitModel, name: str, file: str) -> None:
     except OSError as error:
         raise UserError(f"{where} cannot be read: {error.strerror}") from error
     own = {k.removeprefix(_EXPORTED): v for k, v in found.items() if k.startswith(_EXPORTED)}
-    own, target = own or dict(found), cast(nn.Module, model)
-    optional = {*_HEAD, *_NORMALISED}
+    own, target, optional = own or dict(found), cast(nn.Module, model), {*_HEAD, *_NORMALISED}
     if isinstance(model, Backbone) and not any(key.startswith("network.") for key in own):
         target, optional = model.network, set()
         own = {key: one for key, one in own.items() if not key.startswith(f"{model.cut}.")}

@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from itertools import chain, islice
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -34,35 +35,25 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Recent(Generic[K, V]):
-    """A cache of the values that were used last, whose sizes add up to ``limit`` at most."""
+class Recent(dict[K, V]):
+    """The values that were used last, in order; their sizes add up to ``limit`` at most."""
 
     def __init__(self, limit: float, size: Callable[[V], float] = lambda _: 1) -> None:
+        super().__init__()
         self.limit, self.size = limit, size
-        self._values: dict[K, V] = {}  # the one used last stands last
 
-    def get(self, key: K) -> V | None:
+    def get(self, key: K) -> V | None:  # type: ignore[override]
         """Return the value of ``key``; None if there is none any more."""
-        value = self._values.pop(key, None)
-        if value is not None:
-            self._values[key] = value
-        return value
+        if key in self:
+            self[key] = self.pop(key)
+        return super().get(key)
 
     def put(self, key: K, value: V) -> None:
         """Keep ``value``; drop those that have not been used for the longest time."""
-        self._values.pop(key, None)
-        self._values[key] = value
-        while self.total > self.limit:
-            del self._values[next(iter(self._values))]
-
-    def clear(self) -> None:
-        """Drop all values."""
-        self._values.clear()
-
-    @property
-    def total(self) -> float:
-        """Size of all values."""
-        return sum(map(self.size, self._values.values()))
+        self.pop(key, None)
+        self[key] = value
+        while sum(map(self.size, self.values())) > self.limit:
+            del self[next(iter(self))]
 
 
 _FLOPS: Recent[tuple[object, ...], float] = Recent(4096)  # per example, by what decides it
@@ -128,6 +119,13 @@ class Phase:
     generators: Sequence[torch.Generator] = ()
     frozen: Sequence[nn.Module] = ()
     data: Examples | None = None
+
+    def examples(self, data: Examples) -> tuple[Examples, Tensor]:
+        """Return the examples of the phase, of a client's ``data``, and the positions it uses."""
+        data = data if self.data is None else self.data
+        data = replace(data, augment=None, perturb=None) if self.plain else data
+        everything = torch.arange(len(data), device=data.labels.device)
+        return data, everything if self.images is None else self.images
 
     def scalar(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return the scalar loss of ``inputs`` (B, ...), ``labels`` (B,); UserError: no gradient.
@@ -369,26 +367,23 @@ def train(
     phase: Phase, data: Examples, config: RunConfig, generator: np.random.Generator, round_: int
 ) -> Tensor:
     """Run one phase of a round; return the mean loss of its last epoch, a scalar on the device."""
-    data = data if phase.data is None else phase.data
-    device = data.labels.device
-    data = replace(data, augment=None, perturb=None) if phase.plain else data
-    chosen = torch.arange(len(data), device=device) if phase.images is None else phase.images
+    data, chosen = phase.examples(data)
+    device, size = data.labels.device, config.batch_size
     step = _make_step(phase, config, round_, len(chosen), device)
-    total = torch.zeros((), device=device)
-    steps = phase.epochs if isinstance(phase.epochs, StepCount) else None
-    taken = images = 0
-    for _ in range(phase.epochs):
-        if taken == steps:
-            break
-        order = torch.from_numpy(generator.permutation(len(chosen))).to(device)
-        if steps is None:
-            total.zero_()
-            images = 0
-        for index in batches(chosen[order], config.batch_size):
-            if taken == steps:
-                break
-            total += step(*data.batch(index)) * len(index)
-            images, taken = images + len(index), taken + 1
+    total, images = torch.zeros((), device=device), 0
+    orders = (
+        chosen[torch.from_numpy(generator.permutation(len(chosen))).to(device)]
+        for _ in range(phase.epochs)
+    )
+    steps = chain.from_iterable(batches(order, size) for order in orders)
+    epoch = len([*batches(chosen, size)])
+    counted = isinstance(phase.epochs, StepCount)
+    last = phase.epochs if counted else epoch * phase.epochs
+    for number, index in enumerate(islice(steps, last)):
+        loss = step(*data.batch(index))
+        if counted or number >= last - epoch:
+            total += loss * len(index)
+            images += len(index)
     step.clear()
     return total / max(1, images)
 
@@ -455,10 +450,9 @@ def phase_flops(
     ``kind`` is what decides the work beside sizes. The counted step leaves no trace in ``modules``
     and in ``generators``, from which its loss may draw.
     """
-    data = data if phase.data is None else phase.data
+    data, chosen = phase.examples(data)
     device = data.labels.device
-    chosen = torch.arange(len(data), device=device) if phase.images is None else phase.images
-    batch = next(iter(batches(chosen, config.batch_size)))
+    batch = next(batches(chosen, config.batch_size))
     key = (*kind, config.params, config.models, len(batch))
     each = _FLOPS.get(key)
     if each is None:

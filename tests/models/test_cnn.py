@@ -31,7 +31,7 @@ def test_parameter_counts_of_the_papers(name: str) -> None:
 def test_other_image_sizes_down_to_16() -> None:
     for size in (16, 33):
         assert cnn("cnn-5", 7, 12, size)(torch.zeros(2, 3, size, size)).shape == (2, 7)
-    with pytest.raises(UserError, match="image-size is 15, must be at least 16"):
+    with pytest.raises(UserError, match="image-size: 15 is not allowed: at least 16"):
         cnn("cnn-1", 10, size=15)
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -26,7 +26,8 @@ from fedhet.engines import session
 from fedhet.engines.launch import OnRound, between_runs
 from fedhet.engines.system import Interrupted
 from fedhet.errors import UserError, one_line
-from fedhet.export.model import Personalised, load_model, states_of
+from fedhet.export.model import load_model, states_of
+from fedhet.export.predict import Personalised
 from fedhet.files import is_id, plain_path
 from fedhet.models.names import DEFAULT_GROUP
 from fedhet.plugins import MODEL_KEYS, giving, look_here
@@ -90,22 +91,15 @@ class Run:
         axes.set(xlabel="round", ylabel=f"test {label}", title=title)
         return figure
 
-    def model(
-        self,
-        client: str | int,
-        generation: int | Literal["best"] | None = None,
-        *,
-        trust: bool = False,
-    ) -> Personalised:
+    def model(self, client: str | int, *, best: bool = False, trust: bool = False) -> Personalised:
         """Return a client's personalised model, on the CPU and in evaluation mode.
 
         ``client`` is its id, or the site's name in the data (``Klinikum Nord``).
         Images (B, 3, s, s) float32 in [-1, 1] to logits (B, C) over ``model.classes``.
-        ``generation`` is the round after which it is taken, ``best`` that of the best validation
-        (``keep-best``), by default the last that the server accepted. ``model.predict(examples)``
-        gives a DataFrame. Raises UserError if the client has no state here: never sampled, another
-        machine's, or ``keep-state=false``; or if the run names code of others, unless this user
-        made it or ``trust`` is set.
+        It is the last one that the server accepted, with ``best`` that of the best validation
+        round (``keep-best``). ``model.predict(examples)`` gives a DataFrame. Raises UserError if
+        the client has no state here: never sampled, another machine's, or ``keep-state=false``; or
+        if the run names code of others, unless this user made it or ``trust`` is set.
         """
         states = {path.name: path for path in states_of(self.path, trust=trust)}
         name = str(client)
@@ -119,7 +113,7 @@ class Run:
                 )
             name = near[0]
         with between_runs(), giving(self._objects):
-            return load_model(states[name], generation, trust=trust)[0]
+            return load_model(states[name], best=best, trust=trust)[0]
 
     def __repr__(self) -> str:
         return f"Run('{self.path}')"

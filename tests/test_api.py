@@ -42,8 +42,8 @@ def test_run_resume_and_open_again_within_a_notebooks_event_loop(tmp_path, capsy
     model = run.model(1)
     with torch.inference_mode():
         assert model(torch.zeros(3, 3, 32, 32)).shape == (3, len(model.classes))
-    with pytest.raises(fedhet.UserError, match="generation: 7 is not in"):
-        run.model("1", generation=7)
+    with pytest.raises(fedhet.UserError, match="has no best state: run with keep-best=true"):
+        run.model("1", best=True)
     with pytest.raises(fedhet.UserError, match="client: '9' has no state in .*: 0, 1"):
         run.model(9)
     (state,) = run.path.glob("state/*/1")

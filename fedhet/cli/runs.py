@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -218,7 +218,6 @@ def export(  # noqa: PLR0913, PLR0917  (options of a command)
         ),
     ],
     out: Annotated[Path, typer.Option(help="new folder for the model")],
-    generation: Annotated[int | None, typer.Option(help="round; default: the last one")] = None,
     every: Annotated[bool, typer.Option("--all", help="all clients of RUN, to OUT/CLIENT")] = False,
     best: Best = False,
     predictions: Annotated[
@@ -231,8 +230,6 @@ def export(  # noqa: PLR0913, PLR0917  (options of a command)
     loading()
     from fedhet.export import model
 
-    only_one(generation=generation is not None, best=best)
-    only_one(generation=generation is not None, all=every)
     if predictions:
         print(f"{model.export_predictions(state, out, trust=trust)} examples: {plain_path(out)}")
         return
@@ -243,8 +240,7 @@ def export(  # noqa: PLR0913, PLR0917  (options of a command)
         print(f"{len(exported)} of {len(exported) + len(left_out)} clients")
         print(plain_path(out))
         return
-    chosen: int | Literal["best"] | None = "best" if best else generation
-    print(model.export(state, out, generation=chosen, onnx=onnx, trust=trust))
+    print(model.export(state, out, best=best, onnx=onnx, trust=trust))
 
 
 def predict(

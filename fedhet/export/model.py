@@ -8,7 +8,6 @@ client's machine only.
 """
 
 import contextlib
-import copy
 import hashlib
 import importlib.util
 import io
@@ -16,29 +15,25 @@ import logging
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 import yaml
-from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, load_file, save
-from torch import Tensor, nn
 
 import fedhet
 from fedhet import files, plugins
-from fedhet.clients.base import PREPARATION, MethodClient, Setup
+from fedhet.clients.base import MethodClient, Setup
 from fedhet.config.load import build_config
 from fedhet.config.registry import find_method
 from fedhet.config.schema import RunConfig
 from fedhet.data.inputs import IMAGE, READ_KEYS, SIGNAL, TABLE, TOKENS, Encoded, Inputs, load_inputs
-from fedhet.data.preparation import preparation
 from fedhet.errors import Damaged, UserError, brief
-from fedhet.export.predict import Answers, classify
+from fedhet.export.predict import Answers, Personalised, classify
 from fedhet.models.names import FOLDER, folder_of, parse
 from fedhet.models.networks import TokenModel
 from fedhet.records.ledger import load_checkpoint
@@ -47,7 +42,6 @@ from fedhet.site.local_data import without_examples
 from fedhet.site.state import DESCRIPTION, PREDICTIONS, Bundle, FileStore, accuracies_of
 
 log = logging.getLogger("fedhet")
-Generation = int | Literal["best"] | None
 CARD, WEIGHTS, ONNX = "card.yaml", "model.safetensors", "model.onnx"
 _ONNX_NAMES = {IMAGE: "images", SIGNAL: "signals", TABLE: "rows", TOKENS: "tokens"}
 _TOLERANCE = 1e-4  # largest difference of two logits, relative to the largest logit
@@ -71,66 +65,6 @@ _PREPARATIONS = {  # how inputs come of raw examples, for people
 }
 
 
-class Personalised(nn.Module):
-    """What one client answers with: inputs (B, ...) as its models get them, to logits (B, C).
-
-    Images (B, 3, s, s) are float32 in [-1, 1]. ``prepare`` makes them of stored or raw examples.
-
-    Logits and not probabilities: equal probabilities may come of different logits, and the class
-    would then not be the one that the run's accuracy counted. It owns copies of those modules and
-    tensors that the method declares for inference, and nothing else.
-    """
-
-    def __init__(self, client: MethodClient) -> None:
-        super().__init__()
-        needs = client.inference_needs()
-        names = [*needs.modules, *(name for name in (PREPARATION,) if name in client.modules)]
-        modules = copy.deepcopy({name: client.modules[name] for name in names})
-        self.parts = nn.ModuleDict(modules)
-        for path in needs.without:
-            self.parts.set_submodule(path, nn.Identity())
-        for name in needs.tensors:
-            self.register_buffer(name, client.tensors[name].clone())
-        self.config = client.config
-        self.classes = tuple(client.setup.classes)
-        self.architecture = client.setup.model
-        self.inputs = client.inputs
-        encode = getattr(client.modules.get("model"), "encode", None)
-        if encode is not None:
-            pairs = {one.name: getattr(client.inputs, one.name) for one in fields(client.inputs)}
-            self.inputs = Encoded(**pairs, encode=encode)
-        self._client = copy.copy(client)
-        self._client.modules = dict(self.parts.items())
-        self.requires_grad_(requires_grad=False)
-        self.eval()
-
-    def prepare(self, examples: Tensor) -> Tensor:
-        """Return inputs (B, ...) of examples as they are stored, by what the client fitted."""
-        fitted = self.parts[PREPARATION] if PREPARATION in self.parts else preparation(self.inputs)
-        inputs: Tensor = fitted(examples)
-        return inputs
-
-    def window(self) -> tuple[float, float] | None:
-        """Return the range of values of the scans that it was trained on; None without scans."""
-        if not self.inputs.scan:
-            return None
-        fitted = self.parts[PREPARATION]
-        return float(fitted.low), float(fitted.high)  # type: ignore[arg-type]
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return logits (B, C)."""
-        # Asked for anew: a buffer is another object after .to() and while it is traced.
-        self._client.tensors = dict(self.named_buffers(recurse=False))
-        return self._client.infer(inputs)
-
-    def predict(self, examples: Any) -> Any:
-        """Return classes and probabilities as a DataFrame; see fedhet.export.predict.classify.
-
-        ``examples``: a DataFrame, a path or several, or an array of examples as they are stored.
-        """
-        return classify(self, examples).frame
-
-
 def rebuild(
     description: Mapping[str, Any], folder: Path, generation: int = 0, *, trusted: bool = True
 ) -> MethodClient:
@@ -142,13 +76,9 @@ def rebuild(
     """
     method = find_method(str(description["method"]))
     classes = [str(name) for name in description["classes"]]
-    try:
-        params = method.params.model_validate(description["hyper-parameters"])
-        config = RunConfig.model_validate({k: description[k] for k in _CONFIG if k in description})
-    except ValidationError as errors:
-        error = errors.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in error["loc"])
-        raise UserError(f"'{folder}': {key}: '{error['input']}': {error['msg']}") from None
+    params = files.shaped(method.params, description["hyper-parameters"], "hyper-parameters")
+    keys = {key: description[key] for key in _CONFIG if key in description}
+    config = files.shaped(RunConfig, keys, "keys")
     if "inputs" in description:
         inputs = load_inputs(description["inputs"])
     else:  # images, by their keys
@@ -178,20 +108,19 @@ def rebuild(
 
 
 def load_model(
-    folder: Path, generation: Generation = None, *, trust: bool = False
+    folder: Path, *, best: bool = False, trust: bool = False
 ) -> tuple[Personalised, dict[str, Any]]:
     """Return the model of an exported folder, or of a client's folder of states, and its card.
 
-    ``generation`` is a round of the states, None for the last that the server accepted (without a
-    run folder around them the newest), ``best`` for that of the best validation round
-    (``keep-best``). Raise UserError, in one line, for a folder that is neither or
-    is damaged, or names code of others, unless this user made it or ``trust`` is set.
+    Of states it is the last one that the server accepted, without a run folder around them the
+    newest; with ``best`` that of the best validation round (``keep-best``). Raise UserError, in one
+    line, for a folder that is neither or is damaged, or names code of others, unless this user made
+    it or ``trust`` is set.
     """
     folder = files.plain_path(folder)
     exported = (folder / CARD).is_file()
-    if exported and generation is not None:
-        option = "--best" if generation == "best" else "--generation"
-        raise UserError(f"{option}: '{folder}' is an exported model, not a client's states")
+    if exported and best:
+        raise UserError(f"--best: '{folder}' is an exported model, not a client's states")
     name = CARD if exported else DESCRIPTION
     about = files.read_yaml(folder / CARD) if exported else _read_description(folder)
     if exported and about.get("format") != FORMAT:
@@ -199,7 +128,7 @@ def load_model(
     trusted = trust or plugins.made_here(about)
     plugins.require_trust(f"'{folder}'", about, trusted=trusted)
     store = FileStore(folder, sync=True)
-    chosen = 0 if exported else _choose(store, generation)
+    chosen = 0 if exported else _choose(store, best=best)
     try:
         if not exported:
             model = Personalised(rebuild(about, folder, chosen, trusted=trusted))
@@ -236,29 +165,30 @@ def _read_description(state: Path) -> dict[str, Any]:
         ) from error
 
 
-def _choose(store: FileStore, generation: Generation) -> int:
-    """Return the generation that is meant; by default the one that the server accepted last."""
+def _choose(store: FileStore, *, best: bool) -> int:
+    """Return the best generation, or the one that the server accepted last."""
     there, state = store.generations(), store.folder
-    if generation == "best":
-        if (best := store.best()) is None:
+    if best:
+        if (chosen := store.best()) is None:
             raise UserError(f"state '{state}' has no best state: run with keep-best=true")
-        return best
+        return chosen
     if not there:
         raise UserError(f"state '{state}' is empty: the client has not trained")
-    accepted: int | None = None  # known by the run folder around a state; a node has none
-    if generation is None and (kept := load_checkpoint(RunFolder(state.parents[2]).checkpoint)):
-        accepted = kept.meta["roster"].get("generations", {}).get(state.name)
-    wanted = next(one for one in (generation, accepted, there[-1]) if one is not None)
-    if wanted not in there:
-        last = ", the last that the server accepted (0: none)," if generation is None else ""
-        each = ", ".join(map(str, there))
-        raise UserError(f"generation: {wanted}{last} is not in '{state}'; there: {each}")
-    if accepted not in (None, there[-1]):
+    # The run folder around a state knows which was accepted; a node has none.
+    kept = load_checkpoint(RunFolder(state.parents[2]).checkpoint)
+    known = kept.meta["roster"].get("generations", {}) if kept else {}
+    accepted: int = known.get(state.name, there[-1])
+    if accepted not in there:
+        raise UserError(
+            f"generation: {accepted}, the last that the server accepted (0: none), is not in "
+            f"'{state}'; there: {', '.join(map(str, there))}"
+        )
+    if accepted != there[-1]:
         log.warning(
             "state '%s': generation %d is taken, the last that the server accepted; the newest is "
             "%d", state, accepted, there[-1],
         )  # fmt: skip
-    return wanted
+    return accepted
 
 
 def _card(
@@ -319,9 +249,8 @@ def _copy_network(architecture: str, out: Path) -> None:
 
 
 def export(
-    folder: Path, out: Path, *, generation: Generation = None,
-    onnx: bool = False, trust: bool = False,
-) -> Path:  # fmt: skip
+    folder: Path, out: Path, *, best: bool = False, onnx: bool = False, trust: bool = False
+) -> Path:
     """Write the model of :func:`load_model` to the new folder ``out``; return its path.
 
     ``onnx`` asks for ``model.onnx`` as well, which must answer as torch does. Raise UserError, in
@@ -333,22 +262,19 @@ def export(
             f"--onnx needs the extra: pip install 'fedhet[onnx]' ({', '.join(missing)} not found)"
         )
     out = _new(out, "folder")
-    model, card = load_model(folder, generation, trust=trust)
+    model, card = load_model(folder, best=best, trust=trust)
     weights = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
     data = save(weights)
     card = {k: v for k, v in card.items() if k not in {plugins.MAC, "onnx"}}
     card["sha256"] = hashlib.sha256(data).hexdigest()
-    try:
-        with files.appearing(out) as made:  # private: a model trained on private images is, too
-            (made / WEIGHTS).write_bytes(data)
-            _copy_network(model.architecture, made)
-            if onnx:
-                card["onnx"] = _write_onnx(model, made / ONNX)
-            card[plugins.MAC] = plugins.sign(card)
-            text = yaml.safe_dump(card, sort_keys=False, allow_unicode=True)
-            (made / CARD).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"out: '{out}' cannot be written: {error.strerror or error}") from error
+    with files.appearing(out) as made:  # private: a model trained on private images is, too
+        (made / WEIGHTS).write_bytes(data)
+        _copy_network(model.architecture, made)
+        if onnx:
+            card["onnx"] = _write_onnx(model, made / ONNX)
+        card[plugins.MAC] = plugins.sign(card)
+        text = yaml.safe_dump(card, sort_keys=False, allow_unicode=True)
+        (made / CARD).write_text(text, encoding="utf-8")
     return out
 
 
@@ -399,11 +325,9 @@ def export_all(
     """
     out = _new(out, "folder")
     made, left_out = [], {}
-    generation: Generation = "best" if best else None
     for state in states_of(run, trust=trust):
         try:
-            place = out / state.name
-            made.append(export(state, place, generation=generation, onnx=onnx, trust=trust))
+            made.append(export(state, out / state.name, best=best, onnx=onnx, trust=trust))
         except UserError as error:
             left_out[state.name] = str(error)
     if not made:
@@ -448,7 +372,7 @@ def predict(
     ``<path>:<line or index>``), ``class`` (the predicted one) and ``p_<class>`` for every class.
     Raise UserError if the model, the paths or ``out`` cannot be used, or nothing can be read.
     """
-    model, _ = load_model(folder, "best" if best else None, trust=trust)
+    model, _ = load_model(folder, best=best, trust=trust)
     out = out.expanduser()
     torch.set_num_threads(model.config.threads)  # as in the run: other threads, other last bits
     answers = classify(model, places)
@@ -458,12 +382,9 @@ def predict(
     rows = answers.frame.itertuples(name=None)
     lines = [[name, answer, *(f"{p:.6g}" for p in shares)] for name, answer, *shares in rows]
     text = files.csv_text([["path", *answers.frame.columns], *lines])
-    try:
-        with files.replacing(out, private=True, shared=True) as temporary:
-            # Names of files need not be UTF-8; they leave as the bytes that they came as.
-            temporary.write_text(text, encoding="utf-8", errors="surrogateescape", newline="")
-    except OSError as error:
-        raise UserError(f"out: '{out}' cannot be written: {error.strerror or error}") from error
+    with files.replacing(out, private=True, shared=True) as temporary:
+        # Names of files need not be UTF-8; they leave as the bytes that they came as.
+        temporary.write_text(text, encoding="utf-8", errors="surrogateescape", newline="")
     return answers
 
 

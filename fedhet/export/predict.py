@@ -4,25 +4,27 @@ Files are read as a run reads them. What a model takes stands in its card (colum
 length, scale), so that a file without classes and clients will do.
 """
 
+import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedhet.config.schema import RunConfig
+from fedhet.clients.base import PREPARATION, MethodClient
 from fedhet.data import rows
 from fedhet.data.formats import NPZ_SUFFIXES, holds
 from fedhet.data.images import SCAN, decode_all, files_below, is_image, losses, to_pixels
-from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TABLE, TOKENS, Examples, Form, Inputs
+from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TABLE, TOKENS, Encoded, Examples, Form, Inputs
 from fedhet.data.keys import Classes, need
+from fedhet.data.preparation import preparation
 from fedhet.data.rows import NoHeader, RowFile, open_rows
 from fedhet.data.signals import AXES, TARGETS, Npz, cut_recordings, finite, small_numbers
 from fedhet.data.sources import as_pixels
@@ -39,18 +41,60 @@ _Piece = tuple[list[str], Examples, pd.Series | None]
 _FILES = {SIGNAL: "NPZ or CSV", TABLE: "CSV or Parquet", TOKENS: "CSV or Parquet"}
 
 
-class _Model(Protocol):
-    """What is needed of a :class:`fedhet.export.model.Personalised`."""
+class Personalised(nn.Module):
+    """What one client answers with: inputs (B, ...) as its models get them, to logits (B, C).
 
-    config: RunConfig
-    classes: tuple[str, ...]
-    inputs: Inputs
+    Images (B, 3, s, s) are float32 in [-1, 1]. ``prepare`` makes them of stored or raw examples.
 
-    def prepare(self, examples: Tensor) -> Tensor: ...
+    Logits and not probabilities: equal probabilities may come of different logits, and the class
+    would then not be the one that the run's accuracy counted. It owns copies of those modules and
+    tensors that the method declares for inference, and nothing else.
+    """
 
-    def window(self) -> tuple[float, float] | None: ...
+    def __init__(self, client: MethodClient) -> None:
+        super().__init__()
+        needs = client.inference_needs()
+        names = [*needs.modules, *(name for name in (PREPARATION,) if name in client.modules)]
+        modules = copy.deepcopy({name: client.modules[name] for name in names})
+        self.parts = nn.ModuleDict(modules)
+        for path in needs.without:
+            self.parts.set_submodule(path, nn.Identity())
+        for name in needs.tensors:
+            self.register_buffer(name, client.tensors[name].clone())
+        self.config = client.config
+        self.classes = tuple(client.setup.classes)
+        self.architecture = client.setup.model
+        self.inputs = client.inputs
+        encode = getattr(client.modules.get("model"), "encode", None)
+        if encode is not None:
+            pairs = {one.name: getattr(client.inputs, one.name) for one in fields(client.inputs)}
+            self.inputs = Encoded(**pairs, encode=encode)
+        self._client = copy.copy(client)
+        self._client.modules = dict(self.parts.items())
+        self.requires_grad_(requires_grad=False)
+        self.eval()
 
-    def __call__(self, inputs: Tensor) -> Tensor: ...
+    def prepare(self, examples: Tensor) -> Tensor:
+        """Return inputs (B, ...) of examples as they are stored, by what the client fitted."""
+        fitted = self.parts[PREPARATION] if PREPARATION in self.parts else preparation(self.inputs)
+        return cast("Tensor", fitted(examples))
+
+    def window(self) -> tuple[float, float] | None:
+        """Return the range of values of the scans that it was trained on; None without scans."""
+        if not self.inputs.scan:
+            return None
+        fitted = self.parts[PREPARATION]
+        return float(fitted.low), float(fitted.high)  # type: ignore[arg-type]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return logits (B, C)."""
+        # Asked for anew: a buffer is another object after .to() and while it is traced.
+        self._client.tensors = dict(self.named_buffers(recurse=False))
+        return self._client.infer(inputs)
+
+    def predict(self, examples: Any) -> Any:
+        """Return classes and probabilities of ``examples`` as a DataFrame; see :func:`classify`."""
+        return classify(self, examples).frame
 
 
 @dataclass(frozen=True)
@@ -68,7 +112,7 @@ class Answers:
     metrics: Mapping[str, float]
 
 
-def classify(model: _Model, examples: Any) -> Answers:
+def classify(model: Personalised, examples: Any) -> Answers:
     """Return the classes and probabilities of examples.
 
     ``examples`` are a DataFrame with the columns of the training data (also a dict of columns, or a
@@ -118,22 +162,21 @@ def classify(model: _Model, examples: Any) -> Answers:
 
 
 @torch.inference_mode()
-def _logits(model: _Model, names: Sequence[str], examples: Tensor) -> Tensor:
+def _logits(model: Personalised, names: Sequence[str], examples: Tensor) -> Tensor:
     """Return logits (B, C) of examples (B, ...) as they are stored; UserError for infinite ones."""
     inputs = model.prepare(examples)
     # The arithmetic that the accuracies are of.
     with without_denormals(), autocast(model.config, inputs.device):
         logits: Tensor = model(inputs)
-    bad = ~logits.isfinite().all(dim=1)
-    if bad.any():
+    for bad in (~logits.isfinite().all(dim=1)).nonzero():
         raise UserError(
-            f"'{one_line(names[int(bad.nonzero()[0])])}': the model's answer is not finite: check "
-            "that the numbers are in the range of the training examples"
+            f"'{one_line(names[bad])}': the model's answer is not finite: check that the numbers "
+            "are in the range of the training examples"
         )
     return logits
 
 
-def _framed(model: _Model, examples: Any) -> Any:
+def _framed(model: Personalised, examples: Any) -> Any:
     """Return one row, a dict, or an array of texts as a DataFrame; others as they are."""
     columns = list(model.inputs.columns)
     try:
@@ -153,7 +196,7 @@ def _framed(model: _Model, examples: Any) -> Any:
 class _Source:
     """Reads examples as a model wants them, and notes what is lost on the way."""
 
-    def __init__(self, model: _Model) -> None:
+    def __init__(self, model: Personalised) -> None:
         self.inputs, self.classes, self.window = model.inputs, model.classes, model.window()
         self.reading = reading_of(model.config)
         self.what = "images" if model.inputs.kind == IMAGE else "examples"

@@ -33,7 +33,7 @@ from fedhet.reports.tables import said
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedhet.export.model import Personalised
+    from fedhet.export.predict import Personalised
 
 INK = "#010101"  # stands for currentColor
 BLUE, ORANGE = "#2b7bd1", "#c8640f"  # read well on white and on dark

@@ -51,7 +51,7 @@ def test_predictions_are_those_of_the_reported_accuracy(run, tmp_path):
 
 def test_a_model_predicts_a_frame_a_path_and_an_array_alike(run, tmp_path):
     done, frame = run
-    model = done.model("1", "best")
+    model = done.model("1", best=True)
     by_frame = model.predict(frame[["sex", "age"]].set_axis(frame.index + 7))
     frame.to_csv(tmp_path / "again.csv", index=False)
     by_path = model.predict(tmp_path / "again.csv")

@@ -12,6 +12,7 @@ from helpers.products import PRODUCT, short
 from helpers.tiny import tiny
 from safetensors.torch import load_file
 
+from fedhet.cli.app import execute
 from fedhet.errors import UserError
 from fedhet.export.model import export, load_model, rebuild
 from fedhet.site.state import FileStore
@@ -97,9 +98,9 @@ def copied(run, tmp_path):
     return shutil.copytree(states(folder, config)["0"], tmp_path / "run-id" / "0")
 
 
-def fails(state, out, generation=None):
+def fails(state, out):
     with pytest.raises(UserError) as error:
-        export(state, out, generation=generation)
+        export(state, out)
     assert "\n" not in str(error.value)
     assert not out.exists() and not list(out.parent.glob(".*tmp"))
     return str(error.value)
@@ -121,15 +122,15 @@ def test_what_is_no_state_folder(run, model, copied, tmp_path):
 
 def test_what_holds_no_good_generation(copied, tmp_path):
     out = tmp_path / "m"
-    assert "generation: 7 is not in" in fails(copied, out, 7)
     newest = copied / "00000003.safetensors"
     newest.write_bytes(newest.read_bytes()[:1000])
     assert "generation 3 cannot be read" in fails(copied, out)
-    export(copied, tmp_path / "older", generation=2)
+    newest.unlink()
+    export(copied, tmp_path / "older")
     description = json.loads((copied / "client.json").read_text())
     description["classes"].append("one too many")
     (copied / "client.json").write_text(json.dumps(description))
-    assert "generation 2 does not fit" in fails(copied, out, 2)
+    assert "generation 2 does not fit" in fails(copied, out)
     for path in copied.glob("*.safetensors"):
         path.unlink()
     assert "the client has not trained" in fails(copied, out)
@@ -141,8 +142,7 @@ def test_nothing_is_overwritten(copied, tmp_path):
         export(copied, tmp_path / "m")
     assert not list((tmp_path / "m").iterdir())
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"):
-        export(copied, tmp_path / "file" / "m")
+    assert execute(["export", str(copied), "--out", str(tmp_path / "file" / "m")]) == 2
 
 
 def test_a_state_that_the_server_has_not_accepted_is_not_taken(run, tmp_path, caplog):
@@ -152,7 +152,6 @@ def test_a_state_that_the_server_has_not_accepted_is_not_taken(run, tmp_path, ca
     store.save(4, 3, store.load(3))  # trained, and its reply was lost
     assert load_model(state)[1]["generation"] == 3
     assert "generation 3 is taken" in caplog.text and "the newest is 4" in caplog.text
-    assert load_model(state, 4)[1]["generation"] == 4
     store.path(3).unlink()
     with pytest.raises(UserError, match="generation: 3, the last that the server accepted"):
         load_model(state)

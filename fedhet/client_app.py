@@ -66,7 +66,6 @@ from fedhet.site.local_data import (
 )
 from fedhet.site.privacy import UploadProtection
 from fedhet.site.state import DATA, SUM_KEY, FileStore
-from fedhet.strategies.base import MethodStrategy
 from fedhet.sums import client as sums
 from fedhet.sums.client import SumNotes, cannot_prove
 from fedhet.sums.masks import SumTerms
@@ -151,18 +150,16 @@ class Request:
         set_process(self.config)
         self.simulated = is_simulated()
         self.method = find_method(self.config.method)
+        self.summing = self.method.strategy  # what the method says of its sums
         self.limits.check("max_download_bytes", message_bytes(message))
         self.what = read_instruction(message, self.config)
-        if not self.what.refused:
-            self._check_limits(history)
-
-    def _check_limits(self, history: History) -> None:
-        """Raise Refused for a limit that the run breaks, or whose means are missing here."""
-        config, shares = self.config, self.method.client.shares_model
+        if self.what.refused:
+            return
         if not self.simulated:
             check_means(self.limits, history, lambda: cannot_prove(self.node))
             self.limits.check("max_disk", folder_size(state_root(self.node)))
-        check_run(self.limits, Asked(config, shares, history, self.what.experiment))
+        shares = self.method.client.shares_model
+        check_run(self.limits, Asked(self.config, shares, history, self.what.experiment))
 
     def data(self) -> LocalData:
         """Return this client's id and examples, without classes that are too rare to take part."""
@@ -222,27 +219,16 @@ class Request:
             raise Refused("this run began with secure-sum=masked, which is now off")
         return store
 
-    @property
-    def summing(self) -> type[MethodStrategy[Any]]:
-        """What the method says of its sums."""
-        return self.method.strategy
-
     def client(
         self, protection: UploadProtection | None = None, data: LocalData | None = None
     ) -> MethodClient[Any]:
         """Return the method's client, for this message."""
         data, device = data or self.data(), self.device()
         setup = Setup(
-            config=self.config,
-            data=data,
-            classes=self.what.classes,
-            model=self.model(data),
-            device=device,
-            store=self.store(data.client),
-            simulated=self.simulated,
-            limits=self.limits,
+            self.config, data, self.what.classes, self.model(data), device,
+            self.store(data.client), simulated=self.simulated, limits=self.limits,
             protection=protection or UploadProtection(),
-        )
+        )  # fmt: skip
         return self.method.client(setup)
 
     def sum_notes(self, client: str = "") -> SumNotes:
@@ -315,13 +301,10 @@ def _check_own_choices(asked: Request, data: LocalData) -> None:
         )
     check_kind(config, data.dataset.inputs.kind)
     if node.get("model"):
+        of = data.dataset
         with coded(Code.MODEL), torch.random.fork_rng(devices=[]):
-            build_model(
-                str(node["model"]),
-                classes=len(data.dataset.classes),
-                d=config.representation,
-                inputs=data.dataset.inputs,
-            )
+            width = config.representation
+            build_model(str(node["model"]), classes=len(of.classes), d=width, inputs=of.inputs)
 
 
 def train(asked: Request) -> Reply:
@@ -340,19 +323,16 @@ def train(asked: Request) -> Reply:
         reply = part.trained(what, own, client.saved_digest)
     asked.limits.check("max_upload_bytes", sum(array.nbytes for array in reply.arrays))
     seconds = time.monotonic() - started
-    figures = ", ".join(
+    figures = [
         f"{METRICS[name].title} {METRICS[name].text(own[key])}"
         for name in dict.fromkeys(["accuracy", asked.config.metric])
         if not math.isnan(own.get(key := f"test_{name}", math.nan))
-    )
-    said = f"test {figures}" if figures else "not evaluated"
-    _say(
-        lambda: (
-            f"round {what.round}: {said}, {seconds:.1f} s, "
-            f"{message_bytes(message):,} bytes received, "
-            f"{message_bytes(answer(message, reply)):,} sent"
-        )
-    )
+    ]
+    _say(lambda: (
+        f"round {what.round}: {'test ' * bool(figures)}{', '.join(figures) or 'not evaluated'}, "
+        f"{seconds:.1f} s, {message_bytes(message):,} bytes received, "
+        f"{message_bytes(answer(message, reply)):,} sent"
+    ))  # fmt: skip
     return reply
 
 

@@ -156,8 +156,7 @@ def partition(
     session.announce(loaded, tell)
     loaded = session.resolve_clients(loaded)
     dataset, dealt = load_partition(loaded, loaded.clients)
-    notes, warnings = session.remarks(dataset, dealt)
-    for line in (*notes, *warnings):
+    for line in session.remarks(dataset, dealt):
         tell(line)
     counts, what = dealt.counts(dataset.labels, len(dataset.classes)), noun(loaded.dataset)
     columns: Sequence[str] = dataset.classes

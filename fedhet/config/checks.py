@@ -134,53 +134,58 @@ def check_cells(configs: Iterable[RunConfig], given: Mapping[str, Any]) -> list[
 
 def check_combinations(config: RunConfig) -> None:
     """Raise UserError for settings that are fine alone and impossible together."""
-    method, kind = find_method(config.method), kind_of(config.dataset)
-    strategy, named = method.strategy, f"is not allowed with method={config.method}"
-    _check_named(config, kind)
-    if config.partition == "file" and not config.partition_file:
-        raise UserError("partition-file: '' is not allowed: partition=file needs the path of a CSV")
-    if config.split[2] == 0:
-        raise UserError("split: its test share is 0, must be at least 1 to measure accuracy")
-    if config.name in {".", ".."}:
-        raise UserError(f"name: '{config.name}' is not allowed: it must name a folder below out")
+    strategy, kind = find_method(config.method).strategy, kind_of(config.dataset)
+    named = f"is not allowed with method={config.method}"
+    for model in config.models:
+        validate_model_name(model, kind)
+    functions = [function for _, (function,) in config.metrics]
+    foreign = next((f for f in functions if not (config.summed or is_own("metric", f))), "")
     noise = ("dp-clip", "dp-epsilon", "dp-delta")
     missing = [key for key in noise if key not in off_default(config, noise)]
-    if 0 < len(missing) < len(noise):
-        raise UserError(
-            f"{missing[0]}: 0 is not allowed: dp-clip, dp-epsilon and dp-delta are needed together"
-        )
-    # Of files it shows when they are opened: a folder of several names its clients.
-    files = (*DATASETS, "image-folder")
-    if config.partition == "natural" and kind and family(config.dataset) not in files:
-        raise UserError(
-            f"partition: 'natural' is not allowed with dataset={config.dataset}: its examples name "
-            "no client; use partition=file with a partition-file"
-        )
     tuned = TUNABLE | method_keys(config.method)
-    for key in (key for key in config.tuned if key not in tuned):
-        raise UserError(
-            f"tuned: '{key}' is not allowed: {', '.join(sorted(TUNABLE))}, or a key of the "
-            "method; runs that differ in other keys are not compared"
-        )
+    untuned = next((key for key in config.tuned if key not in tuned), "")
+    # Of files it shows when they are opened: a folder of several names its clients.
+    siteless = kind and family(config.dataset) not in {*DATASETS, "image-folder"}
+    for holds, text in (
+        (functions and config.summed,
+         "metrics: own metrics are not allowed with secure-sum: clients send sums"),
+        (foreign, f"metrics: '{foreign}' is not of the form module:function"),
+        (config.partition == "file" and not config.partition_file,
+         "partition-file: '' is not allowed: partition=file needs the path of a CSV"),
+        (config.split[2] == 0,
+         "split: its test share is 0, must be at least 1 to measure accuracy"),
+        (config.name in {".", ".."},
+         f"name: '{config.name}' is not allowed: it must name a folder below out"),
+        (0 < len(missing) < len(noise), f"{(*missing, '')[0]}: 0 is not allowed: dp-clip, "
+         "dp-epsilon and dp-delta are needed together"),
+        (config.partition == "natural" and siteless,
+         f"partition: 'natural' is not allowed with dataset={config.dataset}: its examples name "
+         "no client; use partition=file with a partition-file"),
+        (untuned, f"tuned: '{untuned}' is not allowed: {', '.join(sorted(TUNABLE))}, or a key "
+         "of the method; runs that differ in other keys are not compared"),
+    ):  # fmt: skip
+        if holds:
+            raise UserError(text)
     if config.clients:
         check_replies(config)
     if strategy.shares_small_model:
         small_name(config, kind)
     check_kind(config, kind)
-    if config.aggregation not in strategy.aggregations:
-        raise UserError(
-            f"aggregation: '{config.aggregation}' {named}, which combines uploads itself; "
-            f"allowed: {', '.join(strategy.aggregations)}"
-        )
-    if config.summed and strategy.not_summed:
-        raise UserError(f"secure-sum: '{config.secure_sum}' {named}: {strategy.not_summed}")
-    for why, holds in {
-        "the sum of a round is that of its members": config.summed,
-        "a median or trimmed mean has no weights": config.aggregation != "mean",
-        "its server uses no weights of uploads": not strategy.weighs_late,
-    }.items():
-        if config.late == "next" and holds:
-            raise UserError(f"late: 'next' {named}: {why}")
+    allowed = ", ".join(strategy.aggregations)
+    for holds, text in (
+        (config.aggregation not in strategy.aggregations, f"aggregation: '{config.aggregation}' "
+         f"{named}, which combines uploads itself; allowed: {allowed}"),
+        (config.summed and strategy.not_summed,
+         f"secure-sum: '{config.secure_sum}' {named}: {strategy.not_summed}"),
+        (config.late == "next" and config.summed,
+         f"late: 'next' {named}: the sum of a round is that of its members"),
+        (config.late == "next" and config.aggregation != "mean",
+         f"late: 'next' {named}: a median or trimmed mean has no weights"),
+        (config.late == "next" and not strategy.weighs_late,
+         f"late: 'next' {named}: its server uses no weights of uploads"),
+    ):  # fmt: skip
+        if holds:
+            raise UserError(text)
     strategy.check_aggregate(config)
     strategy.check_config(config, config.params)
 
@@ -195,17 +200,6 @@ def check_kind(config: RunConfig, kind: str) -> None:
     fitting = of.get(config.augment, kind)
     if kind not in {"", fitting}:
         raise UserError(f"augment: '{config.augment}' {where}: it is for {fitting}s")
-
-
-def _check_named(config: RunConfig, kind: str) -> None:
-    """Raise UserError for unknown models, and for metrics that cannot be computed or sent."""
-    for model in config.models:
-        validate_model_name(model, kind)
-    if config.metrics and config.summed:
-        raise UserError("metrics: own metrics are not allowed with secure-sum: clients send sums")
-    for _, (function,) in config.metrics:
-        if not is_own("metric", function):
-            raise UserError(f"metrics: '{function}' is not of the form module:function")
 
 
 def check_replies(config: RunConfig) -> None:

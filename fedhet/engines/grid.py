@@ -199,6 +199,14 @@ def device_of(worker: int, gpus: int) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": names[worker % gpus]}
 
 
+def _order(launch: Launch, text: str) -> dict[str, Any]:
+    """Return what a process that answers messages is told first."""
+    return {
+        "text": text, "nodes": launch.config.clients, "log": str(launch.folder.log),
+        "cwd": os.getcwd(), "objects": packed_objects(launch.config),
+    }  # fmt: skip
+
+
 class WorkerPool:
     """Worker processes on this machine, one message each at a time.
 
@@ -208,10 +216,7 @@ class WorkerPool:
     def __init__(self, launch: Launch, text: str, server: ForkServer) -> None:
         """Start the workers, which takes some seconds. The pool then owns ``server``."""
         count, self._gpus = processes(launch.config)
-        self._order = {
-            "text": text, "nodes": launch.config.clients, "log": str(launch.folder.log),
-            "cwd": os.getcwd(), "objects": packed_objects(launch.config),
-        }  # fmt: skip
+        self._order = _order(launch, text)
         self._server = server
         self._waiting: deque[Message] = deque()
         self._running: dict[Worker, Message] = {}
@@ -249,7 +254,6 @@ class WorkerPool:
         return replies
 
     def _dispatch(self) -> None:
-        """Give each worker that is ready and has nothing to do the next message."""
         for worker in self._workers:
             if self._waiting and worker.pid and worker not in self._running:
                 self._give(worker, self._waiting.popleft())
@@ -299,19 +303,14 @@ class WorkerPool:
 # --- Ray ----------------------------------------------------------------------------------------
 
 
-_TOKEN = secrets.token_hex(32)  # Ray takes one for a process
-
-
-def _own_ray() -> dict[str, str]:
-    """Return the environment of a private Ray: on 127.0.0.1, refusing all without its token."""
-    return {
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # or it binds to all addresses, on every system
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": _TOKEN,
-        "RAY_worker_niceness": "0",  # Ray would put training behind everything else (15)
-        "RAY_prestart_worker_first_driver": "0",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns about this at every start
-    }
+_OWN_RAY = {  # of a private Ray: on 127.0.0.1, refusing all without its token
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # or it binds to all addresses, on every system
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),  # Ray takes one for a process
+    "RAY_worker_niceness": "0",  # Ray would put training behind everything else (15)
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns about this at every start
+}
 
 
 class RayTasks:
@@ -325,7 +324,7 @@ class RayTasks:
         words: dict[str, Any] = {}
         self._running: dict[Any, Message] = {}
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_environment({} if joined else _own_ray()))
+            stack.enter_context(_environment({} if joined else _OWN_RAY))
             self._ray = ray = import_module("ray")  # takes a second, and reads its environment
             # Ray would put the working folder first in a task's `sys.path`, where a user's
             # `queue.py` would hide Python's. Ray has no public option against this.
@@ -349,11 +348,8 @@ class RayTasks:
             # the server names, so that changes nothing.
             remote = ray.remote(num_cpus=config.threads, num_gpus=share, max_retries=1)
             self._task = remote(_answer)
-            self._order = ray.put({
-                "text": text, "nodes": config.clients, "log": str(launch.folder.log),
-                "cwd": os.getcwd(), "path": tuple(path for path in sys.path if path),
-                "objects": packed_objects(config),
-            })  # fmt: skip
+            path = tuple(path for path in sys.path if path)
+            self._order = ray.put(_order(launch, text) | {"path": path})
             self._stack = stack.pop_all()
 
     def submit(self, message: Message) -> None:
@@ -410,7 +406,6 @@ def _start_ray(ray: Any, words: Mapping[str, Any]) -> None:
 
 
 def _answer(order: Mapping[str, Any], message: Message) -> Message:
-    """Answer one message in a process of Ray's."""
     contexts, objects, log = _prepared(**order)
     # Not for the whole process: Ray prints a line of its own before each task.
     with giving(objects), contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
@@ -421,7 +416,7 @@ def _answer(order: Mapping[str, Any], message: Message) -> Message:
 def _prepared(
     text: str, nodes: int, log: str, cwd: str, path: tuple[str, ...], objects: bytes
 ) -> tuple[dict[int, Context], dict[str, Any], TextIO]:
-    """Set up a process of Ray's, once: where modules of the user's lie, and the run's log."""
+    """Set up a process of Ray's, once."""
     with contextlib.suppress(OSError):  # another machine need not have it
         os.chdir(cwd)
     sys.path += [folder for folder in path if folder not in sys.path]
@@ -458,7 +453,6 @@ def _write_proof(path: str) -> None:
 
 @contextlib.contextmanager
 def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Change the environment within this block, for the processes that Ray starts."""
     before = dict(os.environ)
     os.environ.update({**QUIET, **direct(), **changes})
     try:
@@ -472,8 +466,6 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
 
 
 class _Tee:
-    """Writes to the console and to ``log.txt``."""
-
     def __init__(self, console: TextIO, log: IO[str]) -> None:
         self.console, self.log = console, log
 

@@ -80,19 +80,19 @@ def start(
         config = config.model_copy(update={"engine": "ray"})
         notes = [*notes, "engine=ray, since RAY_ADDRESS is set"]
     check(config, console, connection)
-    lines, warnings, data = list[str](), list[str](), ""
+    lines, data = [f"note: {one}" for one in notes], ""
     if connection is None:
         config = resolve_clients(config)
         dataset, partition = check_simulation(config)
         data = dataset.digest
-        lines, warnings = remarks(dataset, partition)
+        lines += remarks(dataset, partition)
         counts = partition.counts(dataset.labels, len(dataset.classes)).sum(axis=0).tolist()
         if line := imbalance(config, dict(zip(dataset.classes, counts, strict=True))):
-            warnings.append(f"warning: {line}")
+            lines.append(f"warning: {line}")
     with interruptible():
         folder = RunFolder.create(config, default_name, data)
         with folder.log.open("a", encoding="utf-8") as log:
-            for line in (*lines, *(f"note: {one}" for one in notes), *warnings):
+            for line in lines:
                 console.say(line)
                 print(f"fedhet {line}", file=log)
         try:
@@ -138,8 +138,8 @@ def resume(
         folder.check_data(dataset.digest)
     for line in checks.check_idle(config, changes, deployed=connection is not None):
         console.say(f"note: {line}")
+    launch = Launch(config, folder, resume=True, on_round=on_round)
     with interruptible():
-        launch = Launch(config, folder, resume=True, on_round=on_round)
         _run(launch, console, connection, accept_lost=accept_lost)
     return folder
 
@@ -214,15 +214,21 @@ def check(
     if config.engine == "inline":
         raise UserError("engine: 'inline' is not possible with --superlink: nodes are the clients")
     check_no_weights(config)  # the nodes bring their own data, models and devices
-    check_declared(config)
+    if config.dataset in ("table", "texts") and not config.target:
+        raise UserError("target: '' is not allowed on a network: name the class column")
+    if bare := [name for name, values in config.categories if not values]:
+        raise UserError(
+            f"categories: '{bare[0]}' needs its values on a network, such as "
+            f"categories={{{bare[0]}: [a, b]}}, since sites do not learn them from each other"
+        )
     server_folder(connection).check_running(patience, console.say)
 
 
-def remarks(dataset: Dataset, partition: Partition) -> tuple[list[str], list[str]]:
+def remarks(dataset: Dataset, partition: Partition) -> list[str]:
     """Return the notes and the warnings on data and how they are dealt."""
     repeats = dataset.about_repeats(partition.clients)
     warnings = [*dataset.warnings, *partition.warnings, *repeats]
-    return [f"note: {one}" for one in dataset.notes], [f"warning: {one}" for one in warnings]
+    return [f"note: {one}" for one in dataset.notes] + [f"warning: {one}" for one in warnings]
 
 
 def announce(config: RunConfig, say: Callable[[str], None]) -> None:
@@ -234,17 +240,18 @@ def announce(config: RunConfig, say: Callable[[str], None]) -> None:
 
 def _check_resumable(folder: RunFolder, config: RunConfig) -> None:
     """Raise UserError if nothing is left to do, or nothing is there to go on from."""
-    completed = folder.read_summary().get("status") == "completed"
-    records = folder.read_rounds()  # whether they are what was written is seen to later
+    started, records = folder.started_config(), folder.read_rounds()
     finished = records[-1]["round"] if records else 0
     if config.rounds < finished:
         raise UserError(f"rounds: {config.rounds} is not allowed: {finished} are finished already")
-    if completed and config.rounds == (finished or folder.started_config()["rounds"]):
+    if folder.read_summary().get("status") != "completed":
+        return
+    if config.rounds == (finished or started["rounds"]):
         raise UserError(
             f"run '{folder.path}' is completed; to add rounds, give rounds=N with N > "
             f"{config.rounds}"
         )
-    if completed and not folder.started_config().get("keep-state", True):
+    if not started.get("keep-state", True):
         raise UserError(
             f"run '{folder.path}' cannot be resumed: keep-state=false deleted the clients' states "
             "at its end"
@@ -266,10 +273,9 @@ def _run(
                 progress.note(f"sending the run to '{connection}' ...")
                 submit_remote(launch, connection, progress.update, progress.note)
             else:
-                inline, ray = config.engine == "inline", "Ray: " * (config.engine == "ray")
-                where = (
-                    "in this process" if inline else f"{processes(config)[0]} training process(es)"
-                )
+                where = f"{processes(config)[0]} training process(es)"
+                where = "in this process" if config.engine == "inline" else where
+                ray = "Ray: " * (config.engine == "ray")
                 progress.note(f"starting {ray}{config.clients} clients, {where} ...")
                 launch.write_config()
                 simulate(launch, progress.update)
@@ -308,18 +314,6 @@ def resolve_clients(config: RunConfig) -> RunConfig:
     elif not config.clients and (config.partition == "natural" or says_clients(config.partition)):
         clients = len(reload_partition(config, 0)[1].ids)
     return config.model_copy(update={"clients": clients})
-
-
-def check_declared(config: RunConfig) -> None:
-    """Raise UserError for what a node of a network must not learn from its own files."""
-    if config.dataset in ("table", "texts") and not config.target:
-        raise UserError("target: '' is not allowed on a network: name the class column")
-    for name, values in config.categories:
-        if not values:
-            raise UserError(
-                f"categories: '{name}' needs its values on a network, such as "
-                f"categories={{{name}: [a, b]}}, since sites do not learn them from each other"
-            )
 
 
 def check_simulation(config: RunConfig) -> tuple[Dataset, Partition]:

@@ -20,17 +20,13 @@ FIRST_NODE = 100  # first node id; no code may confuse node ids with client ids
 
 
 def contexts_of(text: str, nodes: int) -> dict[int, Context]:
-    """Return Flower's context of each node, by its id."""
+    """Return Flower's context of each node, by its id; ``text`` is the run's envelope."""
     be_one_process()
-    return {
-        FIRST_NODE + k: _context(text, FIRST_NODE + k, {"partition-id": k, "num-partitions": nodes})
-        for k in range(nodes)
-    }
-
-
-def _context(text: str, node: int, node_config: Mapping[str, int]) -> Context:
-    """Return a context whose run config is the run's envelope."""
-    return Context(1, node, dict(node_config), RecordDict(), {"config": text}, series_id=0)
+    contexts = {}
+    for k in range(nodes):
+        node, about = FIRST_NODE + k, {"partition-id": k, "num-partitions": nodes}
+        contexts[node] = Context(1, node, about, RecordDict(), {"config": text}, series_id=0)
+    return contexts
 
 
 def answered(

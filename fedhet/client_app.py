@@ -184,7 +184,8 @@ class Request:
             return
         store, own = self.store(data.client), {"digest": data.dataset.digest}
         note = store.read_note(DATA)
-        if note not in (None, own):
+        lost = note is None and self.what.generation > 0 and store.generations()  # but no note
+        if note not in (None, own) or lost:
             raise Refused(
                 "this node's data are not those that it had in this run: give them back, or begin "
                 "anew with fedhet node --new-data", Code.DATA, "other data than before",

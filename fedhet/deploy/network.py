@@ -18,7 +18,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from fedhet.deploy.certs import RENEW, read_certificate, read_key, validity
+from fedhet.deploy.certs import RENEW, read_certificate, read_key
 from fedhet.errors import UserError, one_line
 from fedhet.files import parse_object
 from fedhet.protocol.flower import activate, deactivate, refusal_codes
@@ -27,9 +27,7 @@ NEVER = 0.0  # seconds; a heartbeat interval that is out of every server's bound
 UNAUTHORIZED = 401
 TIMEOUT = 60.0  # seconds for a server that is busy
 TOLD_AFTER = 10.0  # seconds of waiting after which a line is printed
-OTHER_TIME = (9, 10)  # OpenSSL's codes of a certificate that is not valid now
-OTHER_NAME = (62, 64)  # of one for another host name or address
-OTHER_CA = "other-ca"  # code of the error for which waiting does not help
+REFUSED = "refused"  # code of the error of a certificate, for which waiting seldom helps
 KINDS = ("https", "all", "http")  # of proxies; the last is never used for TLS
 PORTS = 1 << 16
 PROXY = re.compile(
@@ -111,7 +109,7 @@ def reach(server: str, ca: Path) -> httpx.Response:
     """Make a request without effect at ``host:port``, and return the answer.
 
     Raises UserError with the reason for a server that cannot be reached, with the code
-    ``OTHER_CA`` for the certificate of another CA.
+    ``REFUSED`` for its certificate.
     """
     via(server)
     try:
@@ -122,7 +120,9 @@ def reach(server: str, ca: Path) -> httpx.Response:
         raise UserError(f"{server} cannot be reached{via(server)}: it answers {error}") from error
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         if (cause := _refused(error)) is not None:
-            raise _certificate(cause, server, ca) from error
+            text = f"the server's certificate is refused: {cause.verify_message}{via(server)}"
+            need = f"it must be from the CA in '{ca}', for this name, and valid ({RENEW})"
+            raise UserError(f"{server}: {text}: {need}", REFUSED) from error
         text = str(error) or type(error).__name__
         if "WRONG_VERSION_NUMBER" in text:  # OpenSSL's words for an answer in plain text
             text = "it answers without TLS, so it is not `fedhet server`"
@@ -138,19 +138,6 @@ def _refused(error: BaseException | None) -> ssl.SSLCertVerificationError | None
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
         error = error.__cause__ or error.__context__
     return error
-
-
-def _certificate(error: ssl.SSLCertVerificationError, server: str, ca: Path) -> UserError:
-    """Return what is wrong with the server's certificate."""
-    if reason := validity(read_certificate(ca)):
-        return UserError(f"the CA's certificate '{ca}' {reason}")
-    about = f"{error.verify_message}{via(server)}"
-    if error.verify_code in OTHER_NAME:
-        return UserError(f"{server}: the server's certificate is for another name: {about}")
-    if error.verify_code in OTHER_TIME:
-        return UserError(f"{server}: the server's certificate: {about}; {RENEW}, or set the clock")
-    text = f"{server}: the server's certificate is not from the CA in '{ca}': {about}"
-    return UserError(text, OTHER_CA)
 
 
 def read_ca(path: Path) -> bytes:

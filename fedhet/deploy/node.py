@@ -30,7 +30,7 @@ from flwr.app import Context, Error, Message
 
 from fedhet.deploy import bundle
 from fedhet.deploy.certs import Certificates
-from fedhet.deploy.network import OTHER_CA, Waiting, knows, leave, reach
+from fedhet.deploy.network import REFUSED, Waiting, knows, leave, reach
 from fedhet.engines.system import QUIET, end_with_maker, environment, free_ports, guarded, script
 from fedhet.errors import UserError, brief
 from fedhet.protocol.flower import ENDED, OTHER_CODE, Task, Tasks, be_task
@@ -233,7 +233,7 @@ class Node:
                 reach(self.plan.server, self.plan.ca)
                 break
             except UserError as error:
-                if error.code == OTHER_CA and not self._joined:
+                if error.code == REFUSED and not self._joined:
                     raise
                 waiting.failed(str(error))
             time.sleep(RETRY)

@@ -5,13 +5,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
 
 import torch
 
-from fedhet.config.load import build_config
-from fedhet.config.registry import find_method
+from fedhet.config.registry import METHODS
 from fedhet.config.schema import RunConfig
 from fedhet.data.cache import open_dataset
 from fedhet.data.formats import NPZ_SUFFIXES, ROW_SUFFIXES, find_files, holds
@@ -24,22 +22,11 @@ from fedhet.deploy.node import NodePlan
 from fedhet.errors import Refused, UserError, nearest, one_line
 from fedhet.files import check_folder, folder_size, read_tensors
 from fedhet.models.names import FOLDER, folder_of, parse, validate_model_name
-from fedhet.site.limits import (
-    SUM_MIN,
-    Asked,
-    History,
-    Limits,
-    check_means,
-    check_run,
-    read_limits,
-    state_root,
-)
+from fedhet.site.limits import History, check_means, read_limits, state_root
 from fedhet.site.local_data import choose_device
-from fedhet.site.privacy import epsilon_of
 from fedhet.sums.client import cannot_prove
 
 ENOUGH = 1 << 30  # bytes free for states and caches
-DELTA = 1e-5  # of a run that is thought of to see whether there can be one
 ERRORS = (UserError, OSError, ValueError, RuntimeError)
 AHEAD, BEHIND = 5.0, 300.0  # seconds by which the clock of a signature may differ (Flower)
 
@@ -90,33 +77,10 @@ def _limits(plan: NodePlan) -> str:
     for name in limits.modules or ():
         if find_spec(name.partition(".")[0]) is None:
             raise UserError(f"--limits: modules: '{name}' is not installed here")
+    for name in {*(limits.methods or ())} - {*METHODS}:
+        raise UserError(f"--limits: methods: '{name}' is unknown{nearest(name, METHODS)}")
     limits.check("max_disk", folder_size(state_root(plan.config)))
-    _check_some_run(limits, history)
     return str(path or "none: --write-limits FILE drafts them")
-
-
-def _check_some_run(limits: Limits, history: History) -> None:
-    """Raise UserError if no run could keep all limits, as by two that contradict each other."""
-    spent, least = history.epsilon(""), max(limits.min_noise or 0, limits.min_sum_noise or 0)
-    history.new = True
-    left = [limits.total_epsilon - spent] if limits.total_epsilon else []
-    left += [epsilon_of(0.999 / least, DELTA)] if least else []
-    noise = {"dp-clip": 1, "dp-epsilon": max(1e-3, min(left)), "dp-delta": DELTA} if left else {}
-    told = {"target": limits.target, "classes": limits.classes, "group": limits.group,
-            "labels": dict(limits.labels or ())}  # fmt: skip
-    values = noise | {key: value for key, value in told.items() if value}
-    values |= {"dataset": "table", "clients": max(SUM_MIN, limits.min_sum or 0), "rounds": 1,
-               "local-epochs": 1, "models": "mlp-1"}  # fmt: skip
-    values |= {k: some if k in {"gaps", "columns"} else some[0] for k, some in limits.form or ()}
-    methods, errors = limits.methods or ("fedssa",), list[UserError]()
-    for method, summed in product(methods, ("off", "masked")):
-        shares = find_method(method).client.shares_model
-        try:
-            config = build_config({**values, "method": method, "secure-sum": summed})
-            return check_run(limits, Asked(config, shares, history))
-        except UserError as error:
-            errors.append(error)
-    raise UserError(f"--limits: no run could keep all of them: {errors[-1]}")
 
 
 def answers(plan: NodePlan) -> list[str]:

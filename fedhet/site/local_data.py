@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -110,33 +109,17 @@ def open_examples(config: RunConfig, name: str, path: str, *, declared: bool = F
     return dataset
 
 
+@lru_cache(maxsize=2)
 def load_partition(config: RunConfig, clients: int) -> tuple[Dataset, Partition]:
-    """Return the pooled dataset and its partition, kept until one of their files changes.
-
-    A file inside a folder is looked at by :func:`reload_partition` only: messages ask this.
-    """
-    return _partition(config, clients, _age(config.data_path), _age(config.partition_file))
+    """Return the pooled dataset and its partition, which are kept: messages ask this."""
+    dataset = load_dataset(config)
+    return dataset, make_partition(dataset, config.model_copy(update={"clients": clients}))
 
 
 def reload_partition(config: RunConfig, clients: int) -> tuple[Dataset, Partition]:
-    """Return :func:`load_partition` of the files as they are now."""
-    _partition.cache_clear()
+    """Return :func:`load_partition` of the files as they are now, as a new run wants them."""
+    load_partition.cache_clear()
     return load_partition(config, clients)
-
-
-def _age(path: str) -> tuple[int, int]:
-    """Return what changes with a file; zeros where there is none."""
-    try:
-        found = Path(path).expanduser().stat()
-    except (OSError, RuntimeError):
-        return 0, 0
-    return (found.st_mtime_ns, found.st_size) if path else (0, 0)
-
-
-@lru_cache(maxsize=2)
-def _partition(config: RunConfig, clients: int, *_: tuple[int, int]) -> tuple[Dataset, Partition]:
-    dataset = load_dataset(config)
-    return dataset, make_partition(dataset, config.model_copy(update={"clients": clients}))
 
 
 def load_local(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -> LocalData:

@@ -113,7 +113,7 @@ def test_a_key_that_nobody_registered_and_a_false_ca_are_told_so(federation):
     where = (*federation.at("--server"), "--partition", "0/1")
     foreign = federation.start("foreign", "node", "other/clients/x", "--ca", "tls/ca.crt", *where)
     false = federation.do("node", "tls/clients/0", "--ca", "other/ca.crt", *where, "--state", "f")
-    assert false.returncode == 2 and "is not from the CA in" in false.stderr
+    assert false.returncode == 2 and "it must be from the CA in" in false.stderr
     wait_for(lambda: foreign.said("does not know this key"), "it says why")
     # Isolated, since a program that it started would hold its output, and it would not be reaped.
     keyless = [script("flower-supernode"), "--root-certificates", "tls/ca.crt", "--superlink",

@@ -37,7 +37,7 @@ def test_a_renewal_is_taken_up_and_a_new_ca_is_waited_for(tmp_path):
         for name in ("ca.crt", "server.pem", "server.key"):
             shutil.copy(tmp_path / "other" / name, tmp_path / "tls" / name)
         federation.start_server()
-        wait_for(lambda: nodes[2].said("is not from the CA in"), "it says what it waits for")
+        wait_for(lambda: nodes[2].said("it must be from the CA in"), "it says what it waits for")
         admitted = nodes[2].said("admitted by")
         shutil.copy(tmp_path / "other" / "ca.crt", own)
         wait_for(lambda: nodes[2].said("admitted by") > admitted, "it is let in again")

@@ -241,13 +241,14 @@ def test_the_history_names_all_that_a_run_was_sent_each_once(tmp_path):
     )
 
 
-def test_other_data_are_noticed_until_the_node_begins_anew(tmp_path):
+@pytest.mark.parametrize("known", ['{"digest": "of other data"}', None])
+def test_other_data_are_noticed_until_the_node_begins_anew(tmp_path, known):
     """A masked run tells no counts: only the node itself can see that its data are others."""
 
     def change(number, message, reply):
         if number == 1 and message.metadata.message_type == "train":
-            (note,) = (tmp_path / "states" / "101").glob("*/1/data.json")
-            note.write_text('{"digest": "of other data"}')
+            for note in (tmp_path / "states" / "101").glob("*/1/data.json"):
+                note.write_text(known) if known else note.unlink()
         return reply
 
     config = tiny(tmp_path, rounds=2, secure_sum="masked", sum_min=2)

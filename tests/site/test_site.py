@@ -27,16 +27,6 @@ def test_another_run_in_the_same_process_gets_its_own_images(tmp_path) -> None:
     assert sizes[0] == sizes[2] != sizes[1]
 
 
-def test_a_partition_file_that_changed_is_read_again(tmp_path) -> None:
-    file = tmp_path / "p.csv"
-    config = small(tmp_path, clients=2, partition="file", partition_file=str(file))
-    for count in (5, 20):
-        lines = [f"{k},{k % 2},{'test' if k >= 2 * count else 'train'}" for k in range(60)]
-        file.write_text("path,client,split\n" + "\n".join(lines) + "\n")
-        data = load_local(config, {"partition-id": 1, "num-partitions": 2}, simulated=True)
-        assert len(data.split.train) == count
-
-
 def test_nodes_bring_a_csv_each_in_any_order_and_who_lacks_a_column_is_refused(tmp_path) -> None:
     rows = [f"{40 + k},{'' if k % 7 else 2.5},{'fm'[k % 2]},{k % 2}" for k in range(140)]
     frame = pd.read_csv(StringIO("\n".join(["age,ca,sex,num", *rows])))

@@ -19,6 +19,7 @@ PAGES = [
 ROOMS = "benchmarks|clients|configs|docker|examples|fedhet|strategies|tests"
 FILES = re.compile(rf"\b((?:{ROOMS})/[\w./-]+\.(?:py|yaml|md))\b")
 PROGRAMS = re.compile(r"python -m (benchmarks\.\w+)")
+TESTS = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 BARE = re.compile(r"`(test_(?!my_)\w+\.py)`")  # `my_method` is the reader's own
 
 
@@ -29,6 +30,9 @@ def test_every_file_that_a_page_names_is_there():
         named = [name for name in FILES.findall(text) if "NAME" not in name]
         named += [f"{program.replace('.', '/')}.py" for program in PROGRAMS.findall(text)]
         lost += [f"{page.name}: {name}" for name in named if not (ROOT / name).exists()]
+        for name, test in TESTS.findall(text):
+            if not re.search(rf"^def {test}\(", (ROOT / name).read_text(encoding="utf-8"), re.M):
+                lost.append(f"{page.name}: {name}::{test}")
         bare = BARE.findall(text)
         lost += [f"{page.name}: {name}" for name in bare if not any(ROOT.glob(f"tests/**/{name}"))]
     assert lost == []

@@ -104,9 +104,6 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
         Path | None,
         typer.Option(help="this site's examples: a table, an NPZ, or images <class>/<image>"),
     ] = None,
-    split: Annotated[
-        Path | None, typer.Option(help="CSV path,client,split: train, val or test of each image")
-    ] = None,
     partition: Annotated[
         str | None, typer.Option(help="K/N: instead of --data, share K of a public data set")
     ] = None,
@@ -154,7 +151,6 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
         raise UserError("--server: give HOST:PORT of `fedhet server`")
     config = _images(data, partition, own)
     extra: dict[str, object] = {"state-dir": home, "model": _model(model), "device": device}
-    extra["split-file"] = _file(split, "--split") if split else None
     extra["limits"] = _file(limits, "--limits") if limits else None
     config |= {option: str(value) for option, value in extra.items() if value}
     key, ca = _file(key, "KEY"), _ca(key, ca)

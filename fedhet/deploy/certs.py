@@ -215,9 +215,8 @@ class _Authority:
     @classmethod
     def new(cls, key: EllipticCurvePrivateKey | None = None) -> "_Authority":
         """Make a new one, or a new certificate of the same key; it signs itself."""
-        key, name = key or generate_private_key(SECP384R1()), _subject("fedhet CA")
-        unsigned = _unsigned(name, name, key.public_key(), _after(CA_DAYS), ca=True)
-        return cls(unsigned.sign(key, SHA384()), key)
+        key = key or generate_private_key(SECP384R1())
+        return cls(_signed("fedhet CA", key.public_key(), _after(CA_DAYS), key, None), key)
 
     @classmethod
     def read(cls, places: CertificateFolder) -> "_Authority":
@@ -247,30 +246,33 @@ class _Authority:
     ) -> bytes:  # fmt: skip
         until = min(_after(days), self.certificate.not_valid_after_utc)  # not longer than its CA
         own = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
-        unsigned = _unsigned(_subject(name), self.certificate.subject, public, until, ca=False)
-        for extension in (own, x509.ExtendedKeyUsage([use]), *more):
-            unsigned = unsigned.add_extension(extension, critical=False)
-        return _pem(unsigned.sign(self.key, SHA384()))
+        every = own, x509.ExtendedKeyUsage([use]), *more
+        return _pem(_signed(name, public, until, self.key, self.certificate, *every))
 
 
-def _unsigned(
-    subject: x509.Name, issuer: x509.Name, public: EllipticCurvePublicKey, until: datetime, *,
-    ca: bool,
-) -> x509.CertificateBuilder:  # fmt: skip
-    """Return a certificate to be signed: a CA signs only certificates, the others handshakes."""
+def _signed(
+    name: str, public: EllipticCurvePublicKey, until: datetime, key: EllipticCurvePrivateKey,
+    ca: x509.Certificate | None, *more: x509.ExtensionType,
+) -> x509.Certificate:  # fmt: skip
+    """Return a certificate of ``ca``'s, for handshakes, or a new CA's own, which only signs."""
+    subject, own = _subject(name), ca is None
     usage = x509.KeyUsage(
-        digital_signature=not ca, key_cert_sign=ca, crl_sign=ca, content_commitment=False,
+        digital_signature=not own, key_cert_sign=own, crl_sign=own, content_commitment=False,
         key_encipherment=False, data_encipherment=False, key_agreement=False,
         encipher_only=False, decipher_only=False,
     )  # fmt: skip
-    return (
-        x509.CertificateBuilder(issuer, subject, public, x509.random_serial_number())
+    unsigned = (
+        x509.CertificateBuilder(
+            ca.subject if ca else subject, subject, public, x509.random_serial_number()
+        )
         .not_valid_before(_after(0) - _SKEW)
         .not_valid_after(until)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        .add_extension(x509.BasicConstraints(ca, path_length=0 if ca else None), critical=True)
+        .add_extension(x509.BasicConstraints(own, path_length=0 if own else None), critical=True)
         .add_extension(usage, critical=True)
     )
+    for extension in (x509.SubjectKeyIdentifier.from_public_key(public), *more):
+        unsigned = unsigned.add_extension(extension, critical=False)
+    return unsigned.sign(key, SHA384())
 
 
 def _key_files(path: Path, key: EllipticCurvePrivateKey) -> Files:

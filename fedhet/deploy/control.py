@@ -67,17 +67,6 @@ class ServerFolder:
         """Note, in the folder, that the Control API answers at 127.0.0.1:``inner``."""
         write_json(self._address, {"control": f"127.0.0.1:{inner}"})
 
-    def last_port(self) -> int:
-        """Return the last port of the Control API, to keep it in a restart; 0 if it is used."""
-        try:
-            port = int(self.control().rpartition(":")[2])
-            with socket.socket() as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(("127.0.0.1", port))
-        except (UserError, OSError):
-            return 0
-        return port
-
     def check_certificates(self) -> None:
         """Raise UserError, with file and date, for a certificate that is not valid now."""
         for path in (self.credentials.certificate, self.credentials.ca):

@@ -21,7 +21,7 @@ import httpx
 from fedhet.deploy.certs import RENEW, read_certificate, read_key
 from fedhet.errors import UserError, one_line
 from fedhet.files import parse_object
-from fedhet.protocol.flower import activate, deactivate, refusal_codes
+from fedhet.protocol.flower import BAD_INTERVAL, NO_SUCH_KEY, activate, deactivate
 
 NEVER = 0.0  # seconds; a heartbeat interval that is out of every server's bounds
 UNAUTHORIZED = 401
@@ -167,11 +167,10 @@ def knows(server: str, ca: Path, path: Path) -> bool:
             code = parse_object(answer.text)["code"]
         if answer.status_code == UNAUTHORIZED:
             raise UserError(f"{server} refuses this key's signature: the clocks differ") from error
-        bad_interval, _ = known = refusal_codes()
-        if code not in known:
+        if code not in {BAD_INTERVAL, NO_SUCH_KEY}:
             text = f"{server}: {answer.status_code} {answer.text[:100]}"
             raise UserError(text) from error
-        return bool(code == bad_interval)
+        return bool(code == BAD_INTERVAL)
     except httpx.HTTPError as error:
         raise UserError(f"{server} cannot be reached{via(server)}: {error}") from error
     raise UserError(f"{server} is not a SuperLink of Flower 1.41 or 1.42")  # it accepted that

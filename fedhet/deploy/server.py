@@ -113,7 +113,7 @@ class FederationServer:
         started: list[subprocess.Popen[bytes]] = []
         try:
             # Under the lock, since these files must describe the running server.
-            inner = self.folder.last_port() or free_ports(1)[0]
+            (inner,) = free_ports(1)
             self.folder.prepare(inner)
             self._serve(inner, started)
         finally:

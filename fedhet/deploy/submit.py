@@ -33,11 +33,7 @@ def submit_remote(
     run. UserError if the run could not even be submitted.
     """
     waiting = Waiting(f"'{superlink}'", tell)
-    try:
-        control = server_folder(superlink).connect()
-    except (UserError, RunFailed) as error:
-        raise UserError(f"superlink: '{superlink}': {error}") from error
-    with contextlib.closing(control):
+    with contextlib.closing(server_folder(superlink).connect()) as control:
         with waiting.answer():
             run_id = _submit(launch, superlink, control)
         try:

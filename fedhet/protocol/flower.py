@@ -151,6 +151,7 @@ def _version(component: str) -> Any:
     return RuntimeVersionHttpInterceptor(component_name=component)
 
 
+BAD_INTERVAL, NO_SUCH_KEY = 2003, 2004  # by which a SuperLink refuses :func:`activate`
 KNOWN_KEY = 23  # Flower's code for a public key that is registered already
 
 
@@ -410,14 +411,3 @@ class Task:
         with contextlib.suppress(Exception):
             self._client.SendTaskHeartbeat(runtime.SendTaskHeartbeatRequest())
         return True
-
-
-def refusal_codes() -> tuple[int, int]:
-    """Return the codes by which a SuperLink refuses :func:`activate`: a bad interval, all else."""
-    # why: refusals of a node are told apart by number; here, since it imports a web framework
-    from flwr.supercore.error import ApiErrorCode
-
-    return (
-        int(ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL),
-        int(ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED),
-    )

@@ -12,27 +12,20 @@ from torch import Tensor
 
 from fedhet.config.schema import RunConfig
 from fedhet.data.cache import Dataset, open_dataset
-from fedhet.data.inputs import DATASETS, HUB, IMAGE, Form, Inputs, Reading, kind_of
-from fedhet.data.partition import (
-    ClientSplit,
-    Partition,
-    check_groups,
-    make_partition,
-    read_partition_file,
-    split_client,
-)
+from fedhet.data.inputs import DATASETS, HUB, Form, Inputs, Reading
+from fedhet.data.partition import ClientSplit, Partition, check_groups, make_partition, split_client
 from fedhet.data.preparation import normalise
 from fedhet.errors import Code, Refused, UserError
 from fedhet.files import check_id
 from fedhet.models.names import FOLDER as MODEL_FOLDER
-from fedhet.models.names import SMALLEST, parse
+from fedhet.models.names import parse
 from fedhet.rng import generator
 from fedhet.training.loop import Examples, Recent
 
 DEFAULT_CLIENTS = 10  # N of `fedhet run`'s own simulation where the config says 0
 NODE_KEYS = {
     "partition-id", "num-partitions", "data-dir", "name", "model", "device", "state-dir",
-    "split-file", "limits", "key", "certificate", "ca",
+    "limits", "key", "certificate", "ca",
 }  # fmt: skip
 
 
@@ -170,11 +163,6 @@ def _private(config: RunConfig, node: Mapping[str, Any]) -> LocalData:
     """Return the client of a node's own folder of images, or of its own file."""
     name = check_id(str(node.get("name", "")), "node-config name")
     dataset = open_private(config, str(node["data-dir"]))
-    if node.get("split-file"):
-        ids, splits = read_partition_file(str(node["split-file"]), dataset.paths, 0)
-        if name not in ids:
-            raise UserError(f"split-file: '{node['split-file']}' has no line for client '{name}'")
-        return LocalData(name, 0, 0, dataset, splits[ids.index(name)])
     check_groups(dataset, config)
     every = np.arange(len(dataset.labels))
     split = split_client(every, dataset, config.split, config.data_seed, name)
@@ -221,12 +209,10 @@ def check_no_weights(config: RunConfig) -> None:
         named = parse(name)
         of_folder = named.plain.startswith(MODEL_FOLDER)
         if named.weights or of_folder:
-            other = f"a model such as '{SMALLEST[kind_of(config.dataset) or IMAGE]}'"
-            plain = other if of_folder else f"'{named.plain}'"
             own = f"{MODEL_FOLDER}FOLDER" if of_folder else f"{named.plain} weights=FILE"
             raise UserError(
                 f"models: '{name}' is not allowed on a network, where nodes read only their own "
-                f"files: name {plain}, and start the node with --model '{own}'"
+                f"files: name another model, and start the node with --model '{own}'"
             )
 
 

@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 import torch
 from helpers.pictures import write_images
-from network.federation import EXAMPLES, simulated_hash
+from network.federation import EXAMPLES, PRESET, simulated_hash
+
+from fedhet.config.load import build_config
+from fedhet.data.partition import split_client
+from fedhet.site.local_data import open_private
 
 pytestmark = pytest.mark.network
 
@@ -67,24 +71,24 @@ def test_sites_with_own_folders_and_models_equal_the_simulation_on_their_partiti
     for name, images in zip(classes, noise, strict=True):
         (tmp_path / "pool" / name).mkdir(parents=True)
         write_images(tmp_path / "pool" / name, torch.from_numpy(images))
-    lines = []
     for path in sorted((tmp_path / "pool").rglob("*.png")):
-        k, part = int(path.stem) % 3, ("train", "train", "test", "val")[int(path.stem) % 4]
-        name = path.relative_to(tmp_path / "pool").as_posix()
-        lines.append((k, f"{name},{k},{part}\n"))
-        (tmp_path / str(k) / path.parent.name).mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, tmp_path / str(k) / name)
-    everybody = tmp_path / "partition.csv"
-    everybody.write_text("path,client,split\n" + "".join(line for _, line in lines))
-    configs = {}
-    for k, model in enumerate(models):
-        own = tmp_path / f"{k}.csv"
-        own.write_text("path,client,split\n" + "".join(line for j, line in lines if j == k))
-        data = str(tmp_path / str(k))
-        configs[k] = ("--data", data, "--model", model, "--split", str(own))
-    federation.whole(configs)
+        place = tmp_path / str(int(path.stem) % 3) / path.parent.name
+        place.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, place / path.name)
     same = {"method": "fedmrl", "dataset": "image-folder", "classes": ",".join(classes),
             "rounds": 2}  # fmt: skip
+    config, configs, lines = build_config(PRESET | same), {}, ["path,client,split"]
+    for k, model in enumerate(models):
+        data = str(tmp_path / str(k))
+        configs[k] = ("--data", data, "--model", model)
+        images = open_private(config, data)
+        every = np.arange(len(images.paths))
+        split = split_client(every, images, config.split, config.data_seed, str(k))
+        for part in ("train", "val", "test"):
+            lines += [f"{images.paths[n]},{k},{part}" for n in getattr(split, part)]
+    everybody = tmp_path / "partition.csv"
+    everybody.write_text("\n".join([*lines, ""]))
+    federation.whole(configs)
     summary = federation.run("sites", **same).result()
     assert summary["failures"] == []
     assert summary["run_sha256"] == simulated_hash(

@@ -45,7 +45,7 @@ class Dataset(Content):
     """All examples of a source, with what is known of them.
 
     ``examples`` (n, ...) is a read-only memory map, of images (n, s, s, 3) uint8. ``digest`` is the
-    SHA-256 of everything that a run on it depends on: another value is another digest.
+    SHA-256 of everything that a run on it depends on.
     """
 
     examples: npt.NDArray[Any]
@@ -62,10 +62,8 @@ class Dataset(Content):
         alike = {parts[k] for k in train} & {parts[k] for k in tests}
         whole = {hash(flat[k].tobytes()) for k in train if parts[k] in alike}
         count = sum(parts[k] in alike and hash(flat[k].tobytes()) in whole for k in tests)
-        again = (
-            f"{count:,} of {len(tests):,} test examples also stand in train, equal in all values"
-        )
-        return [again] if count else []
+        again = "test examples also stand in train, equal in all values"
+        return [f"{count:,} of {len(tests):,} {again}"] if count else []
 
 
 def default_cache_dir() -> Path:
@@ -105,10 +103,9 @@ def _make_room(cache: Path, size: int, written: int) -> None:
             shutil.rmtree(folder, ignore_errors=True)
             total -= taken
     if size > (fits := min(limit, shutil.disk_usage(cache).free + written)):
-        raise UserError(
-            f"cache folder {cache}: the data set takes {size:,} bytes or more, and {fits:,} are "
-            f"allowed or free: {_MAX}=20G allows 20 GiB, FEDHET_CACHE names another folder"
-        )
+        keys = f"{_MAX}=20G allows 20 GiB, FEDHET_CACHE names another folder"
+        needs = f"the data set takes {size:,} bytes or more, and {fits:,} are allowed or free"
+        raise UserError(f"cache folder {cache}: {needs}: {keys}")
 
 
 def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
@@ -126,11 +123,9 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
 ) -> Dataset:
     """Open a source through the cache; the first call decodes, later ones only map.
 
-    Arguments are as the configuration's keys. ``image_size`` is the side of the square in pixels,
-    or height and width; ``window`` the lowest and highest value of scans of more than 8
-    bits, empty for each client's own; ``standardise`` is for images of 8 bits. ``classes`` are
-    names in label order; empty means the source's own. An image folder must not hold others, and
-    may lack some; of the other sources these are kept. ``seed`` is that of the synthetic examples.
+    Arguments are as the configuration's keys; ``classes`` are names in label order, empty for the
+    source's own. An image folder must not hold others, and may lack some; of the other sources
+    these are kept. ``seed`` is that of the synthetic examples.
 
     Raise UserError for a wrong name, path or class, a failed download, or a cache folder that
     cannot be written.
@@ -161,10 +156,8 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
             if (found := _load(folder)) is not None:
                 return found
     except OSError as error:
-        raise UserError(
-            f"cache folder {cache}: cannot write ({error.strerror or error}); "
-            "set FEDHET_CACHE to a folder with space"
-        ) from error
+        why = f"cannot write ({error.strerror or error}): set FEDHET_CACHE to a folder with space"
+        raise UserError(f"cache folder {cache}: {why}") from error
     raise UserError(f"cache folder {cache}: what was written cannot be read back")
 
 
@@ -203,10 +196,8 @@ def texts_at(dataset: Dataset, index: npt.NDArray[np.int64]) -> list[str]:
     try:
         letters, ends = (np.load(folder / name, mmap_mode="r") for name in _WRITTEN)
     except OSError as error:
-        raise UserError(
-            "these examples are token ids without their texts, and a model of hf:FOLDER has a "
-            "tokenizer of its own: use dataset=texts"
-        ) from error
+        need = "a model of hf:FOLDER needs texts: use dataset=texts"
+        raise UserError(f"these examples are token ids without their texts, and {need}") from error
     starts = np.concatenate([[0], ends])
     return [letters[starts[i] : starts[i + 1]].tobytes().decode() for i in index]
 
@@ -242,8 +233,8 @@ def _write(
         encoded = [text.encode() for text in content.texts]
         letters = np.frombuffer(b"".join(encoded), np.uint8)
         digest.update(letters.tobytes())
-        np.save(folder / _WRITTEN[0], letters, allow_pickle=False)
-        np.save(folder / _WRITTEN[1], np.cumsum([len(one) for one in encoded]), allow_pickle=False)
+        for name, array in zip(_WRITTEN, (letters, np.cumsum([*map(len, encoded)])), strict=True):
+            np.save(folder / name, array, allow_pickle=False)
     meta |= {"about": lists, "digest": digest.hexdigest()}
     (folder / "meta.json").write_bytes(json.dumps(meta).encode())
 

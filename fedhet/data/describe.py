@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +11,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedhet.data.inputs import Indices, Reading, canonical, listed, shown
-from fedhet.data.keys import PERSON, cut_labels, present, snake
 from fedhet.data.rows import RowFile, to_numbers
-from fedhet.errors import UserError
+from fedhet.errors import UserError, nearest
 
 CLASS, SITE, GROUP, IDENTIFIER, IMAGE_FILE = "class", "site", "group", "identifier", "image"
 NUMBER, CATEGORY, TEXT, DATE, UNUSED = "number", "category", "text", "date", "not used"
@@ -51,6 +50,16 @@ _SITE_WORDS = _words(
     "ward device machine factory plant station branch department dept scanner lab laboratory "
     "school store region country provider practice surgeon physician cohort source site hospital "
     "clinic center centre person subject user participant zentrum standort abteilung centro"
+)
+PERSON = re.compile(  # names of columns that say whose a row is, or of what it was cut
+    r"(?!(len|length|time|days|duration)_)(\w+_)?(patient(en)?|pat|proband(en)?|versuchsperson"
+    r"|versicherten|paciente|sujeto?|dossier|pseudonym|person|subject|subj|sub|participant|individual|animal"
+    r"|mouse|rat|donor|child|infant|mother|family|household|recording|record|scan|slide|lesion|case"
+    r"|volunteer|specimen|sample|user|client|customer|speaker|writer|session|trip|eye|encounter|hadm"
+    r"|stay|unit|engine|study|series|stratum|pair|litter|cluster|herd|cage|twin)s?_?"
+    r"(id|ids|no|nr|nbr|num|number|nummer|numero|code|key|uid|uuid|name|kennung)?"
+    r"|(sur|last_?|full_?|nach)?name|(fall|kind|tier|akten?|vp)_?(id|nr|nummer)"
+    r"|pid|mrn|ptid|rid|id|ids|uuid|guid|nr|ident|subid|usubjid"
 )
 _SERIAL = re.compile(r"(sample|row|obs|observation|serial|seq|sequence)_")
 _NUMBERED = re.compile(r"\w*_(id|ids|nr|nbr|uid|uuid|guid|pk)")
@@ -110,6 +119,45 @@ _ADVICE = {
 }
 
 
+def snake(name: str) -> str:
+    """Return ``PatientID`` as ``patient_id``."""
+    parted = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("ô", "o")
+    return re.sub(r"[^a-z0-9]+", "_", parted).strip("_")
+
+
+def cut_labels(middle: float) -> str:
+    """Return the key that divides a measurement into two classes."""
+    half = np.format_float_positional(middle, 3, unique=False, fractional=False, trim="-")
+    return f'labels="{{low: ..{half}, high: {half}..}}"'
+
+
+def need(file: RowFile, wanted: Iterable[str], key: str) -> None:
+    """Raise UserError for a column that a key names and the file has not."""
+    for name in wanted:
+        if name not in file.columns:
+            has = f"{nearest(name, file.columns)}; it has {listed(file.columns)}"
+            text = f"{key}: {file.where} has no column {name!r}{has}"
+            raise UserError(text, about=f"{key}: column {name!r}")
+
+
+def present(file: RowFile, reading: Reading) -> Reading:
+    """Return the reading, on a node without sites that its file has not.
+
+    All rows of a node are its own. Raise UserError for a column that a key names and the file has
+    not; a node may be without those of ``ignore``.
+    """
+    if reading.declared:
+        reading = replace(reading, site=tuple(n for n in reading.site if n in file.columns))
+    for key, names in {
+        "target": [reading.target], "site": reading.site, "group": reading.group,
+        "split-by": reading.when, "ignore": () if reading.declared else reading.ignore,
+        "categories": dict(reading.categories), "numbers": reading.numbers,
+        "text": [reading.text], "image": [reading.image], "time": [reading.time],
+    }.items():  # fmt: skip
+        need(file, filter(None, names), key)
+    return reading
+
+
 def site_like(name: str) -> bool:
     """Return whether a column's name may be that of a site, a person or a device."""
     plain = snake(name)
@@ -167,8 +215,7 @@ class Column:
             if not self.rows and len(numbers) > 2 * ROWS_OF_IDS:
                 steps = float(np.square(np.diff(numbers)).mean())
                 self.is_smooth = 0 < steps < _SMOOTH * 2 * float(numbers.var())
-        self.gaps += len(values) - len(known)
-        self.rows += len(values)
+        self.gaps, self.rows = self.gaps + len(values) - len(known), self.rows + len(values)
         if self.whole or self.words:
             codes = pd.util.hash_array(known.to_numpy())
             self.blocks += int((codes[1:] != codes[:-1]).sum()) + (len(codes) > 0)
@@ -292,9 +339,7 @@ class Description:
                 if not columns[name].words and not columns[name].is_group:
                     self.roles[name] = (NUMBER, "there is no other column")
         given = dict(reading.categories)
-        self.categories = {
-            name: given.get(name) or self._values(name) for name in self.of(CATEGORY)
-        }
+        self.categories = {n: given.get(n) or self._values(n) for n in self.of(CATEGORY)}
 
     def _role(self, name: str) -> tuple[str, str]:
         column, reading = self.columns[name], self.reading
@@ -320,10 +365,9 @@ class Description:
         return self.of(NUMBER, CATEGORY)
 
     def _values(self, name: str) -> tuple[str, ...]:
-        column = self.columns[name]
-        if column.counts is None:
-            raise UserError(f"{column.at or name}: over {COUNTED:,} categories: set ignore")
-        return tuple(column.counts)
+        if (counts := self.columns[name].counts) is None:
+            raise UserError(f"categories: '{name}' has over {COUNTED:,} values: set ignore")
+        return tuple(counts)
 
     def need_target(self) -> None:
         """Raise Unclear where no key and no name says which column is the class."""
@@ -331,10 +375,7 @@ class Description:
             return
         names, taken = list(self.columns), self.reading.taken
         if len(names) < 2:  # noqa: PLR2004
-            raise UserError(
-                f"target: the file has one column, {listed(names)}: give separator=SIGN; save "
-                "a file with fixed widths as CSV"
-            )
+            raise UserError(f"target: there is one column, {listed(names)}: give separator=SIGN")
         may = [n for n, one in self.columns.items() if n not in taken and one.is_class]
         if not may:
             raise UserError(f"target: no column looks like a class: {self._no_class(names)}")
@@ -355,11 +396,8 @@ class Description:
         columns = [*self.columns.values()]
         words = [one for one in columns if one.words and one.is_unique and not one.is_date]
         if len(words) == 1 and sum(not one.words for one in columns) == len(columns) - 1 > 1:
-            return (
-                f"each row seems to be a measurement ('{words[0].name}' names them) and each column"
-                " an example: transpose the file, such as pandas.read_csv(...).T.to_csv(...), and "
-                "add a column of the class"
-            )
+            rows = f"each row seems to be a measurement ('{words[0].name}' names them)"
+            return f"{rows} and each column an example: transpose the file, and add the class"
         advice = f"give target=COLUMN, one of {listed(names)}"
         if last := next((one for one in columns[::-1] if one.low < one.high), None):
             middle = cut_labels((last.low + last.high) / 2)
@@ -396,13 +434,10 @@ class Description:
             columns = [one for name, one in self.columns.items() if self.roles[name][1] == why]
             if columns:
                 names = ",".join(one.name for one in columns)
-                where = "; {} at {}" if why == _MIXED else ""
-                each = listed([
-                    f"{one.name} ({one.many}{where.format(shown(one.word), one.at)})"
-                    for one in columns
-                ])  # fmt: skip
+                where = "; {0} at {1}" if why == _MIXED else ""
+                each = [f"{c.name} ({c.many}{where.format(shown(c.word), c.at)})" for c in columns]
                 hint = advice.format(names=names, first=columns[0].name)
-                lines.append(f"{why}: {each}: ignore={names} leaves them out; {hint}")
+                lines.append(f"{why}: {listed(each)}: ignore={names} leaves them out; {hint}")
         return lines
 
     def line(self) -> str:
@@ -526,11 +561,9 @@ def leaks(names: Sequence[str], x: npt.NDArray[Any], labels: Indices, target: st
         known = pd.Series(values[test, 0]).map(codes).fillna(commonest)
         wrong = min(wrong, (known.to_numpy() != labels[test]).sum())
         if wrong <= _LEAK * others:
-            yield (
-                f"column '{name}' alone gives '{target}' in {1 - wrong / len(test):.1%} of "
-                f"held-out rows: if it is known only after '{target}', leave it out with "
-                f"ignore={name}"
-            )
+            alone = f"column '{name}' alone gives '{target}' in {1 - wrong / len(test):.1%} of"
+            out = f"if it is known only after '{target}', leave it out with ignore={name}"
+            yield f"{alone} held-out rows: {out}"
     if labels.max() > 1:
         return
     ones = labels[:, None] == 1  # of a class that is one column of several, as 0 and 1
@@ -541,6 +574,6 @@ def leaks(names: Sequence[str], x: npt.NDArray[Any], labels: Indices, target: st
     beside = x[:, [name in exclusive for name in names]]
     if len(exclusive) > 1 and (np.hstack([ones, beside]).sum(1) == 1).all():
         yield (
-            f"columns {listed(exclusive)} and '{target}' are one class in several columns, one of "
-            f"which is 1 in every row: leave them out with ignore={','.join(exclusive)}"
+            f"columns {listed(exclusive)} and '{target}' are one class in several columns: leave "
+            f"them out with ignore={','.join(exclusive)}"
         )

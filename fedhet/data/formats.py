@@ -58,10 +58,8 @@ def find_files(dataset: str, data_path: str, suffixes: Sequence[str]) -> tuple[P
     except OSError as error:
         raise UserError(f"data-path {data_path}: {error.strerror}") from error
     if not found:
-        raise UserError(
-            f"data-path {data_path}: the folder has no file {' '.join(suffixes)}; it must have one "
-            "for each site"
-        )
+        what = f"the folder has no file {' '.join(suffixes)}; it must have one for each site"
+        raise UserError(f"data-path {data_path}: {what}")
     return tuple(found)
 
 
@@ -114,10 +112,8 @@ def read_frame(path: Path, sheet: str = "") -> tuple[pd.DataFrame | bytes, list[
         except UserError:
             raise
         except Exception as error:  # parsers raise nearly every kind; ImportError: an extra
-            problem = "this is a file of" if isinstance(error, ImportError) else "not readable as"
-            raise UserError(
-                f"data-path {path}: {problem} {what} ({brief(error)}): {_SAVE}"
-            ) from error
+            why = f"not readable as a file of {what} ({brief(error)}): {_SAVE}"
+            raise UserError(f"data-path {path}: {why}") from error
     return None
 
 
@@ -191,7 +187,6 @@ def zipped_table(path: Path, suffixes: tuple[str, ...]) -> str:
         names = [one for one in archive.namelist() if not one.startswith("__MACOSX")]
     tables = [name for name in names if name.lower().endswith(suffixes)]
     if len(tables) != 1:
-        raise UserError(
-            f"data-path {path}: this zip has {len(tables)} tables of {len(names)} files: unpack it"
-        )
+        what = f"this zip has {len(tables)} tables of {len(names)} files: unpack it"
+        raise UserError(f"data-path {path}: {what}")
     return tables[0]

@@ -1,4 +1,10 @@
-"""Images: folders and zips of them, decoded on all cores, and what they lose on their way."""
+"""Images of folders, zips and tables, decoded on all cores, and what they lose on their way.
+
+A table lists them by file names or as bytes: a CSV beside its photographs, Parquet.
+"""
+# ruff: noqa: PLC0415  (pandas, for images that a table lists: a second)
+
+from __future__ import annotations
 
 import io
 import os
@@ -11,7 +17,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +26,7 @@ from PIL import Image, ImageOps
 from fedhet.data.inputs import (
     Content,
     Inputs,
+    Reading,
     Source,
     Stream,
     existing,
@@ -30,6 +37,9 @@ from fedhet.data.inputs import (
 )
 from fedhet.errors import UserError, brief
 from fedhet.files import cpus
+
+if TYPE_CHECKING:
+    from fedhet.data.rows import RowFile
 
 Pixels = npt.NDArray[Any]  # uint8 (h, w, c), or float32 (h, w, 1) of scans
 Shape = tuple[int, int, int]  # of an image: height, width, channels (3, or 1 for grey)
@@ -64,19 +74,14 @@ class ScanFound(Exception):
 
 
 def losses(flags: Sequence[int], inputs: Inputs, bad: Sequence[str], most: int = 5) -> list[str]:
-    """Return lines about what images with these flags lost, and about files that are no images.
-
-    ``most`` of the ``bad`` files are named.
-    """
+    """Return lines about what images with these flags lost, and about the ``bad`` files."""
     high, wide, _ = inputs.image_shape
-    lost = {
+    lines = _counted(flags, {
         SQUASHED: f"images of other proportions were squashed to {wide} x {high}",
         SHORTENED | SCAN * (not inputs.scan): "images of more than 8 bits a channel were cut to 8",
-    }
-    lines = _counted(flags, lost)
-    if bad:
-        lines.append(f"ignored {len(bad)} files that are not readable images: {listed(bad, most)}")
-    return lines
+    })  # fmt: skip
+    no = f"ignored {len(bad)} files that are not readable images: {listed(bad, most)}"
+    return [*lines, no] if bad else lines
 
 
 def _counted(flags: Sequence[int], texts: Mapping[int, str]) -> list[str]:
@@ -103,21 +108,17 @@ def image_stream(
         if image.flags & SCAN:
             if not inputs.scan:
                 raise ScanFound
-            low = min(low, float(image.pixels.min()))
-            high = max(high, float(image.pixels.max()))
+            low, high = min(low, image.pixels.min()), max(high, image.pixels.max())
         kept.append(index)
         flags.append(image.flags)
         yield image.pixels[None]
     if not kept:
-        names = listed(bad, 5)
-        raise UserError(f"data-path: none of {len(bad)} files is a readable image ({names})")
+        raise UserError(f"data-path: of {len(bad)} files none is an image ({listed(bad, 5)})")
     notes, warnings = list(about.notes), losses(flags, inputs, bad)
     scan, factors = (np.array(flags) & SCAN) > 0, about.factors
     if scan.any():
-        notes.append(
-            f"{scan.sum()} images of more than 8 bits, values {low:g} to {high:g} once resized: "
-            "every client scales them by the range of its own (window=LOW,HIGH fixes it)"
-        )
+        own = "once resized: every client scales them by its own range (window=LOW,HIGH fixes it)"
+        notes.append(f"{scan.sum()} images of more than 8 bits, values {low:g} to {high:g} {own}")
         if not scan.all():
             top = 2.0 ** np.ceil(np.log2(high + 1)) - 1 if high > 1 else high
             factors = np.where(scan, 1.0, top / 255.0)
@@ -126,8 +127,8 @@ def image_stream(
     there = np.unique(labels)
     if not keep_empty and len(there) < len(classes):
         gone = [name for label, name in enumerate(classes) if label not in there]
-        line = f"dropped {len(gone)} classes without a readable image: {listed(gone, 5)}"
-        warnings.insert(0, line)
+        of = f"dropped {len(gone)} classes without a readable image: {listed(gone, 5)}"
+        warnings.insert(0, of)
         classes, labels = tuple(classes[k] for k in there), np.searchsorted(there, labels)
     by_row = {name: getattr(about, name) for name in ("sites", "groups", "times", "tests")}
     return replace(
@@ -199,9 +200,8 @@ def open_zip(path: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
     except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, OSError) as error:
-        raise UserError(
-            f"data-path {path}: neither a folder nor a readable zip file ({brief(error)})"
-        ) from error
+        what = f"neither a folder nor a readable zip file ({brief(error)})"
+        raise UserError(f"data-path {path}: {what}") from error
 
 
 # --- many images ----------------------------------------------------------------
@@ -241,7 +241,7 @@ def image_folder(data_path: str, group: Sequence[str] = ()) -> Source:
     """Return the folder of class folders, or the zip of one, at ``data_path``.
 
     ``group`` is a pattern of the paths such as ``{group}_*.png``. Raise UserError if there is no
-    such folder, if most images are of other levels, or for a path that does not match.
+    such folder, or if most images are of other levels.
     """
     path = existing("image-folder", data_path)
     tree = _scan(path)
@@ -268,18 +268,14 @@ def groups_of(paths: Sequence[str], pattern: str) -> npt.NDArray[np.int32]:
     ``_2`` of ``scan_12_2``, or nothing; ``{folder}``, the folders above, is part of the group.
     """
     if pattern.count("{group}") != 1:
-        raise UserError(
-            f"group: '{pattern}' is not allowed: of images it is a pattern of the path with one "
-            "{group}, such as {group}_*.png or {group}/*"
-        )
+        what = "{group}, such as {group}_*.png or {group}/*"
+        raise UserError(f"group: '{pattern}' must be a pattern of images' paths with one {what}")
     parts = re.split(r"(\{group\}|\{folder\}|\{suffix\}|\*|\?)", pattern)
     ends = re.compile("(^|.*/)" + "".join(_SIGNS.get(one) or re.escape(one) for one in parts))
     matches = [ends.fullmatch(path) for path in paths]
     if other := [path for path, match in zip(paths, matches, strict=True) if not match]:
-        raise UserError(
-            f"group: '{pattern}' does not match {len(other)} of {len(paths)} images: "
-            f"{listed(other, 3)}"
-        )
+        which = f"{len(other)} of {len(paths)} images: {listed(other, 3)}"
+        raise UserError(f"group: '{pattern}' does not match {which}")
     names = ["/".join(match.groupdict().values()) for match in matches if match]
     return np.unique(names, return_inverse=True)[1].astype(np.int32)
 
@@ -310,56 +306,46 @@ def _folder_stream(
     names = classes or tree.classes
     label_of = {name: label for label, name in enumerate(names)}
     if other := [folder for folder in tree.classes if folder not in label_of]:
-        raise UserError(
-            f"data-path {path}: folder {other[0]!r} is not one of the classes ({listed(names)})"
-        )
+        what = f"folder {other[0]!r} is not one of the classes ({listed(names)})"
+        raise UserError(f"data-path {path}: {what}")
     pairs = sorted((label_of[name.split("/")[tree.level]], name) for name in tree.images)
     labels, order = zip(*pairs, strict=True)
-    notes: list[str] = []
     groups, pattern = (groups_of(order, group), group) if group else _alike(order)
     about = Content(
         image, np.array(labels, dtype=np.int64), names, paths=order, groups=groups,
         group_by=pattern, grouped=bool(group),
     )  # fmt: skip
+    notes = [f"{groups.max(initial=-1) + 1:,} groups by {group}"] if group else []
     if tree.level:
         found, owners = np.unique([name.split("/")[0] for name in order], return_inverse=True)
         sites = found.tolist()
         about = replace(about, sites=owners.astype(np.int32), site_names=safe_ids(sites))
-        line = (
-            f"{len(sites)} sites by folder: {listed(sites)}; partition=natural makes each a client"
-        )
-        notes += [line, *listed_ids(sites)]
-    if group:
-        notes.append(f"{groups.max(initial=-1) + 1:,} groups by {group}")
-    images = decode_all(
-        path, [tree.prefix + name for name in order], image.image_shape, scans=image.scan
-    )
+        line = f"{len(sites)} sites by folder: {listed(sites)}"
+        notes += [f"{line}; partition=natural makes each a client", *listed_ids(sites)]
+    inside = [tree.prefix + name for name in order]
+    images = decode_all(path, inside, image.image_shape, scans=image.scan)
     about = replace(about, notes=tuple(notes))
     return image_stream(about, images, ignored=tree.ignored, keep_empty=bool(classes))
 
 
 def _other_level(root: Path, others: Sequence[str], here: int) -> str:
     """Return where the images are, and which folder to give."""
-    direct = [path for path in others if "/" not in path]
-    if len(direct) * 2 >= len(others):
-        return (
-            f"{len(direct)} images lie in the folder itself, so they have no class: give the "
-            f"folder above it, data-path={root.parent}, if it has one folder for each class"
-        )
+    direct = sum("/" not in path for path in others)
+    if direct * 2 >= len(others):
+        above = f"give the folder above it, data-path={root.parent}, if it has one for each class"
+        return f"{direct} images lie in the folder itself, so they have no class: {above}"
     deep = [PurePosixPath(path).parent for path in others if path.count("/") > 1]
-    above = Counter(folder.parent for folder in deep)
-    best = max(above, key=lambda f: (above[f], f.name.lower().startswith("train"), str(f)))
+    counts = Counter(folder.parent for folder in deep)
+    best = max(counts, key=lambda f: (counts[f], f.name.lower().startswith("train"), str(f)))
     example = min(folder for folder in deep if folder.parent == best)
-    deeper = len(example.parts) - 1
     rest = f", and {here} images where they should be" * (here > 0)
     place = root / best if root.is_dir() else f"FOLDER/{best} of the unpacked zip"
+    deeper = len(example.parts) - 1
     levels = "one level" if deeper == 1 else f"{deeper} levels"
-    or_ = ""
-    if len(above) > 1 and _SPLITS.isdisjoint(folder.name.lower() for folder in above):
-        names = listed(sorted(map(str, above)), 3)
-        or_ = f"; if {names} are the classes, put the images of each into it without folders"
-    where = f"{levels} deeper, as in {example}{rest}"
-    return f"{len(deep)} images lie {where}: give data-path={place}{or_}"
+    if len(counts) > 1 and _SPLITS.isdisjoint(folder.name.lower() for folder in counts):
+        names = listed(sorted(map(str, counts)), 3)
+        place = f"{place}; if {names} are the classes, put the images of each straight into it"
+    return f"{len(deep)} images lie {levels} deeper, as in {example}{rest}: give data-path={place}"
 
 
 def _is_hidden(name: str) -> bool:
@@ -378,33 +364,28 @@ def _scan(root: Path) -> _Tree:
         names = list(files_below(root, "data-path", MAX_DEPTH))
     else:
         with open_zip(root) as archive:
-            entries = dict.fromkeys(
-                name for name in archive.namelist() if name[-1:] not in ("", "/")
-            )
-        names = [name for name in entries if not any(map(_is_hidden, name.split("/")))]
+            files = dict.fromkeys(one for one in archive.namelist() if one[-1:] not in ("", "/"))
+        names = [name for name in files if not any(map(_is_hidden, name.split("/")))]
         parts = [name.split("/") for name in names if is_image(name)]
         if len({one[0] for one in parts}) == 1 and all(len(one) > 2 for one in parts):  # noqa: PLR2004
             prefix = f"{parts[0][0]}/"  # of a zip of one folder
     inner = sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
     images = list(filter(is_image, inner))
-    ignored = [name.removeprefix(prefix) for name in names if not is_image(name)]
     level = int(_are_by_site(images))
     classes = {name.split("/")[level] for name in (images if level else inner) if "/" in name}
     others = [] if level else [name for name in images if name.count("/") != 1]
+    ignored = [name.removeprefix(prefix) for name in names if not is_image(name)] + others
     images = sorted({*images}.difference(others))
     if others and len(others) >= len(images):
         raise UserError(f"data-path {root}: {_other_level(root, others, len(images))}")
     if not images:
-        from fedhet.data.formats import refuse_other  # noqa: PLC0415  (pandas: a second)
+        from fedhet.data.formats import refuse_other
 
         for name in names if root.is_dir() else ():
             refuse_other(root / name)
-        raise UserError(
-            f"data-path {root}: no images found; expected <class>/<image>, one folder for each "
-            "class, with file names that end in " + " ".join(sorted(SUFFIXES))
-        )
-    ignored = sorted(ignored + others)
-    return _Tree(tuple(images), tuple(sorted(classes)), tuple(ignored), prefix, level)
+        what = f"no images found; expected <class>/<image> that end in {' '.join(sorted(SUFFIXES))}"
+        raise UserError(f"data-path {root}: {what}")
+    return _Tree(tuple(images), tuple(sorted(classes)), tuple(sorted(ignored)), prefix, level)
 
 
 def _are_by_site(images: Sequence[str]) -> bool:
@@ -432,3 +413,151 @@ def files_below(root: Path, key: str, depth: int | None = None) -> Iterator[str]
         yield from (f"{below}{n}" for n in seen if os.path.isfile(os.path.join(folder, n)))
         deeper = depth is None or below.count("/") < depth
         folders[:] = [name for name in folders if deeper and not _is_hidden(name)]
+
+
+# --- images that a table lists ----------------------------------------------------------------
+
+_LISTED = 200  # values by which a column is known to hold images
+
+
+def image_table(data_path: str, reading: Reading) -> Source:
+    """Return the images of a table: files in its folder or below, or bytes in its cells."""
+    from fedhet.data import formats, rows
+
+    paths = formats.find_files("image-folder", data_path, formats.ROW_SUFFIXES)
+    root = paths[0].parent
+    files = _images_below(root)
+
+    def stream(image: Inputs, classes: tuple[str, ...]) -> Stream:
+        file = rows.open_rows(paths, reading.form)
+        file.found += [] if files else formats.beside(data_path, paths)
+        return images_of(file, root, reading, image, classes)
+
+    stats = file_stats([*paths, *(root / name for name in files)])
+    return Source(["image-table", *stats, repr(reading)], stream)
+
+
+def _images_below(root: Path) -> list[str]:
+    return sorted(filter(is_image, files_below(root, "data-path", MAX_DEPTH)))
+
+
+def _parts(cell: str) -> tuple[str, ...]:
+    return PurePosixPath(cell.strip().replace("\\", "/")).parts
+
+
+_Ends = dict[tuple[str, ...], set[str]]  # image files by how a table may name them
+
+
+def _ends_below(root: Path) -> _Ends:
+    """Return images by the ends of their paths, each with and without the name's ending."""
+    named: _Ends = {}
+    for file in _images_below(root):
+        *above, name = _parts(file)
+        for ending in (name, PurePosixPath(name).stem):
+            for start in range(len(above) + 1):
+                named.setdefault((*above[start:], ending), set()).add(file)
+    return named
+
+
+def _find(ends: _Ends, cell: str) -> list[str]:
+    """Return the files that a cell may name, by the longest end of its path that does."""
+    parts = _parts(cell)
+    return sorted(next(filter(None, (ends.get(parts[k:]) for k in range(len(parts)))), ()))
+
+
+def _is_embedded(value: Any) -> bool:
+    inner = value.get("bytes", value.get("path")) if isinstance(value, Mapping) else value
+    return isinstance(inner, bytes) or isinstance(value, Mapping) and isinstance(inner, str)
+
+
+def image_column(file: RowFile, root: Path, reading: Reading) -> tuple[str, bool, _Ends]:
+    """Return the column of the images, whether it holds their bytes, and the files it may name.
+
+    The column is empty if there is none. Raise Unclear if there are several.
+    """
+    from fedhet.data.describe import Unclear, need
+
+    need(file, filter(None, [reading.image]), "image")
+    head = next(file.raw(file.columns)).head(_LISTED)
+    values = {n: head[n].dropna() for n in file.columns if head[n].dtype.kind not in "iufb"}
+    embedded = [n for n, cells in values.items() if len(cells) and all(map(_is_embedded, cells))]
+    ends = _ends_below(root) if len(embedded) < len(values) else {}
+
+    def names_files(column: str) -> bool:
+        cells = [*map(str, values[column])]
+        share = np.mean([bool(_find(ends, cell)) for cell in cells]) if cells else 0
+        return share > 0.5 or bool(share and np.mean([*map(is_image, cells)]) > 0.5)  # noqa: PLR2004
+
+    free = [name for name in values if name not in reading.taken]
+    columns = [name for name in free if name in embedded or names_files(name)]
+    if len(columns) > 1 and not reading.image:
+        raise Unclear("image", f"several columns name images: {listed(columns)}", columns)
+    column = reading.image or "".join(columns)
+    return column, column in embedded, ends
+
+
+def images_of(
+    file: RowFile, root: Path, reading: Reading, image: Inputs, classes: tuple[str, ...]
+) -> Stream:
+    """Return the images of the rows that have a label, in the order of the rows."""
+    from fedhet.data.describe import describe
+    from fedhet.data.table import Keys
+
+    column, embedded, ends = image_column(file, root, reading)
+    if not column:
+        raise UserError(f"image: {file.where} has no column of file names or bytes of images")
+    reading = replace(reading, image=column)
+    if not reading.target:
+        description = describe(file, reading)
+        description.need_target()
+        reading = description.reading
+    keys = Keys(reading, classes)
+    texts = keys.columns(file)
+    chosen, missing, count = list[str](), list[str](), 0
+    for part, frame in file.chunks(texts if embedded else [*texts, column], ()):
+        files = np.arange(count, count + len(frame)).astype(str)
+        if not embedded:
+            named = [_find(ends, cell) for cell in frame[column]]
+            for cell, several in zip(frame[column], named, strict=True):
+                if len(several) > 1:
+                    raise UserError(f"image: '{cell}' may be {listed(several, 3)}: give its path")
+            files = np.array(["".join(one) for one in named], dtype=object)
+            missing += frame[column][files == ""].tolist()
+        there = files != ""
+        chosen += files[there][keys.add(part, frame[there])].tolist()
+        count += len(frame)
+    left = {*texts, column, *reading.ignore, *file.index}
+    unused = listed([name for name in file.columns if name not in left])
+    said = f"columns that are not read: {unused}" if unused else ""
+    others = [] if embedded else sorted(set().union(*ends.values()).difference(chosen))
+    warnings = [
+        f"{len(names):,} {what}: {listed(names, 5)}"
+        for names, what in (
+            (missing, "rows name no image that is there"),
+            (others, "images are in no row that is used"),
+        )
+        if names
+    ]
+    content = keys.content(
+        image, warnings, [f"images by column '{column}' (image)", said], file.found
+    )
+    if embedded:
+        pictures = _of_cells(file, column, {*map(int, chosen)}, root, image)
+    else:
+        pictures = decode_all(root, chosen, image.image_shape, scans=image.scan)
+    return (yield from image_stream(replace(content, paths=tuple(chosen)), pictures))
+
+
+def _of_cells(
+    file: RowFile, column: str, wanted: set[int], root: Path, image: Inputs
+) -> Iterator[Decoded]:
+    """Yield the images in the cells of those rows."""
+
+    def read(cell: Any) -> bytes:
+        struct = isinstance(cell, Mapping)
+        inner = cell.get("bytes") or root / cell["path"] if struct else cell
+        return inner if isinstance(inner, bytes) else Path(inner).read_bytes()
+
+    cells = (value for frame in file.raw([column]) for value in frame[column])
+    for cell in (value for row, value in enumerate(cells) if row in wanted):
+        yield decode(partial(read, cell), image.image_shape, scans=image.scan)

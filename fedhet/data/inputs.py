@@ -49,8 +49,8 @@ class Inputs:
     table's as stored, in order, or the one column of a file of texts; ``categories`` are the
     allowed values of those that are no numbers. ``scale`` is what a signal's stored numbers are
     divided by. ``scan``: images of more than 8 bits, stored as float32 (h, w, 1) and scaled by the
-    range of a client's own, or by ``window``. ``standardised``: images of 8 bits by the mean and
-    deviation of each channel of a client's own.
+    range of a client's own, or by ``window``, its lowest and highest value. ``standardised``:
+    images of 8 bits by the mean and deviation of each channel of a client's own.
     """
 
     kind: Kind
@@ -72,11 +72,7 @@ class Inputs:
         window: tuple[()] | tuple[float, float] = (),
         standardised: bool = False,
     ) -> Inputs:
-        """Return RGB or grey images, square of side ``size`` or of that height and width.
-
-        ``window`` are the lowest and highest value of scans of more than 8 bits; empty: 8 bits.
-        ``standardised``: images of 8 bits by a client's own mean and deviation of each channel.
-        """
+        """Return RGB or grey images, square of side ``size`` or of that height and width."""
         high, wide = (size, size) if isinstance(size, int) else size
         shape = (1 if grey else 3, high, wide)
         return Inputs(IMAGE, shape, scan=bool(window), window=window, standardised=standardised)
@@ -85,11 +81,7 @@ class Inputs:
     def table(
         columns: tuple[str, ...], categories: tuple[tuple[str, tuple[str, ...]], ...] = ()
     ) -> Inputs:
-        """Return rows: a number and whether it is missing per plain column, one-hot categories.
-
-        ``columns`` are all of a row's, in order; ``categories`` name those that are no numbers,
-        each with its values.
-        """
+        """Return rows: a number and whether it is missing per plain column, one-hot categories."""
         plain = len(columns) - len(categories)
         width = 2 * plain + sum(len(values) for _, values in categories)
         return Inputs(TABLE, (width,), columns=columns, categories=categories)
@@ -142,15 +134,10 @@ class Inputs:
     def differs(self, other: Inputs) -> str:
         """Return in what ``other`` differs from these, in words; empty if in nothing."""
         if self.kind == other.kind and self.columns != other.columns:
-            missing = [name for name in self.columns if name not in other.columns]
-            more = [name for name in other.columns if name not in self.columns]
-            if missing:
+            if missing := [name for name in self.columns if name not in other.columns]:
                 return f"columns are without {listed(missing)}, which this run has"
-            wrong = (
-                f"have {listed(more)}, which this run does not name"
-                if more
-                else "are in another order"
-            )
+            more = [name for name in other.columns if name not in self.columns]
+            wrong = f"have {listed(more)}, which this run has not" if more else "have another order"
             return f"columns {wrong}: name all in numbers and categories"
         if (self.kind, self.shape, self.vocabulary) != (other.kind, other.shape, other.vocabulary):
             return f"examples are {other}, but this run's are {self}"
@@ -211,14 +198,10 @@ def load_inputs(value: Any) -> Inputs:
         inputs = _INPUTS.validate_json(text, strict=True)
     except ValidationError as errors:
         error = errors.errors(include_url=False, include_input=False)[0]
-        where = ".".join(one_line(part, 80) for part in error["loc"])
-        raise ValueError(
-            f"inputs: {where or 'not a description of examples'}: {error['msg']}"
-        ) from None
+        where = ".".join(one_line(part, 80) for part in error["loc"]) or "no description"
+        raise ValueError(f"inputs: {where}: {error['msg']}") from None
     except (TypeError, ValueError):
-        raise ValueError(
-            "inputs: the description of examples is missing (is its fedhet older?)"
-        ) from None
+        raise ValueError("inputs: the description of examples is missing") from None
     kind, names = inputs.kind, [name for name, _ in inputs.categories]
     lists = (inputs.columns, names, *(values for _, values in inputs.categories))
     table = Inputs.table(inputs.columns, inputs.categories)
@@ -227,10 +210,9 @@ def load_inputs(value: Any) -> Inputs:
         "shape: an example has too many numbers": math.prod(inputs.shape) > MAX_SIZE,
         f"{inputs.vocabulary} token ids do not fit {kind}":
             (kind == TOKENS) != (inputs.vocabulary > 1),
-        "scan and window are for images only":
-            (inputs.scan and kind != IMAGE) or (inputs.window and not inputs.scan),
-        "standardise is for images of 8 bits":
-            inputs.standardised and (inputs.scan or kind != IMAGE),
+        "scan, window or standardise do not fit":
+            kind != IMAGE and (inputs.scan or inputs.standardised)
+            or inputs.scan and inputs.standardised or inputs.window and not inputs.scan,
         "a column or a category is named twice": any(len(set(one)) < len(one) for one in lists),
         "categories of a column that is not there": not set(names) <= set(inputs.columns),
         "a table's columns do not give its shape": kind == TABLE and table.shape != inputs.shape,
@@ -451,10 +433,8 @@ def listed_ids(names: Sequence[str]) -> list[str]:
     pairs = zip(names, safe_ids(names), strict=True)
     other = [f"'{name}' is {one}" for name, one in pairs if name != one]
     lines = [f"clients: {listed(other)}"] if other else []
-    if same := [" and ".join(map(repr, one)) for one in alike(names)]:
-        lines.append(
-            f"sites that differ only in case or spaces are clients of their own: {listed(same)}"
-        )
+    if same := listed([" and ".join(map(repr, one)) for one in alike(names)]):
+        lines.append(f"sites that differ only in case or spaces are clients of their own: {same}")
     return lines
 
 

@@ -54,14 +54,14 @@ class Given:
         """Return the wanted examples; ``reading`` says which column of a frame is what."""
         if self.frame is not None:
             file = rows.of_frame(self.frame, reading.form)
-            return (table.of_texts if reading.text else table.of_rows)(file, reading, classes)
+            return (table.of_texts if reading.text else table.of_table)(file, reading, classes)
         return self._of_arrays(image, classes)
 
     def _of_arrays(self, image: Inputs, classes: tuple[str, ...]) -> Stream:
         about = yield from loaded("data", lambda: cast("Data", self.data), image, classes)
-        size = about.inputs.zeros(1).nbytes * len(about.labels)
+        inputs, size = about.inputs, about.inputs.zeros(1).nbytes * len(about.labels)
         line = (
-            f"data: {len(about.labels):,} {PLURAL[about.inputs.kind]} {about.inputs.shape}, "
+            f"data: {len(about.labels):,} {PLURAL[inputs.kind]} {inputs.shape}, "
             f"{len(about.classes)} classes, {max(1, len(about.site_names))} clients; "
             f"{size / 2**20:,.1f} MiB in the cache, which all processes share"
         )
@@ -90,9 +90,7 @@ def understand(data: Any, clients: Sequence[str], *, text: bool = False) -> Give
     elif callable(data) and not isinstance(data, type) and not _is_dataset(data):
         what, load = "function", data
         if not clients:
-            raise UserError(
-                "clients: 0 is not allowed with data=FUNCTION: give clients=N, or their names"
-            )
+            raise UserError("clients: 0 is not allowed with data=FUNCTION: give their number")
         data = {}
         for client in clients:
             try:
@@ -181,15 +179,11 @@ def _frames(what: str, frames: Mapping[str, pd.DataFrame], *, text: bool) -> Giv
     for client, frame in frames.items():
         if odd := sorted({*frame.columns} ^ {*frames[first].columns}, key=str):
             has, lacks = (client, first) if odd[0] in frame.columns else (first, client)
-            raise UserError(
-                f"data: client '{has}' has a column '{odd[0]}', client '{lacks}' has none: give "
-                "all clients the same columns"
-            )
+            other = f"client '{lacks}' has none: give all the same columns"
+            raise UserError(f"data: client '{has}' has a column '{odd[0]}', {other}")
         if SITE in frame.columns:
-            raise UserError(
-                f"data: column '{SITE}' of client '{client}' is in the way of the clients' names: "
-                "rename it"
-            )
+            what = f"column '{SITE}' of client '{client}' has the name of the clients' own"
+            raise UserError(f"data: {what}: rename it")
     whole = pd.concat([one.assign(**{SITE: name}) for name, one in frames.items()])
     return Given(what, kind, frame=whole.reset_index(drop=True), site=SITE)
 
@@ -200,24 +194,19 @@ def _arrays(what: str, values: Mapping[str, Any]) -> Given:
     for client, value in values.items():
         who = f"data: client '{client}'" if client else "data"
         if not isinstance(value, tuple | list) or len(value) not in {2, 4}:
-            raise UserError(
-                f"{who}: got {_shape_of(value)}, must be (x, y), (x, y, x_test, y_test), a "
-                "DataFrame or a data set"
-            )
+            must = "must be (x, y), (x, y, x_test, y_test), a DataFrame or a data set"
+            raise UserError(f"{who}: got {_shape_of(value)}, {must}")
         for x, y, test in zip(map(_array, value[::2]), value[1::2], (False, True), strict=False):
             pieces.append((client, test, x, _checked(who, x, _array(y))))
     first, _, x, _ = pieces[0]
     for client, _, other, _ in pieces:
-        floats = {first: x.dtype.kind == "f", client: other.dtype.kind == "f"}
-        if x.ndim > 2 and len({*floats.values()}) > 1:  # noqa: PLR2004  (rows of a table may)
+        mixed = (x.dtype.kind == "f") != (other.dtype.kind == "f") and x.ndim > 2  # noqa: PLR2004
+        if mixed or other.shape[1:] != x.shape[1:]:  # rows of a table may be mixed
+            one, two = ((str(a.dtype), a.shape[1:]) for a in (x, other))
+            must = "all must be of one shape, and all floats or none"
             raise UserError(
-                f"data: x is {x.dtype} of client '{first}' and {other.dtype} of client '{client}': "
-                "give all floats, or none"
-            )
-        if other.shape[1:] != x.shape[1:]:
-            raise UserError(
-                f"data: examples of client '{first}' are of shape {x.shape[1:]}, of client "
-                f"'{client}' {other.shape[1:]}: all must be of one shape"
+                f"data: examples of client '{first}' are {one[0]} of shape {one[1]}, of client "
+                f"'{client}' {two[0]} of shape {two[1]}: {must}"
             )
     names, codes = np.unique(np.concatenate([y for *_, y in pieces]), return_inverse=True)
     if all(name.lstrip("-").isdigit() for name in names.tolist()):
@@ -233,9 +222,8 @@ def _arrays(what: str, values: Mapping[str, Any]) -> Given:
     elif not kind and x.ndim == 2:  # noqa: PLR2004
         kind = TABLE
     if not kind:
-        raise UserError(
-            f"data: the kind of {_shape_of(x)} examples is unclear: give a fedhet.Data with `kind`"
-        )
+        what = f"the kind of {_shape_of(x)} examples is unclear"
+        raise UserError(f"data: {what}: give a fedhet.Data with `kind`")
     data = Data(
         examples, codes, names.tolist(), kind, clients=owners.tolist() if first else None,
         tests=tests if tests.any() else None,
@@ -279,18 +267,15 @@ def _as_bytes(images: Array, owners: Array) -> tuple[Array, tuple[str, ...]]:
         f"{value:g}" + f" (client '{owners[k]}')" * bool(owners[k])
         for value, k in zip((low, high), places, strict=True)
     )
-    if low >= -1 and high <= 1:
-        shift, scale = (0.0, 255.0) if low >= 0 else (1.0, 127.5)
-        line = f"are taken as {0 - shift:g} to 1, stored as 8 bits"
-        notes: tuple[str, ...] = (f"data: float images from {from_} to {to} {line}",)
-    elif low >= 0 and high <= 255 and (images == np.rint(images)).all():  # noqa: PLR2004
-        shift, scale, notes = 0.0, 1.0, ()
-    else:
-        raise UserError(
-            f"data: float images go from {from_} to {to}, must be from 0 to 1, -1 to 1, or whole "
-            "numbers to 255: leave out a Normalize, training does it"
-        )
-    return np.rint((images + shift) * scale).astype(np.uint8), notes
+    if low >= 0 and high > 1 and high <= 255 and (images == np.rint(images)).all():  # noqa: PLR2004
+        return images.astype(np.uint8), ()
+    line = f"data: float images from {from_} to {to}"
+    if low < -1 or high > 1:
+        must = "must be from 0 to 1, -1 to 1, or whole numbers to 255: leave out a Normalize"
+        raise UserError(f"{line} {must}")
+    shift, scale = (0.0, 255.0) if low >= 0 else (1.0, 127.5)
+    note = f"{line} are taken as {0 - shift:g} to 1, stored as 8 bits"
+    return np.rint((images + shift) * scale).astype(np.uint8), (note,)
 
 
 def _shape_of(value: Any) -> str:

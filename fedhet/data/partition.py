@@ -9,7 +9,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from importlib import import_module
 from inspect import signature
 from itertools import combinations
@@ -119,9 +119,8 @@ def _split_groups(
 
 def _group_counts(labels: Indices, groups: npt.NDArray[Any]) -> tuple[Indices, Indices]:
     """Return the place (n,) of every row's group, and int64 (G, C): its rows of each class."""
-    _, codes = np.unique(groups, return_inverse=True)
-    present, columns = np.unique(labels, return_inverse=True)
-    counts = np.zeros((codes.max(initial=-1) + 1, len(present)), dtype=np.int64)
+    (own, codes), (present, columns) = (np.unique(x, return_inverse=True) for x in (groups, labels))
+    counts = np.zeros((len(own), len(present)), dtype=np.int64)
     np.add.at(counts, (codes, columns), 1)
     return codes, counts
 
@@ -147,8 +146,8 @@ def _split_few(which: Indices, labels: Indices, groups: Any, split: Sequence[int
 
 def _split_by_time(times: npt.NDArray[Any], groups: Any, split: Sequence[int]) -> Indices:
     """Return the part (n,) of every row: the latest are test, a group by its last row."""
-    _, codes = np.unique(groups, return_inverse=True)
-    last = np.full(codes.max(initial=-1) + 1, -np.inf)
+    own, codes = np.unique(groups, return_inverse=True)
+    last = np.full(len(own), -np.inf)
     np.maximum.at(last, codes, times)
     _, place, counts = np.unique(last[codes], return_inverse=True, return_counts=True)
     upto, which = np.concatenate([[0], np.cumsum(counts)]), np.zeros(len(times), dtype=np.int64)
@@ -200,10 +199,8 @@ def read_partition_file(
     if idle := [client for client, parts in held.items() if not parts["train"]]:
         raise UserError(f"partition-file {file}: client {idle[0]!r} has no train image")
     ids = sorted(held, key=int if all(map(str.isdigit, held)) else str)
-    return tuple(ids), tuple(
-        ClientSplit(*(np.array(sorted(held[c][name]), dtype=np.int64) for name in SPLITS))
-        for c in ids
-    )
+    sorted_ = ((np.array(sorted(held[c][name]), np.int64) for name in SPLITS) for c in ids)
+    return tuple(ids), tuple(ClientSplit(*parts) for parts in sorted_)
 
 
 def _check_count(clients: int, found: int, who: str) -> None:
@@ -223,18 +220,13 @@ def _file_rows(file: str) -> list[tuple[int, list[str]]]:
             reader = csv.reader(text, strict=True)
             header = next(reader, [])
             rows = [(reader.line_num, row) for row in reader if row]
-    except OSError as error:
-        raise UserError(f"partition-file {file}: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"partition-file {file}: not a CSV text file ({error})") from error
-    what = "" if rows else "the file has no line"
-    if header not in (HEADER, [*HEADER, "group"]):
-        what = f"line 1: header {','.join(header)!r} must be {','.join(HEADER)!r} [,group]"
-    elif other := [(line, row) for line, row in rows if len(row) != len(header)]:
-        line, row = other[0]
-        what = f"line {line}: {len(row)} fields in {','.join(row)!r}, expected {len(header)}"
-    if what:
-        raise UserError(f"partition-file {file}: {what}")
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"partition-file {file} is no CSV file: {brief(error)}") from error
+    bad = [f"line {n}: {','.join(row)!r}" for n, row in rows if len(row) != len(header)]
+    if header not in (HEADER, [*HEADER, "group"]) or not rows or bad:
+        what = bad[0] if bad else f"{','.join(header)!r} and {len(rows)} rows"
+        fields = f"line 1 must be {','.join(HEADER)} [,group], and rows have as many fields"
+        raise UserError(f"partition-file {file}: {what}: {fields}")
     return rows
 
 
@@ -247,11 +239,10 @@ MAX_TRIES = 1000
 def classes_per_client(rng: np.random.Generator, data: Content, config: RunConfig) -> Indices:
     """Give every client ``classes-per-client`` classes (Shamsian et al. 2021, pFedHN, corrected).
 
-    Clients take, one after the other, c different classes with the most slots left, ties at random.
-    Taken slots then never differ by more than one between classes, so none of the ceil(N c / C)
-    slots of a class is exceeded. Its owners share it by U(0.4, 0.6), normalised over the slots
-    taken, rounded down; what is left goes out one image per owner. Raise UserError if an owner
-    would get no image of its class.
+    Clients take, one after the other, c different classes with the most slots left, ties at random,
+    so none of the ceil(N c / C) slots of a class is exceeded. Its owners share it by U(0.4, 0.6),
+    normalised over the slots taken, rounded down; what is left goes out one image per owner. Raise
+    UserError if an owner would get no image of its class.
     """
     sizes = _sizes(data)
     taken = np.zeros(len(sizes), dtype=np.int64)
@@ -267,10 +258,8 @@ def classes_per_client(rng: np.random.Generator, data: Content, config: RunConfi
         images = np.floor(size * shares / shares.sum()).astype(np.int64)
         images[: size - images.sum()] += 1
         if len(takers) and images.min() < 1:
-            raise UserError(
-                f"class {name!r} has {size} images, too few for the {len(takers)} clients that "
-                "share it: fewer clients or classes-per-client, or more images"
-            )
+            few = f"class {name!r} has {size} images, too few for the {len(takers)} clients of it"
+            raise UserError(f"{few}: fewer clients or classes-per-client, or more images")
         counts.append(images)
     return _hand_out(rng, data, owners, counts)
 
@@ -326,10 +315,9 @@ def _enough_each(rng: np.random.Generator, config: RunConfig, sizes: Indices) ->
             counts = np.diff(upper, axis=-1, prepend=0)
             if counts.reshape(-1, config.clients).sum(axis=0).min() >= MIN_CLIENT_IMAGES:
                 return counts
-    raise UserError(
-        f"alpha {config.alpha:g} with clients {config.clients}: no draw of {MAX_TRIES} gives every "
-        f"client {MIN_CLIENT_IMAGES} examples; use a larger alpha, or fewer clients"
-    )
+    draws = f"no draw of {MAX_TRIES} gives every client {MIN_CLIENT_IMAGES} examples"
+    key = f"alpha {config.alpha:g} with clients {config.clients}"
+    raise UserError(f"{key}: {draws}; use a larger alpha, or fewer clients")
 
 
 def _by_chance(rng: np.random.Generator, counts: Indices) -> Indices:
@@ -367,8 +355,7 @@ class Partition:
     def counts(self, labels: Indices, num_classes: int, parts: Sequence[str] = SPLITS) -> Indices:
         """Return int64 (N, C): images of each class on each client, in ``parts`` together."""
         own = (labels[np.concatenate([getattr(c, part) for part in parts])] for c in self.clients)
-        rows = [np.bincount(one, minlength=num_classes) for one in own]
-        return np.array(rows, dtype=np.int64).reshape(len(rows), num_classes)
+        return np.stack([np.bincount(one, minlength=num_classes) for one in own]).astype(np.int64)
 
 
 def make_partition(data: Content, config: RunConfig) -> Partition:
@@ -392,20 +379,17 @@ def make_partition(data: Content, config: RunConfig) -> Partition:
             owner = _whole_groups(data, owner, count, config.data_seed)
         ids = tuple(map(str, range(count)))
         clients = tuple(_splits(data, config, ids, owner))
-    lines += [*_coded_by_site(data), *_about_groups(clients, data, config)]
+    lines += _about_groups(clients, data, config)
     lines += _about_clients(Partition(clients, ids, ()), data, config)
     return Partition(clients, ids, tuple(lines))
 
 
 def check_groups(data: Content, config: RunConfig) -> None:
     """Raise UserError for keys that this data set cannot follow."""
-    for key, value, there in (
-        ("group", ",".join(config.group), data.grouped),
-        ("split-by", config.split_by, len(data.times)),
-    ):
-        if value and not there:
-            no = f"dataset {config.dataset} has no such column"
-            raise UserError(f"{key}: '{value}' is not allowed: {no}")
+    group, when = config.group and not data.grouped, config.split_by and not len(data.times)
+    if group or when:
+        word = f"group: '{','.join(config.group)}'" if group else f"split-by: '{config.split_by}'"
+        raise UserError(f"{word} is not allowed: dataset {config.dataset} has no such column")
 
 
 def _owners(data: Content, config: RunConfig) -> tuple[Indices, int]:
@@ -441,10 +425,8 @@ def _whole_groups(data: Content, owner: Indices, clients: int, seed: int) -> Ind
     first[split] = _deal(generator(seed, "groups"), counts[split], needs)
     owner = np.where(first == clients, -1, first)[codes]
     if missing := sorted(set(range(clients)) - set(owner.tolist())):
-        raise UserError(
-            f"clients {clients}: client {missing[0]} gets no whole group by {data.group_by} of "
-            f"{len(counts)}: use fewer clients, or another partition"
-        )
+        none = f"client {missing[0]} gets no whole group by {data.group_by} of {len(counts)}"
+        raise UserError(f"clients {clients}: {none}: use fewer clients, or another partition")
     return owner
 
 
@@ -464,10 +446,8 @@ def _natural(
     """Return clients as the data names them, without those that cannot be trained and tested."""
     names, what = data.site_names, noun(config.dataset)
     if not names:
-        raise UserError(
-            "partition natural needs the client of each example: name its column with `site`, or "
-            "return `clients` in a fedhet.Data"
-        )
+        what = "name their column with `site`, or return `clients` in a fedhet.Data"
+        raise UserError(f"partition natural needs the clients of the examples: {what}")
     splits = dict(zip(names, _splits(data, config, names, data.sites), strict=True))
     order = sorted(names, key=client_order)
     ids = tuple(n for n in order if len(splits[n].train) and len(splits[n].test))
@@ -475,8 +455,7 @@ def _natural(
         raise UserError(f"partition natural: no client has enough {what} to train and to test")
     who = f"the data names {len(ids)} clients that can be trained and tested"
     _check_count(config.clients, len(ids), who)
-    held = dict(zip(names, np.bincount(data.sites, minlength=len(names)), strict=True))
-    small = [f"{n} ({held[n]})" for n in order if n not in ids]
+    small = [f"{n} ({sum(map(len, astuple(splits[n])))})" for n in order if n not in ids]
     left = f"{len(small)} clients are left out, with too few {what} to train and to test: "
     return ids, tuple(splits[n] for n in ids), [left + listed(small, _NAMED)] if small else []
 
@@ -502,41 +481,26 @@ def about_classes(data: Content, what: str) -> list[str]:
     ]
     gaps = [name for name in data.classes if _NO_CLASS.fullmatch(name.lower())]
     if gaps and what != noun("image-folder"):
-        lines.append(
-            f"classes {listed(gaps)} may stand for a missing value: gaps={','.join(gaps)} leaves "
-            "such rows out"
-        )
-    held = [{*data.labels[data.sites == k]} for k in range(len(data.site_names))]
-    owners = Counter(label for labels in held for label in labels)
-    pairs = zip(data.site_names, held, strict=True)
-    if apart := [one for one, own in pairs if len(own) > 1 == max(owners[label] for label in own)]:
-        lines.append(
-            f"no class of {listed(apart, _NAMED)} occurs at another site: "
-            "labels={NAME: [WORD, WORD], ...} joins different words for one class"
-        )
+        out = f"gaps={','.join(gaps)} leaves such rows out"
+        lines.append(f"classes {listed(gaps)} may stand for a missing value: {out}")
+    names, joins = np.array(data.classes), "labels={NAME: [WORD, WORD], ...} joins words for one"
+    held = {site: {*names[data.labels[data.sites == k]]} for k, site in enumerate(data.site_names)}
+    owners = Counter(name for own in held.values() for name in own)
+    several = [site for site, own in held.items() if len(own) > 1]
+    if apart := [one for one in several if max(owners[name] for name in held[one]) == 1]:
+        lines.append(f"no class of {listed(apart, _NAMED)} occurs at another site: {joins}")
+    coded = all(map(str.isdigit, data.classes)) and 3 <= len(names) <= CODED  # noqa: PLR2004
+    for pair in combinations(several, 2) if coded else ():
+        if all(held[one] - held[two] for one, two in (pair, pair[::-1])):
+            both = "; ".join(f"{one} has {', '.join(sorted(held[one]))}" for one in pair)
+            lines.append(f"sites do not have the same classes ({both}): {joins}")
+            break
     if alone := [data.classes[label] for label in np.flatnonzero(sizes == 1)]:
         lines.append(
             f"{len(alone)} classes have one {what.removesuffix('s')}, which cannot be trained on "
             f"and tested: {listed(alone, _NAMED)}; labels can put classes together"
         )
     return lines
-
-
-def _coded_by_site(data: Content) -> Iterator[str]:
-    """Yield a line where two sites each have codes that the other lacks."""
-    coded = all(name.isdigit() for name in data.classes)
-    if len(data.site_names) < 2 or not coded or not 3 <= len(data.classes) <= CODED:
-        return
-    names = np.array(data.classes)
-    held = [{*names[data.labels[data.sites == k]]} for k in range(len(data.site_names))]
-    for (one, a), (two, b) in combinations(zip(data.site_names, held, strict=True), 2):
-        if min(len(a), len(b)) > 1 and a - b and b - a:
-            both = "; ".join(f"{n} has {', '.join(sorted(c))}" for n, c in ((one, a), (two, b)))
-            yield (
-                f"sites do not have the same classes ({both}): if these mean the same, join them "
-                "with labels={NAME: [VALUE, VALUE], ...}"
-            )
-            return
 
 
 def _about_groups(
@@ -553,16 +517,14 @@ def _about_groups(
     seen, number = int(np.isin(tested, train).sum()), len(np.unique(tested))
     if data.grouped and 0 < number < _GROUPS:
         yield f"the test figures rest on {number} groups by {by}: several seeds say more"
+    figure = f"{seen:,} of {len(tested):,} test {what} have their {by} in train"
     if not seen:
         return
-    count = f"{seen:,} of {len(tested):,} test {what}"
-    figure = f"{count} have their {by} in train"
-    keeps = f"keeps all {what} of one in one split"
-    if "{" in by and not data.grouped:
-        share = "share their stem with a train image, and may be of one person or scan"
-        yield f"{count} {share}: group='{by}' {keeps}"
-    elif not data.grouped:
-        yield f"{figure}: group={by} {keeps}"
+    if not data.grouped:
+        if "{" in by:
+            share = "share their stem with a train image, and may be of one person or scan"
+            figure = f"{seen:,} of {len(tested):,} test {what} {share}"
+        yield f"{figure}: group={shlex.quote(by)} keeps all {what} of one in one split"
     elif by == RECORDING and config.partition != "file":
         yield f"{figure}: some class of theirs has fewer than 3 recordings, and was cut by time"
     elif config.partition == "natural":
@@ -600,17 +562,12 @@ def _about_clients(partition: Partition, data: Content, config: RunConfig) -> It
     unused = len(data.labels) - int(held.sum())
     if unused and not len(unowned):
         yield f"{unused} of {len(data.labels)} {what} belong to no client"
-    few = [
-        f"client {ids[k]} has {tested[k, label]} of '{names[label]}'"
-        for k, label in np.argwhere((held > 0) & (tested < _TESTED))
-    ]
+    places = np.argwhere((held > 0) & (tested < _TESTED))
+    few = [f"client {ids[k]} has {tested[k, label]} of '{names[label]}'" for k, label in places]
     if few and config.metric != "accuracy":
         larger = config.split[2] < _TEST_SHARE * sum(config.split)
-        more = 'a larger test set (split="6:1:3") and ' * larger
-        yield (
-            f"few test {what} of a class: {listed(few, _NAMED)}: such metrics are chance; {more}"
-            "several seeds say more"
-        )
+        more = 'a larger test set (split="6:1:3") and ' * larger + "several seeds say more"
+        yield f"few test {what} of a class: {listed(few, _NAMED)}: such metrics are chance; {more}"
 
 
 # --- partitioners of flwr-datasets ----------------------------------------------------------------
@@ -630,10 +587,6 @@ def _flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
     columns |= {"site": [data.site_names[k] for k in data.sites]} if data.site_names else {}
     try:
         signature(make).bind_partial(**keywords)  # a misspelt keyword before a missing one
-        signature(make).bind(**keywords)
-        for key, value in given.items():
-            if isinstance(takes[key].default, bool) and not isinstance(value, bool):
-                raise TypeError(f"{key}={value} is not allowed: true or false")
         partitioner = make(**keywords)
         datasets: Any = import_module("datasets")
         datasets.disable_progress_bars()
@@ -647,12 +600,9 @@ def _flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
     _check_count(config.clients, found, f"'{kind}' makes {found}")
     sizes = [len(mine) for mine in held]
     owner[np.concatenate(held)] = np.repeat(np.arange(found), sizes)
-    for what, wrong in (
-        ("gives some examples to several", sum(sizes) != (owner >= 0).sum()),
-        ("leaves some without examples", 0 in sizes),
-    ):
-        if wrong:
-            raise UserError(f"partition: '{kind}' {what} clients: use fewer clients")
+    if 0 in sizes or sum(sizes) != (owner >= 0).sum():
+        what = "leaves some clients without examples, or gives some examples to several"
+        raise UserError(f"partition: '{kind}' {what}: use fewer clients")
     return owner, found
 
 
@@ -669,20 +619,15 @@ def _partitioner(kind: str) -> tuple[Callable[..., Any], dict[str, Any]]:
         name, *words = shlex.split(kind.removeprefix(PREFIX)) or [""]
         given = {key: parse_yaml(text) for key, text in (word.split("=", 1) for word in words)}
         module: Any = import_module("flwr_datasets.partitioner")
-    except (ValueError, Damaged) as error:
-        raise UserError(
-            f"partition: '{kind}' must be written {PREFIX}CLASS keyword=value ... ({brief(error)})"
-        ) from error
-    except ImportError as error:
-        raise UserError(
-            f"partition: '{kind}' needs flwr-datasets: pip install 'fedhet[hf]' ({brief(error)})"
-        ) from error
+    except (ValueError, Damaged, ImportError) as error:
+        must = f"must be written {PREFIX}CLASS keyword=value ..."
+        if isinstance(error, ImportError):
+            must = "needs flwr-datasets: pip install 'fedhet[hf]'"
+        raise UserError(f"partition: '{kind}' {must} ({brief(error)})") from error
     known = [one for one in module.__all__ if one != "Partitioner" and "Vertical" not in one]
     if name not in known:
-        raise UserError(
-            f"partition: flwr-datasets has no '{name}' that deals examples{nearest(name, known)}; "
-            f"allowed: {', '.join(known)}"
-        )
+        allowed = f"{nearest(name, known)}; allowed: {', '.join(known)}"
+        raise UserError(f"partition: flwr-datasets has no '{name}' that deals examples{allowed}")
     if "num_partitions" in given:
         raise UserError(f"partition: num_partitions: write clients={given['num_partitions']}")
     return getattr(module, name), given

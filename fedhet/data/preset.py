@@ -13,13 +13,11 @@ import numpy as np
 from fedhet.config.schema import RunConfig
 from fedhet.data import describe, formats, rows
 from fedhet.data.cache import Dataset
-from fedhet.data.describe import Description, Unclear
-from fedhet.data.image_tables import image_column
-from fedhet.data.images import MAX_DEPTH, files_below, is_image
+from fedhet.data.describe import PERSON, Description, Unclear, snake
+from fedhet.data.images import MAX_DEPTH, files_below, image_column, is_image
 from fedhet.data.inputs import GAPS, IMAGE, SIGNAL, TABLE, TOKENS, Reading, counted, listed, noun
-from fedhet.data.keys import PERSON, snake
 from fedhet.data.partition import about_classes
-from fedhet.data.signals import Npz
+from fedhet.data.table import Npz
 from fedhet.errors import UserError, one_line
 from fedhet.files import near
 
@@ -59,9 +57,7 @@ def initialise(  # noqa: PLR0913, PLR0917  (what the command line is made of)
         raise UserError(f"'{path}' does not exist{near(place)}")
     target = out or Path(f"{place.name.split('.')[0] or 'data'}.yaml")
     if target.exists():
-        raise UserError(
-            f"'{target}' already exists: delete it, or give another name with --out NAME.yaml"
-        )
+        raise UserError(f"'{target}' already exists: delete it, or give --out NAME.yaml")
     place, dataset = _dataset(place, given)
     keys: Keys = {"dataset": dataset, "data-path": str(place)}
     keys |= {key: value for key, value in given.items() if key not in keys}
@@ -135,9 +131,11 @@ def _of_windows(keys: Keys, given: Mapping[str, Any], place: Path) -> list[str]:
     if names and "site" not in given and place.is_file():  # in a folder each is a site
         keys["site"] = names
     taken = {*arrays.used, *keys.get("site", ()), *given.get("group", ())}
-    persons = [n for n in arrays.columns if n not in taken and PERSON.fullmatch(snake(n))]
-    persons = [n for n in persons if arrays.has_column(n) and "group" not in given]
-    persons = [n for n in persons if arrays.rows([n])[n].duplicated().mean() >= 0.5][:1]  # noqa: PLR2004
+    persons = [
+        name for name in arrays.columns
+        if name not in taken and PERSON.fullmatch(snake(name)) and arrays.has_column(name)
+        and "group" not in given and arrays.rows([name])[name].duplicated().mean() >= 0.5  # noqa: PLR2004
+    ][:1]  # fmt: skip
     keys |= {"group": persons} if persons else {}
     other = [name for name in arrays.columns if name not in {*taken, *persons}]
     return [*arrays.found, *([f"arrays that are not read: {listed(other)}"] if other else [])]
@@ -222,10 +220,8 @@ def _choose(keys: Keys, description: Description) -> list[str]:
                 "time=COLUMN length=STEPS cuts windows, group=COLUMN keeps recordings whole"
             )
         if later := description.later():
-            lines.append(
-                f"warning: by their names known only after '{reading.target}': {listed(later)}: "
-                f"ignore={','.join(later)} leaves them out"
-            )
+            known = f"by their names known only after '{reading.target}': {listed(later)}"
+            lines.append(f"warning: {known}: ignore={','.join(later)} leaves them out")
     elif dataset != "signals":
         description.leave_out(f"dataset={dataset} reads no other column")
     if reading.image:

@@ -98,11 +98,6 @@ class RowFile:
         """Yield these columns of some rows."""
         raise NotImplementedError
 
-    @property
-    def said(self) -> str:
-        """Return one line of what was found out."""
-        return "; ".join(self.found)
-
     def lines(self) -> Iterator[int]:
         """Yield the line, else the number, of every row."""
         return count()
@@ -212,7 +207,7 @@ class CsvFile(RowFile):
     def __init__(self, path: Path, form: Form, data: bytes | None = None) -> None:
         super().__init__(f"data-path {path}", form)
         self.path, self._data, self._checked = path, data, False
-        self._skip = 0  # lines before the first row
+        self._skip = 0
         records = self._separated(self._text())
         if not records:
             raise UserError(f"{self.where}: the file is empty")
@@ -228,10 +223,7 @@ class CsvFile(RowFile):
             self.found.append(f"{marked} by its mark (encoding)")
         self.form = replace(self.form, encoding=encoding)
         if b"\0" in head and not encoding.lower().startswith(("utf-16", "utf-32")):
-            raise UserError(
-                f"{self.where}: not a text file, but a binary file of an unknown format: save its "
-                "rows as CSV or Parquet"
-            )
+            raise UserError(f"{self.where}: a file of an unknown format: save it as CSV or Parquet")
         try:
             with self._open() as file:
                 text = file.read(SAMPLE)
@@ -241,13 +233,13 @@ class CsvFile(RowFile):
             raise self._bad_byte() from error
         if len(text) == SAMPLE:
             text = text[: text.rfind("\n") + 1] or text
-        above = top[0] if (top := _TOP.match(text)) else ""
-        self._skip = len(above.splitlines())
-        if match := re.search(r"sep=(.)", above):
+        above = top[0].splitlines() if (top := _TOP.match(text)) else []
+        self._skip = len(above)
+        if match := re.search(r"sep=(.)", "".join(above)):
             self.form = replace(self.form, separator=self.form.separator or match[1])
-        if comments := sum("#" in line for line in above.splitlines()):
+        if comments := sum("#" in line for line in above):
             self.found.append(f"{comments} lines of comments before the header are left out")
-        return text[len(above) :]
+        return text[top.end() if top else 0 :]
 
     def _bytes(self) -> IO[bytes]:
         if self._data is not None:
@@ -280,19 +272,15 @@ class CsvFile(RowFile):
                     likely = best.could_be_from_charset if best else ["latin_1"]
                     usual = [one for one in _ENCODINGS[:2] if one in likely] or likely[:2]
                     names = " or ".join(f"encoding={one.replace('_', '-')}" for one in usual)
-                    return UserError(
-                        f"{self.where} line {number}: byte 0x{line[error.start]:02x} is not utf-8: "
-                        f"set the file's encoding, such as {names}"
-                    )
+                    byte = f"line {number}: byte 0x{line[error.start]:02x} is not utf-8"
+                    return UserError(f"{self.where} {byte}: give its encoding, such as {names}")
         return UserError(f"{self.where}: not {encoding}: give the encoding, as encoding=latin-1")
 
     def _separated(self, text: str) -> list[_Record]:
         """Return the first rows, cut as clevercsv finds it: by form and kinds of the cells."""
         given = SEPARATORS.get(self.form.separator, self.form.separator)
         if len(given) > 1 and given != SPACE:
-            raise UserError(
-                f"separator: '{given}' is not allowed: one sign, or {', '.join(SEPARATORS)}"
-            )
+            raise UserError(f"separator: '{given}' must be one sign, or {', '.join(SEPARATORS)}")
         signs = {" " if sign == SPACE else sign: sign for sign in SEPARATORS.values()}
         dialect = Detector().detect(text[:DIALECT], delimiters=[*signs])
         single = dialect is not None and dialect.quotechar == "'" and '"' not in text
@@ -322,8 +310,8 @@ class CsvFile(RowFile):
         first = next(wide, 0)
         head, *body = [row for _, row in records[first:]]
         if first:
-            above = " / ".join(" ".join(filter(None, row)) for _, row in records[:first])
-            self.found.append(f"{first} rows above the header are left out: {one_line(above, 60)}")
+            above = one_line(" ".join(cell for _, row in records[:first] for cell in row), 60)
+            self.found.append(f"{first} rows above the header are left out: {above}")
         if len(head) == width + 1 and not head[-1]:  # a delimiter after the header alone
             del head[-1]
             self.found.append("the empty last column of the header is left out")
@@ -358,16 +346,12 @@ class CsvFile(RowFile):
         data = self._is_data(head, body) or (title and not named)
         if given and len(given) not in (width, len(head)):
             raise UserError(f"columns: {len(given)} names, but {self.where} has {width} columns")
-        if given:
-            return head[: len(given)] == given or not data
-        if data:
-            names = ",".join(f"c{k}" for k in range(1, width + 1))
+        if data and not given:
             which = "row below the title" if title else "first line"
-            raise NoHeader(
-                f"{self.where}: the {which} looks like data ({one_line(', '.join(head), 60)}): "
-                f"without a header, name the columns: columns={one_line(names, 60)}", width
-            )  # fmt: skip
-        return True
+            looks = f"the {which} looks like data ({one_line(', '.join(head), 60)})"
+            names = one_line(",".join(f"c{k}" for k in range(1, width + 1)), 60)
+            raise NoHeader(f"{self.where}: {looks}: name the columns: columns={names}", width)
+        return not data or head[: len(given)] == given
 
     def _is_data(self, cells: list[str], body: Sequence[list[str]]) -> bool:
         """Return whether the first row is one like the others and no header."""
@@ -406,11 +390,9 @@ class CsvFile(RowFile):
             self.found.append(f"thousands by {thousands!r} (thousands)")
         self.form = replace(form, decimal=decimal, thousands=thousands)
         dotted = [[one for one in column if "." in one] for column in known]
-        grouped = [one for one in dotted if one and all(map(_GROUPED.fullmatch, one))]
+        grouped = [one[0] for one in dotted if one and all(map(_GROUPED.fullmatch, one))]
         if grouped and form.separator == ";" and decimal == "." and not form.decimal:
-            one = grouped[0][0]
-            other = one.replace(".", "")
-            self.found.append(f"{one} has a decimal point (thousands=. reads {other})")
+            self.found.append(f"{grouped[0]} has a decimal point (thousands=. reads it as whole)")
 
     @property
     def _quoting(self) -> dict[str, Any]:
@@ -433,45 +415,39 @@ class CsvFile(RowFile):
                     keep_default_na=False, chunksize=_size(len(self.columns)),
                 )  # fmt: skip
                 for frame in reader:
-                    yield self._sound(frame)[columns]
+                    self._check_short(frame[self.columns[-1]])
+                    yield frame[columns]
         except UnicodeDecodeError as error:
             raise self._bad_byte() from error
         except pd.errors.EmptyDataError:
             pass
         except (pd.errors.ParserError, ValueError, csv.Error) as error:
-            text = re.sub(
-                r"(line|row) (\d+)",
-                lambda found: f"line {self._skip + int(found[2]) + (found[1] == 'row')}",
-                one_line(error),
-            )
+
+            def line(found: re.Match[str]) -> str:
+                return f"line {self._skip + int(found[2]) + (found[1] == 'row')}"
+
+            text = re.sub(r"(line|row) (\d+)", line, one_line(error))
             more = "; quote=none reads a quote as a sign" if "inside string" in text else ""
             raise UserError(f"{self.where}: no CSV: {text}{more}") from error
         except OSError as error:
             raise UserError(f"{self.where}: {error.strerror or error}") from error
 
-    def _sound(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Drop a repeated header, as of joined files; UserError for a row shorter than others."""
-        first, last = frame[self.columns[0]], frame[self.columns[-1]]
+    def _check_short(self, last: pd.Series) -> None:
+        """Raise UserError for a row shorter than others, if the ``last`` column has a gap."""
         if not self._checked and (last.isna() | (last == "")).any():
             self._checked = True
             for line, row in self._records():
                 if len(row) < self._least:
                     fields = f"{len(row)} fields, but others {len(self.columns)}"
                     raise UserError(f"{self.where} line {line}: {fields}")
-        if pd.api.types.is_string_dtype(first):
-            again = frame.index[first.str.strip() == self.columns[0]]
-            again = [k for k in again if [str(v).strip() for v in frame.loc[k]] == self.columns]
-            frame = frame.drop(again)
-        return frame
 
     def place(self, row: int) -> str:
         """Return the line of a row, counted again: rows may have several lines."""
-        line = next(islice(self.lines(), row, None), None)
-        return f"row {row + 1}" if line is None else f"line {line}"
+        return f"line {next(islice(self.lines(), row, None), row + 1)}"
 
     def lines(self) -> Iterator[int]:
-        """Yield the line of every row that does not repeat the header."""
-        return (line for line, row in self._records() if row != self.columns)
+        """Yield the line of every row."""
+        return (line for line, _ in self._records())
 
     def _records(self) -> Iterator[_Record]:
         with self._open() as file:
@@ -557,10 +533,7 @@ def _open_parquet(path: Path, form: Form) -> RowFile:
 
 
 def _several(paths: Sequence[Path], form: Form) -> RowFile:
-    """Return files of the same columns, in whatever order each has them; each is a site.
-
-    Parts of one data set are none: ``train.csv`` beside ``test.csv``, ``x-00000-of-00002.parquet``.
-    """
+    """Return files of the same columns, in any order; each is a site, but for parts of one set."""
     files = [open_rows([path], form) for path in paths]
     first = files[0]
     whole = RowFile(first.where, first.form)

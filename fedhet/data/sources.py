@@ -19,7 +19,15 @@ import numpy.typing as npt
 from PIL import Image
 
 from fedhet import plugins
-from fedhet.data.images import Decoded, decoded, image_folder, image_stream, to_pixels
+from fedhet.data.images import (
+    Decoded,
+    decoded,
+    image_folder,
+    image_stream,
+    image_table,
+    images_of,
+    to_pixels,
+)
 from fedhet.data.inputs import (
     DATASETS,
     HUB,
@@ -46,7 +54,6 @@ from fedhet.errors import UserError, brief, nearest
 from fedhet.rng import generator
 
 TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "fashion-mnist": "FashionMNIST"}
-NAMES = (*IMAGE_SETS, *DATASETS)
 
 
 def find_source(  # noqa: PLR0911  (one for each form of a name)
@@ -78,25 +85,21 @@ def find_source(  # noqa: PLR0911  (one for each form of a name)
         return Source([repr(synthetic)], synthetic.stream, synthetic.examples)
     if plugins.is_own("dataset", name):
         return _own(name, data_path)
-    known = [*NAMES, *plugins.installed("dataset")]
-    raise UserError(
-        f"dataset {name!r} is unknown{nearest(name, known)}; allowed: "
-        f"{', '.join(known)}, hf:NAME or your own module:load"
-    )
+    known = [*IMAGE_SETS, *DATASETS, *plugins.installed("dataset")]
+    allowed = f"{', '.join(known)}, hf:NAME or your own module:load"
+    raise UserError(f"dataset {name!r} is unknown{nearest(name, known)}; allowed: {allowed}")
 
 
 def _of_images(data_path: str, reading: Reading) -> Source:
     """Return images in folders of classes, or those that a table lists."""
     path = Path(data_path)
     if reading.image or reading.target or (path.is_file() and path.suffix.lower() != ".zip"):
-        from fedhet.data.image_tables import image_table  # noqa: PLC0415  (pandas: a second)
-
         return image_table(data_path, reading)
     return image_folder(data_path, reading.group)
 
 
 def _of_files(name: str, data_path: str, reading: Reading) -> Source:
-    from fedhet.data import formats, rows, signals, table  # pandas: a second
+    from fedhet.data import formats, rows, table  # pandas: a second
 
     suffixes: Sequence[str] = formats.ROW_SUFFIXES
     path = Path(data_path).expanduser()
@@ -107,11 +110,11 @@ def _of_files(name: str, data_path: str, reading: Reading) -> Source:
     def stream(_: Inputs, classes: tuple[str, ...]) -> Stream:
         others = formats.beside(data_path, paths)
         if name == "signals" and not formats.holds(paths[0], (*formats.ROW_SUFFIXES, ".txt")):
-            return signals.of_npz(paths, reading, classes, others)
-        make = {"table": table.of_rows, "texts": table.of_texts, "signals": signals.of_rows}[name]
+            return table.of_npz(paths, reading, classes, others)
+        readers = {"table": table.of_table, "texts": table.of_texts, "signals": table.of_windows}
         file = rows.open_rows(paths, reading.form)
         file.found += others
-        return make(file, reading, classes)
+        return readers[name](file, reading, classes)
 
     return Source([name, *file_stats(paths), repr(reading)], stream)
 
@@ -124,22 +127,16 @@ def _of_hub(dataset: str, data_path: str, reading: Reading) -> Source:
 
     Its key has size and time of the copy's files; the hub's are taken as fixed.
     """
-    files: list[object] = []
-    if data_path:
-        root = Path(data_path).expanduser()
-        files = file_stats(sorted(path for path in root.rglob("*") if path.is_file()))
+    files = _stats_below(data_path)
 
     def stream(image: Inputs, classes: tuple[str, ...]) -> Stream:
         from fedhet.data import rows, table
-        from fedhet.data.image_tables import images_of
 
         data, where = _load(dataset, data_path), f"dataset '{dataset}'"
         names = {name: one.names for name, one in data.features.items() if hasattr(one, "int2str")}
         if not reading.target and len(names) != 1:
-            raise UserError(
-                f"target: '' is not allowed: {where} has {len(names)} columns of class labels; "
-                f"name one of {listed(data.column_names)}"
-            )
+            columns = f"{len(names)} class labels: name one of {listed(data.column_names)}"
+            raise UserError(f"target: '' is not allowed: {where} has {columns}")
 
         def frames(columns: list[str], size: int) -> Iterator[Any]:
             codes = {name: dict(enumerate(names[name])) for name in columns if name in names}
@@ -152,7 +149,7 @@ def _of_hub(dataset: str, data_path: str, reading: Reading) -> Source:
         if pictures and not own.text:
             named = replace(own, image=own.image or pictures[0])
             return images_of(file, Path(data_path), named, image, classes)
-        return (table.of_texts if own.text else table.of_rows)(file, own, classes)
+        return (table.of_texts if own.text else table.of_table)(file, own, classes)
 
     return Source(["hub", dataset, data_path, files, repr(reading)], stream)
 
@@ -161,32 +158,25 @@ def _load(dataset: str, data_path: str) -> Any:
     name, *words = dataset.removeprefix(HUB).split() or [""]
     given = dict(word.partition("=")[::2] for word in words)
     if not name or set(given) - {"subset", "split"} or not all(given.values()):
-        raise UserError(
-            f"dataset '{dataset}' must be written hf:NAME, and then subset=... or split=..."
-        )
+        raise UserError(f"dataset '{dataset}' must be hf:NAME, then subset=... or split=...")
     try:
         datasets: Any = import_module("datasets")
     except ImportError as error:
-        raise UserError(
-            f"dataset '{dataset}' needs flwr-datasets: pip install 'fedhet[hf]' ({brief(error)})"
-        ) from error
+        need = f"needs flwr-datasets: pip install 'fedhet[hf]' ({brief(error)})"
+        raise UserError(f"dataset '{dataset}' {need}") from error
     datasets.disable_progress_bars()
     path, split = Path(data_path).expanduser(), given.get("split", "train")
     try:
         if data_path and any((path / f"{n}.json").is_file() for n in ("state", "dataset_dict")):
-            saved = datasets.load_from_disk(
-                str(path)
-            )  # of one split, which has no name, or several
-            if isinstance(saved, datasets.Dataset):
+            saved = datasets.load_from_disk(str(path))
+            if isinstance(saved, datasets.Dataset):  # of one split, which has no name
                 return saved
             return datasets.concatenate_datasets([saved[one] for one in split.split("+")])
         whole = str(path) if data_path else name
         return datasets.load_dataset(whole, given.get("subset"), split=split)
     except Exception as error:  # of the hub, the network, the files: nearly every kind
-        raise UserError(
-            f"dataset '{dataset}' cannot be loaded from {data_path or 'the hub'}: {brief(error)}; "
-            "data-path=FOLDER names a local copy"
-        ) from error
+        where = f"{data_path or 'the hub'}: {brief(error)}; data-path=FOLDER names a local copy"
+        raise UserError(f"dataset '{dataset}' cannot be loaded from {where}") from error
 
 
 # --- arrays ----------------------------------------------------------------
@@ -227,11 +217,8 @@ def _torchvision(name: str, root: Path) -> "Data":
     except Exception as error:
         if not existed:
             shutil.rmtree(root, ignore_errors=True)
-        raise UserError(
-            f"dataset {name}: '{root}' lacks its files, and their download failed "
-            f"({brief(error)}); copy torchvision's files there, or use your own images with "
-            "dataset=image-folder data-path=FOLDER"
-        ) from error
+        why = f"their download failed ({brief(error)}): copy torchvision's files there"
+        raise UserError(f"dataset {name}: '{root}' lacks its files, and {why}") from error
     images = np.concatenate([np.asarray(part.data, dtype=np.uint8) for part in parts])
     labels = np.concatenate([np.asarray(part.targets, dtype=np.int64) for part in parts])
     return Data(images, labels, parts[0].classes)
@@ -259,11 +246,8 @@ class Synthetic:
         count, classes = match.groups() if match else ("0", "0")
         made = Synthetic(int(count or 6000), int(classes or 10), seed)
         if not made.examples >= made.num_classes >= 2:  # noqa: PLR2004
-            raise UserError(
-                f"dataset {name!r}: expected synthetic, synthetic:EXAMPLES or synthetic:EXAMPLESx"
-                "CLASSES, with at least 2 classes and no fewer examples, such as "
-                "synthetic:60000x100"
-            )
+            forms = "synthetic, synthetic:EXAMPLES or synthetic:EXAMPLESxCLASSES, with 2 classes"
+            raise UserError(f"dataset {name!r}: must be {forms} or more, and no fewer examples")
         return made
 
     def stream(self, image: Inputs, classes: tuple[str, ...]) -> Stream:
@@ -333,25 +317,27 @@ def _own(dataset: str, data_path: str) -> Source:
     """Return what a user's function gives; its key is its code, and its files' sizes and times."""
     load: Callable[[str], Any] = plugins.load("dataset", dataset)
     if not inspect.isroutine(load):
-        raise UserError(
-            f"dataset {dataset!r} is a {type(load).__name__}, must be a function load(data_path)"
-        )
-    path = Path(data_path).expanduser()
-    inside = sorted(one for one in path.rglob("*") if one.is_file()) if data_path else []
-    there = file_stats([path, *inside]) if data_path and path.exists() else []
+        what = f"a {type(load).__name__}, must be a function load(data_path)"
+        raise UserError(f"dataset {dataset!r} is {what}")
 
     def called() -> Data:
         try:
             found = load(data_path)
             return found if isinstance(found, Data) else Data(*found)
         except (Exception, SystemExit) as error:
-            raise UserError(
-                f"dataset {dataset!r}: load({data_path!r}) must return images, labels and "
-                f"class names, or a fedhet.Data: {brief(error)}"
-            ) from error
+            must = "must return images, labels and class names, or a fedhet.Data"
+            what = f"load({data_path!r}) {must}: {brief(error)}"
+            raise UserError(f"dataset {dataset!r}: {what}") from error
 
-    key = ["own", dataset, _code(load.__module__), data_path, *there]
+    key = ["own", dataset, _code(load.__module__), data_path, *_stats_below(data_path)]
     return Source(key, partial(loaded, dataset, called))
+
+
+def _stats_below(data_path: str) -> list[object]:
+    """Return what changes with a file, or one of a folder; nothing for no path or none there."""
+    path = Path(data_path).expanduser()
+    files = [path, *sorted(one for one in path.rglob("*") if one.is_file())] if data_path else []
+    return file_stats(files) if path.exists() else []
 
 
 def _code(module: str) -> str:
@@ -414,9 +400,8 @@ def _check_labels(examples: Examples, labels: Examples, classes: tuple[str, ...]
     if not examples.ndim or not len(examples):
         raise ValueError("there are no examples")
     if labels.shape != examples.shape[:1] or labels.dtype.kind not in "iu":
-        raise ValueError(
-            f"labels are {_shown(labels)}, must be whole numbers of shape [{len(examples)}]"
-        )
+        must = f"must be whole numbers of shape [{len(examples)}]"
+        raise ValueError(f"labels are {_shown(labels)}, {must}")
     if not classes or len(set(classes)) < len(classes) or not all(classes):
         raise ValueError("class names must be different texts")
     _check_range("labels", labels, len(classes), f"there are {len(classes)} class names")
@@ -436,7 +421,7 @@ def _described(data: Data, examples: Examples, image: Inputs) -> tuple[Inputs, E
         raise ValueError(f"{unclear}: return a fedhet.Data with `kind`, one of {', '.join(KINDS)}")
     if kind == IMAGE:
         return image, as_pixels(examples)
-    from fedhet.data.signals import finite, small_numbers  # pandas: a second
+    from fedhet.data.table import finite, small_numbers  # pandas: a second
 
     shape = examples.shape[1:]
     if examples.dtype.kind not in ("iu" if kind == TOKENS else "iufb"):
@@ -456,16 +441,12 @@ def _described(data: Data, examples: Examples, image: Inputs) -> tuple[Inputs, E
         inputs = Inputs.table(tuple(map(str, plain)), lists)
         stored = examples.astype(np.float32)
         if shape != inputs.stored or np.isinf(stored).any():
-            raise ValueError(
-                f"table examples {what}: must be numbers (n, {len(inputs.columns)}), one for each "
-                "column, none infinite; a gap is NaN"
-            )
+            must = f"must be numbers (n, {len(inputs.columns)}), none infinite; a gap is NaN"
+            raise ValueError(f"table examples {what}: {must}")
         for name, values in inputs.categories:
             codes = stored[:, inputs.columns.index(name)]
             if not np.isin(codes[~np.isnan(codes)], np.arange(len(values))).all():
-                raise ValueError(
-                    f"column {name!r} must hold places in its {len(values)} categories"
-                )
+                raise ValueError(f"column {name!r} must hold places in {len(values)} categories")
     return load_inputs(inputs.dump()), stored
 
 
@@ -492,8 +473,6 @@ def as_pixels(images: Examples) -> Examples:
     good = good and images.dtype.kind in "iu" and images.size > 0
     span = (images.min(), images.max()) if good else (0, 0)
     if not good or span[0] < 0 or span[1] > 255:
-        what = f" from {span[0]} to {span[1]}" if good else ""
-        raise ValueError(
-            f"images are {_shown(images)}{what}, must be uint8 (n, h, w, 3) or (n, h, w)"
-        )
+        what = f"{_shown(images)}" + f" from {span[0]} to {span[1]}" * bool(good)
+        raise ValueError(f"images are {what}, must be uint8 (n, h, w, 3) or (n, h, w)")
     return images.astype(np.uint8, copy=False)

@@ -1,20 +1,340 @@
-"""Datasets ``table`` and ``texts``: rows of files as numbers, and texts as ids of tokens."""
+"""Rows of files and NPZ as examples: datasets ``table``, ``texts`` and ``signals``.
+
+Columns that keys name become class, client, group and time; the others numbers, ids or windows.
+"""
 
 import re
+import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedhet.data.describe import about_site, described, leaks, named_columns, site_like
-from fedhet.data.inputs import TOKENS, Encoded, Inputs, Reading, Stream, canonical, listed, shown
-from fedhet.data.keys import Keys, coded, places_of
-from fedhet.data.rows import DATA_FRAME, RowFile, to_numbers
-from fedhet.errors import UserError
+from fedhet.data import formats
+from fedhet.data.describe import (
+    PERSON,
+    about_site,
+    cut_labels,
+    described,
+    leaks,
+    named_columns,
+    need,
+    present,
+    site_like,
+    snake,
+)
+from fedhet.data.inputs import (
+    MAX_SIDE,
+    MAX_SIZE,
+    PLAIN,
+    RECORDING,
+    SIGNAL,
+    TOKENS,
+    Content,
+    Encoded,
+    Examples,
+    Form,
+    Indices,
+    Inputs,
+    Reading,
+    Stream,
+    canonical,
+    counted,
+    listed,
+    listed_ids,
+    safe_ids,
+    shown,
+)
+from fedhet.data.rows import RowFile, to_numbers
+from fedhet.errors import UserError, one_line
+
+MAX_CLASSES = 10_000
+MEASURED = 20  # different numbers of a target that is taken for a measurement, if they are many
+_FEW_GROUPS = 10  # values of such a column below which it says nothing of whose a row is
+_RANGE = re.compile(r"([+-]?[\d.]*?)\.\.([+-]?[\d.]*)", re.ASCII)
+_GAP, _UNKNOWN = -1, -2  # in place of a label
+
+
+def coded(values: pd.Series, code: Callable[[str], int]) -> Indices:
+    """Return the code of every text; ``code`` is asked once a text."""
+    places, unique = pd.factorize(values.fillna(""))
+    codes: Indices = np.array([code(str(value)) for value in unique], dtype=np.int64)[places]
+    return codes
+
+
+def _refuse_unknown(
+    values: pd.Series, codes: Indices, where: Callable[[int], str], key: str, known: Sequence[str]
+) -> None:
+    for row, value in values[codes == _UNKNOWN].items():
+        raise UserError(
+            f"{where(row)}: {shown(str(value))} is not in {key} ({listed(known)}): add it there, "
+            "or correct the file"
+        )
+
+
+def places_of(values: Sequence[str], key: str) -> dict[str, int]:
+    """Return the place of each value in a list; raise UserError where one is there twice."""
+    places: dict[str, int] = {}
+    for place, value in enumerate(values):
+        if places.setdefault(canonical(value), place) != place:
+            raise UserError(f"{key}: value '{value}' is given twice ({', '.join(values)})")
+    return places
+
+
+# --- classes ----------------------------------------------------------------
+
+
+class Classes:
+    """Labels of targets, as they come: by ``labels`` or ``classes``, else each value is a class."""
+
+    def __init__(self, reading: Reading, wanted: tuple[str, ...]) -> None:
+        declared = tuple(name for name, _ in reading.labels)
+        if wanted and declared and set(wanted) != set(declared):
+            raise UserError(
+                f"classes: {listed(wanted)} must be names of labels, {listed(declared)}"
+            )
+        self._reading, self._names = reading, wanted or declared
+        self._code = {} if declared else places_of(wanted, "classes")
+        self._ranges: list[tuple[float, float, int]] = []
+        pairs = [(name, value) for name, values in reading.labels for value in values or (name,)]
+        self._known = [value for _, value in pairs] or [*self._names]
+        for name, value in pairs:
+            label = self._names.index(name)
+            if match := _RANGE.fullmatch(value.strip()):
+                low, high = match.groups()
+                self._ranges.append((float(low or -np.inf), float(high or np.inf), label))
+            elif self._code.setdefault(canonical(value), label) != label:
+                raise UserError(f"labels: value '{value}' belongs to two classes")
+        self._examples = 0
+        self.warnings: list[str] = []
+
+    def labels(self, values: pd.Series, where: Callable[[int], str]) -> Indices:
+        """Return the labels of texts, -1 for a gap; ``where`` says where a row is."""
+        labels = coded(values, self._label)
+        key = "labels" if self._reading.labels else "classes"
+        _refuse_unknown(values, labels, where, key, self._known)
+        self._examples += int((labels >= 0).sum())
+        return labels
+
+    def _label(self, value: str) -> int:
+        plain = canonical(value)
+        if plain in self._code:
+            return self._code[plain]
+        number = float(plain) if self._ranges and PLAIN.fullmatch(plain) else np.nan
+        if inside := [label for low, high, label in self._ranges if low <= number < high]:
+            return inside[0]
+        if plain.lower() in self._reading.form.missing:
+            return _GAP
+        if self._names:
+            return _UNKNOWN
+        if len(self._code) >= MAX_CLASSES:
+            what = f"over {MAX_CLASSES:,} values cannot be classes: group them with labels"
+            raise UserError(f"target '{self._reading.target}': {what}")
+        return self._code.setdefault(plain, len(self._code))
+
+    def done(self) -> tuple[Indices, tuple[str, ...]]:
+        """Return the label of every code (C,), and class names, as numbers sorted by value.
+
+        Raise UserError for cells of several classes, and for a target that surely is a measurement.
+        """
+        if self._names:
+            return np.arange(len(self._names)), self._names
+        self._refuse_several()
+        numbers = bool(self._code) and all(map(PLAIN.fullmatch, self._code))
+        names = sorted(self._code, key=float if numbers else str)
+        if numbers and len(names) > MEASURED:
+            values = [float(name) for name in names]
+            whole = all(one.is_integer() for one in values)
+            surely = self._examples < 5 * len(values) or not whole
+            text = (
+                f"target: '{self._reading.target}' {'is' if surely else 'may be'} a measurement: "
+                f"{len(values):,} different values, {values[0]:g} to {values[-1]:g}; divide it by "
+                f"{cut_labels(values[len(values) // 2])}"
+            )
+            if surely:
+                raise UserError(text)
+            self.warnings = [text]
+        return np.argsort([self._code[name] for name in names]), tuple(names)
+
+    def _refuse_several(self) -> None:
+        """Raise UserError for cells of several classes, such as ``a|b`` beside ``b|c``."""
+        several = [name for name in self._code if name.startswith("[")]
+        for sign in ("|", ";", ",", "+", "/", "&", " and ", " und ", " et ", " y "):
+            split = {name: {*map(str.strip, name.split(sign))} for name in self._code}
+            counts = Counter(part for parts in split.values() for part in parts)
+            known = {part for part in counts if counts[part] > 1} if sign in "|;" else {*split}
+            joined = [name for name, parts in split.items() if len(parts - {""}) > 1]
+            enough = any if sign in "|;," else all
+            again = sum(enough(part in known for part in split[name]) for name in joined)
+            several += joined if 2 * again >= len(joined) else []
+        if several:
+            raise UserError(
+                f"target: '{self._reading.target}' has several classes in one cell "
+                f"({shown(several[0])}), which are not supported: join values with labels, or make "
+                "a column for one class"
+            )
+
+
+# --- clients, groups and times ---------------------------------------------------------------
+
+
+class _Codes:
+    """Numbers of the values of some columns together, as they are written; -1 for a gap."""
+
+    def __init__(self, names: Sequence[str], missing: frozenset[str]) -> None:
+        self.names, self._missing = names, missing
+        self.places: dict[tuple[str, ...], int] = {}
+        self.parts: list[Indices] = []  # of the rows that are kept, as they come
+
+    def of(self, frame: pd.DataFrame) -> Indices:
+        first, *others = (frame[name].astype("str") for name in self.names)
+        return coded(first.str.cat(others, sep="\x1f") if others else first, self._code)
+
+    def _code(self, value: str) -> int:
+        # pandas writes a whole number among gaps as 1.0.
+        parts = tuple(re.sub(r"^(\d+)\.0$", r"\1", one.strip()) for one in value.split("\x1f"))
+        if any(part.lower() in self._missing for part in parts):
+            return _GAP
+        return self.places.setdefault(parts, len(self.places))
+
+
+class Keys:
+    """Target, site, group and time of the rows that have all of them; others are left out.
+
+    The client of a row are the values of the columns of ``site``, joined by a hyphen, or its file.
+    """
+
+    def __init__(self, reading: Reading, wanted: tuple[str, ...]) -> None:
+        self.reading, self._classes = reading, Classes(reading, wanted)
+        self._missing = reading.form.missing
+        self._sites, self._files = _Codes((), self._missing), dict[str, int]()
+        self._groups: list[_Codes] = []  # asked for, else suspected
+        self._kept: dict[str, list[npt.NDArray[Any]]] = {}  # labels, owners, times, recordings
+        self._left: Counter[str] = Counter()
+
+    def columns(
+        self, file: RowFile, features: Collection[str] = (), others: Collection[str] = ()
+    ) -> list[str]:
+        """Return the columns that are read as texts: target, site, group, time, and suspects.
+
+        ``features`` are read in any case, and ``others`` are no suspects. Raise UserError as
+        :func:`present`.
+        """
+        self.reading = reading = present(file, self.reading)
+        need(file, [reading.target], "target")
+        if not self._sites.names:  # else one more file of a folder
+            self._sites = _Codes(reading.site, self._missing)
+        taken = reading.taken - {*reading.ignore} | {*others, reading.text, reading.time}
+        persons = (n for n in file.columns if n not in taken and PERSON.fullmatch(snake(n)))
+        columns = [reading.group] if reading.group else [[name] for name in persons]
+        groups = self._groups or [_Codes(names, self._missing) for names in columns]
+        self._groups = [one for one in groups if {*one.names} <= {*file.columns}]
+        read = [n for one in self._groups for n in one.names if n not in features]
+        return [*dict.fromkeys([reading.target, *reading.site, *read, *reading.when])]
+
+    def add(
+        self, file: RowFile, frame: pd.DataFrame, finite: npt.NDArray[np.bool_] | None = None,
+        recordings: Indices | None = None,
+    ) -> npt.NDArray[np.bool_]:  # fmt: skip
+        """Note the keys of some rows; return which of them have all, and are ``finite``.
+
+        ``recordings`` (k,) are equal for windows that were cut from one recording.
+        """
+        target = self.reading.target
+        labels = self._classes.labels(frame[target], lambda row: file.at(row, target))
+        if self.reading.site:
+            owners = self._sites.of(frame)
+        else:  # the file, where it is a site
+            name = file.site.name.split(".")[0] or file.site.name if file.site else ""
+            owners = np.full(len(frame), self._files.setdefault(name, len(self._files)))
+        groups = [one.of(frame) for one in self._groups]
+        times = self._when(file, frame) if self.reading.split_by else None
+        kept = np.ones(len(labels), dtype=bool)
+        for what, good in (
+            ("without target", labels >= 0), ("without site", owners >= 0),
+            ("without group", groups[0] >= 0 if self.reading.group else None),
+            ("without a time of split-by", None if times is None else ~np.isnan(times)),
+            ("with gaps in the window", finite),
+        ):  # fmt: skip
+            if good is not None:
+                self._left[what] += int((kept & ~good).sum())
+                kept &= good
+        for one, codes in zip(self._groups, groups, strict=True):
+            one.parts.append(codes[kept])
+        columns = {"labels": labels, "owners": owners, "times": times, "recordings": recordings}
+        for name, values in columns.items():
+            if values is not None:
+                self._kept.setdefault(name, []).append(values[kept])
+        return kept
+
+    def _when(self, file: RowFile, frame: pd.DataFrame) -> npt.NDArray[np.float64]:
+        """Return the times of ``split-by``, NaN for a gap; UserError for what is no time."""
+        column = frame[self.reading.split_by]
+        known = column.mask(column.str.lower().isin(list(self._missing)))
+        times = as_times(known)
+        for row, value in column[known.notna() & np.isnan(times)].items():
+            where = f"split-by: {file.at(row, self.reading.split_by)}"
+            raise UserError(f"{where}: {shown(str(value))} is neither a date nor a number")
+        return times
+
+    def _grouped(self, recordings: Indices) -> tuple[Indices, str, bool]:
+        """Return groups of all rows, by what, and whether they were asked for or one recording."""
+        if not self.reading.group and len(np.unique(recordings)) < len(recordings):
+            return recordings, RECORDING, True
+        for one in self._groups:
+            groups, by, count = np.concatenate(one.parts), " and ".join(one.names), len(one.places)
+            if self.reading.group or _FEW_GROUPS <= count < len(groups):
+                # A gap is a group of its own.
+                groups = np.where(groups < 0, count + np.arange(len(groups)), groups)
+                return groups, by, bool(self.reading.group)
+        return recordings[:0], "", False
+
+    def content(
+        self,
+        inputs: Inputs,
+        warnings: Sequence[str] = (),
+        notes: Sequence[str] = (),
+        found: Sequence[str] = (),
+    ) -> Content:
+        """Return what is known once all rows are read; ``notes`` follow the line about them."""
+        order, classes = self._classes.done()
+        all_of = {name: np.concatenate(parts) for name, parts in self._kept.items()}
+        labels = order[all_of["labels"]] if len(all_of["labels"]) else all_of["labels"]
+        sites = ["-".join(values) for values in self._sites.places] or [*filter(None, self._files)]
+        ids = safe_ids(sites)
+        clients = all_of["owners"].astype(np.int32) if sites else np.zeros(0, dtype=np.int32)
+        groups, by, grouped = self._grouped(all_of.get("recordings", np.zeros(0, dtype=np.int64)))
+        left, target = +self._left, self.reading.target
+        lines = [f"{len(labels):,}{f' of {len(labels) + left.total():,}' if left else ''} rows"]
+        lines += [f"{count:,} rows {what} are left out (gaps)" for what, count in left.items()]
+        lines.append(f"{len(classes)} classes, '{target}': {counted(classes, labels)}")
+        lines += [f"{len(ids)} sites: {counted(ids, clients)}"] if ids else []
+        lines += [f"{len(np.unique(groups)):,} groups by {by}"] if grouped else []
+        notes = ["; ".join(lines), *notes, "; ".join(found), *listed_ids(sites)]
+        return Content(
+            inputs, labels, classes, clients, ids, groups.astype(np.int32), by, grouped,
+            times=all_of.get("times", np.zeros(0)),
+            warnings=tuple(filter(None, (*warnings, *self._classes.warnings))),
+            notes=tuple(filter(None, notes)),
+        )  # fmt: skip
+
+
+def as_times(values: pd.Series) -> npt.NDArray[np.float64]:
+    """Return numbers, or dates as numbers, of texts; NaN for what is neither."""
+    numbers = pd.to_numeric(values, errors="coerce")
+    if numbers.isna().any() and values.notna().any():
+        dates = pd.to_datetime(values, errors="coerce", format="mixed")
+        if dates.notna().any():
+            numbers = dates.astype("int64").where(dates.notna())
+    return np.asarray(numbers, dtype=np.float64)
+
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _SAMPLED = 2_000  # rows of a chunk by which leaks are looked for
@@ -38,12 +358,10 @@ class TableRows:
         if bad := [name for name in self.plain if frame[name].dtype.kind not in "iuf"]:
             column = frame[bad[0]].dropna()
             word = column[to_numbers(column, file.form).isna()]
-            pandas = ' (of a DataFrame pandas: decimal="," and na_values)'
             raise UserError(
                 f"{file.at(word.index[0], bad[0])}: {shown(str(word.iloc[0]))} is not a number: "
-                f"name columns of words ({listed(bad)}) in ignore, or those of a table in "
-                "categories, each with its values; decimal and gaps say how numbers are written"
-                f"{pandas if file.where == DATA_FRAME else ''}"
+                f"name columns of words ({listed(bad)}) in ignore or, with their values, in "
+                "categories; decimal and gaps say how numbers are written"
             )
         numbers = np.empty((len(frame), len(self.inputs.columns)), dtype=np.float32)
         with np.errstate(over="ignore"):
@@ -51,36 +369,36 @@ class TableRows:
                 column = frame[name]
                 numbers[:, place] = self._coded(column, file) if name in self.codes else column
         infinite = np.isinf(numbers)
-        counts = zip(self.inputs.columns, infinite.sum(axis=0).tolist(), strict=True)
-        self.infinite.update({name: count for name, count in counts if count})
+        self.infinite += Counter(np.repeat(self.inputs.columns, infinite.sum(axis=0)).tolist())
         numbers[infinite] = np.nan
         return numbers
 
     def _coded(self, column: pd.Series, file: RowFile) -> npt.NDArray[np.float64]:
-        form, name, unknown = file.form, str(column.name), -2
+        form, name = file.form, str(column.name)
         codes = self.codes[name]
 
         def code(value: str) -> int:
             plain = canonical(value)
-            if plain not in codes:  # a number that the file writes in its own way
-                plain = canonical(f"{to_numbers(pd.Series([value]), form).iloc[0]:.10g}")
-            return codes.get(plain, -1 if canonical(value).lower() in form.missing else unknown)
+            # Else a number that the file writes in its own way.
+            number = canonical(f"{to_numbers(pd.Series([value]), form).iloc[0]:.10g}")
+            gap = _GAP if plain.lower() in form.missing else _UNKNOWN
+            return codes.get(plain, codes.get(number, gap))
 
         places = coded(column, code)
-        if self._unseen is not None:
-            self._unseen[name] += int((places == unknown).sum())
-        for row, value in column[places == unknown].items() if self._unseen is None else ():
-            raise UserError(
-                f"{file.at(row, name)}: {shown(str(value))} is not one of its categories "
-                f"({listed(list(codes))}): add it to categories, or correct the file"
-            )
+        if self._unseen is None:
+            _refuse_unknown(column, places, partial(file.at, column=name), "categories", [*codes])
+        else:
+            self._unseen[name] += int((places == _UNKNOWN).sum())
         return np.where(places < 0, np.nan, places)
 
 
-def of_rows(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
+def of_table(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
     """Return the rows of a file, in its order: the columns that are features."""
     reading, description = described(file, given)
-    _check_categories(reading)
+    for name, values in reading.categories:
+        if name in reading.taken or (reading.declared and not values):
+            taken = "needs its values on a node, and is no target, site, group, split-by or ignored"
+            raise UserError(f"categories: '{name}' {taken}: categories={{{name}: [a, b]}}")
     lines = [f"target: '{reading.target}' by its name"] if not given.target else []
     features, categories = left_columns(file, reading), dict(reading.categories)
     if reading.numbers:
@@ -117,24 +435,11 @@ def of_rows(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
         lines += [about_site(name) for name in likely[:1]]
     infinite = listed([f"{name} ({count:,})" for name, count in rows.infinite.items()])
     warning = infinite and f"infinite numbers count as gaps: {infinite}"
-    content = keys.content(rows.inputs, [warning], [*lines, file.said])
+    content = keys.content(rows.inputs, [warning], lines, file.found)
     if reading.declared:
         return content
     leaking = leaks(features, seen, content.labels[np.concatenate(places)], reading.target)
     return replace(content, warnings=(*content.warnings, *leaking))
-
-
-def _check_categories(reading: Reading) -> None:
-    for name, values in reading.categories:
-        if name in reading.taken:
-            raise UserError(
-                f"categories: column '{name}' is already target, site, group, split-by or ignored"
-            )
-        if reading.declared and not values:
-            raise UserError(
-                f"categories: '{name}' needs its values on a node, such as "
-                f"categories={{{name}: [a, b]}}, since sites do not learn them from each other"
-            )
 
 
 def left_columns(file: RowFile, reading: Reading) -> list[str]:
@@ -175,5 +480,195 @@ def of_texts(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
         empty += int((ids[:, 0] == 0).sum())
         yield ids
     warnings = [f"{empty} texts have no word"] if empty else []
-    content = keys.content(inputs, warnings, [*lines, file.said])
+    content = keys.content(inputs, warnings, lines, file.found)
     return replace(content, texts=tuple(written))
+
+
+# --- signals ----------------------------------------------------------------
+
+AXES = ("channels-time", "time-channels")
+LONGER = 4  # times that the second axis is longer than the third where it is taken for time
+_CHUNK = 4096
+_DAMAGE = (ValueError, OSError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
+_PART = ""  # the column of a file's number among those of a folder
+TARGETS = ("y", "Y", "label", "labels", "target", "targets")
+
+
+class Npz(RowFile):
+    """The arrays of an NPZ file: ``windows`` (n, c, t) of ``x``, the others as columns.
+
+    Without ``axes`` time comes first where that axis is much longer, which a line in ``found``
+    says; ``axes`` is then the order that was taken.
+    """
+
+    def __init__(self, path: Path, axes: str = "") -> None:
+        super().__init__(f"data-path {path}", Form())
+        self.path = path
+        formats.refuse_other(path)
+        try:
+            self._file: Any = np.load(path)
+        except _DAMAGE as error:
+            raise UserError(f"{self.where}: not a valid NPZ file: {one_line(error)}") from error
+        self.columns = list(self._file)
+        self.used = (self.one_of(("x", "X")), self.one_of(TARGETS))
+        need(self, self.used[:1], "signals")
+        x = self._array(self.used[0])
+        what = f"x of shape {x.shape} is"
+        if x.dtype.kind not in "biuf" or x.ndim not in (2, 3) or not x.size:
+            raise UserError(f"{self.where}: {what} {x.dtype}, must be numbers (n, channels, time)")
+        flat = x.ndim == 2  # noqa: PLR2004
+        if flat:
+            self.found.append(f"{what} taken as one channel of {x.shape[1]} steps")
+            x = x[:, None]
+        second, third = x.shape[1:]
+        guessed = not axes and second >= LONGER * third
+        self.axes = axes or AXES[guessed]
+        if max(second, third) > MAX_SIDE or second * third > MAX_SIZE:
+            raise UserError(f"{self.where}: windows of {(second, third)} are too large")
+        if guessed:
+            other = f"axes={AXES[0]} takes it the other way"
+            self.found.append(f"{what} taken as {third} channels of {second} steps: {other}")
+        self.windows = x.transpose(0, 2, 1) if self.axes == AXES[1] and not flat else x
+
+    def one_of(self, names: Sequence[str]) -> str:
+        """Return the first of these names that there is; without any the first."""
+        return next((name for name in names if name in self.columns), names[0])
+
+    def has_column(self, name: str) -> bool:
+        """Return whether an array has one value for each window."""
+        try:
+            return self._array(name).shape in {(n := len(self.windows),), (1, n)}
+        except UserError:
+            return False
+
+    def rows(self, names: Sequence[str]) -> pd.DataFrame:
+        """Return those arrays (n,), (n, 1) or one-hot (n, C) as texts."""
+        return pd.DataFrame({name: self._column(name) for name in names})
+
+    def _column(self, name: str) -> pd.Series:
+        found = self._array(name)
+        if found.ndim == 2 and 1 in found.shape:
+            found = found.ravel()
+        if found.ndim == 2 and np.isin(found, (0, 1)).all() and (found.sum(axis=1) == 1).all():
+            found = found.argmax(axis=1)  # one-hot
+        if found.shape != (count := len(self.windows),):
+            raise UserError(f"{self.where}: '{name}' has shape {found.shape}, and x has {count}")
+        if found.dtype.kind == "S":
+            found = np.char.decode(found, "utf-8", "replace")
+        return pd.Series(found).astype("str").str.strip()
+
+    def place(self, row: int) -> str:
+        """Return the number of an entry."""
+        return f"entry {row}"
+
+    def _array(self, name: str) -> npt.NDArray[Any]:
+        try:
+            return np.asarray(self._file[name])
+        except _DAMAGE as error:
+            what = f"is damaged: {one_line(error)}"
+            if "pickle" in str(error):
+                what = "holds Python objects: save texts with dtype=str, windows of one length"
+            raise UserError(f"{self.where}: '{name}' {what}") from error
+
+
+def small_numbers(chunk: npt.NDArray[Any], *others: np.dtype[Any]) -> Examples:
+    """Return numbers (k, ...) as int16 if it holds all of their and others' dtypes, or float32."""
+    short = all(np.can_cast(dtype, np.int16) for dtype in (chunk.dtype, *others))
+    with np.errstate(over="ignore"):
+        return chunk.astype(np.int16 if short else np.float32)
+
+
+def finite(chunk: Examples) -> npt.NDArray[np.bool_]:
+    """Return which of the examples (k, ...) hold finite numbers alone."""
+    return np.asarray(np.isfinite(chunk).reshape(len(chunk), -1).all(axis=1))
+
+
+def of_npz(
+    paths: Sequence[Path], reading: Reading, classes: tuple[str, ...], notes: Sequence[str] = ()
+) -> Stream:
+    """Return windows (n, c, t), with their targets and sites; a file of several is a site."""
+    files = [Npz(path, reading.axes) for path in paths]
+    shape, dtypes = files[0].windows.shape[1:], {file.windows.dtype for file in files}
+    keys = Keys(replace(reading, target=reading.target or files[0].one_of(TARGETS)), classes)
+    for file in files:
+        if (own := file.windows.shape[1:]) != shape:
+            raise UserError(f"{file.where}: windows are {own}, and those of {paths[0]} {shape}")
+        file.site = file.path if len(files) > 1 else None
+        others = [name for name in file.columns if not file.has_column(name)]
+        rows = file.rows(keys.columns(file, (), others))
+        for start in range(0, len(rows), _CHUNK):
+            stored = small_numbers(file.windows[start : start + _CHUNK], *dtypes)
+            yield stored[keys.add(file, rows[start : start + _CHUNK], finite(stored))]
+    notes = list(dict.fromkeys([*(line for file in files for line in file.found), *notes]))
+    return keys.content(Inputs(SIGNAL, shape, scale=reading.scale), (), notes)
+
+
+def of_windows(file: RowFile, reading: Reading, classes: tuple[str, ...]) -> Stream:
+    """Return windows out of rows: one row a window, or with ``time`` one row a step."""
+    keys, columns = Keys(reading, classes), left_columns(file, reading)
+    if reading.time:
+        channels = reading.channels or tuple(n for n in columns if n != reading.time)
+        texts = keys.columns(file, (), [*channels, reading.time])
+        windows, first, recordings, line = cut_recordings(file, reading, channels, texts)
+        shape, good, parts = windows.shape[1:], finite(windows), first[_PART].to_numpy()
+        for number, part in enumerate(file.files):  # each file of a folder is a site
+            own = parts == number
+            yield windows[own][keys.add(part, first[own], good[own], recordings[own])]
+    else:
+        groups = [[name for name in columns if name.startswith(one)] for one in reading.channels]
+        groups = groups or [columns]
+        if len({len(group) for group in groups}) > 1 or not all(groups):
+            pairs = zip(reading.channels, groups, strict=True)
+            each = ", ".join(f"{name}: {len(group)}" for name, group in pairs)
+            raise UserError(f"channels: {file.where} has unequal numbers of columns ({each})")
+        shape = (len(groups), len(groups[0]))
+        line = f"one row a window of {shape}"
+        rows = TableRows(Inputs.table(tuple(name for group in groups for name in group)))
+        for part, frame in file.chunks(keys.columns(file, rows.plain), rows.plain):
+            x = rows.numbers(part, frame).reshape(-1, *shape)
+            yield x[keys.add(part, frame, finite(x))]
+    return keys.content(Inputs(SIGNAL, shape, scale=reading.scale), (), [line], file.found)
+
+
+def cut_recordings(
+    file: RowFile, reading: Reading, channels: tuple[str, ...], texts: Sequence[str], steps: int = 0
+) -> tuple[npt.NDArray[np.float32], pd.DataFrame, Indices, str]:
+    """Return windows (m, c, t), the texts of their first rows, codes (m,) of recordings, a line.
+
+    A recording ends where time goes back, or another key begins. With ``steps`` windows have that
+    length; else recordings of equal length stay whole. One text is the file's number.
+    """
+    need(file, [reading.time, *channels], "channels")
+    table, when = TableRows(Inputs.table(channels)), reading.time
+    values, frames = [], []
+    for part, frame in file.chunks([*texts, when], channels):
+        values.append(table.numbers(part, frame))
+        frames.append(frame[[*texts, when]].assign(**{_PART: file.files.index(part)}))
+    x, rows = np.concatenate(values), pd.concat(frames)
+    ends = rows[[n for n in (_PART, reading.target, *reading.site, *reading.group) if n in rows]]
+    same = (ends == ends.shift()).all(axis=1).to_numpy()
+    new = np.flatnonzero(~same | (np.diff(as_times(rows[when]), prepend=np.inf) <= 0))
+    starts, length, line = _cut(new, len(x), steps or reading.length, whole=not steps)
+    windows = np.stack([x[start : start + length].T for start in starts])
+    return windows, rows.iloc[starts], np.searchsorted(new, starts, side="right"), line
+
+
+def _cut(
+    new: npt.NDArray[Any], rows: int, length: int, *, whole: bool
+) -> tuple[npt.NDArray[np.int64], int, str]:
+    """Return first rows of the windows, their length, and a line about how they were cut."""
+    sizes = np.diff(np.append(new, rows))
+    common, count = Counter(sizes.tolist()).most_common(1)[0]
+    if whole and common > 1 and count >= 0.9 * len(sizes):
+        left = f", {len(sizes) - count} of another length left out" if count < len(sizes) else ""
+        line = f"{count} windows of {common} steps by time{left}"
+        if length < common:
+            line += f"; recordings of equal length stay whole, length={length} cuts none"
+        return new[sizes == common], common, line
+    each = sizes // length
+    if not each.any():
+        raise UserError(f"length: {length} is more than the longest recording, {sizes.max()}")
+    within = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
+    starts = np.repeat(new, each) + within * length
+    line = f"{len(new)} recordings are cut into {len(starts)} windows of {length} steps (length)"
+    return starts, length, f"{line}, {rows - len(starts) * length} steps left over"

@@ -15,7 +15,7 @@ from fedhet.data.cache import open_dataset
 from fedhet.data.formats import NPZ_SUFFIXES, ROW_SUFFIXES, find_files, holds
 from fedhet.data.inputs import canonical
 from fedhet.data.rows import RowFile, open_rows
-from fedhet.data.signals import Npz
+from fedhet.data.table import Npz
 from fedhet.deploy.certs import RENEW, read_certificate, read_key, warning
 from fedhet.deploy.network import knows, reach, via
 from fedhet.deploy.node import NodePlan

@@ -19,16 +19,15 @@ from PIL import Image
 from torch import Tensor, nn
 
 from fedhet.clients.base import PREPARATION, MethodClient
-from fedhet.data import rows
+from fedhet.data import rows, table
+from fedhet.data.describe import need
 from fedhet.data.formats import NPZ_SUFFIXES, holds
 from fedhet.data.images import SCAN, decode_all, files_below, is_image, losses, to_pixels
 from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TABLE, TOKENS, Encoded, Examples, Form, Inputs
-from fedhet.data.keys import Classes, need
 from fedhet.data.preparation import preparation
 from fedhet.data.rows import NoHeader, RowFile, open_rows
-from fedhet.data.signals import AXES, TARGETS, Npz, cut_recordings, finite, small_numbers
 from fedhet.data.sources import as_pixels
-from fedhet.data.table import TableRows, left_columns, token_ids
+from fedhet.data.table import TARGETS, Classes, Npz, TableRows, token_ids
 from fedhet.errors import UserError, brief, one_line
 from fedhet.files import near
 from fedhet.site.local_data import reading_of
@@ -124,7 +123,9 @@ def classify(model: Personalised, examples: Any) -> Answers:
     examples = _framed(model, examples)
     source, names, logits, targets = _Source(model), list[str](), list[Tensor](), []
     for each, stored, named in source.pieces(examples):
-        good = finite(stored) if model.inputs.kind == SIGNAL else np.ones(len(each), dtype=bool)
+        good = (
+            table.finite(stored) if model.inputs.kind == SIGNAL else np.ones(len(each), dtype=bool)
+        )
         source.left_out += int((~good).sum())
         kept = np.flatnonzero(good)
         for places in np.split(kept, range(EVALUATION_BATCH, len(kept), EVALUATION_BATCH)):
@@ -315,7 +316,7 @@ class _Source:
         windows, target = inputs.kind == SIGNAL, reading.target
         if not windows and not inputs.columns:  # ids that are not of texts
             raise UserError(f"{file.where}: the model takes {inputs}, not rows or texts")
-        wanted = tuple(left_columns(file, reading)) if windows else inputs.columns
+        wanted = tuple(table.left_columns(file, reading)) if windows else inputs.columns
         labelled = [target] if target in file.columns and target not in wanted else []
         if windows and reading.time in wanted:
             yield self._recordings(file, labelled)
@@ -326,39 +327,38 @@ class _Source:
                 f"{inputs.shape[1]} numbers per row"
             )
         need(file, wanted, "the model's columns")
-        table = TableRows(Inputs.table(wanted) if windows else inputs, self._unseen)
-        texts = wanted if inputs.kind == TOKENS else tuple(table.codes)
+        matrix = TableRows(Inputs.table(wanted) if windows else inputs, self._unseen)
+        texts = wanted if inputs.kind == TOKENS else tuple(matrix.codes)
         lines, numbers = file.lines(), [name for name in wanted if name not in texts]
         for part, frame in file.chunks([*texts, *labelled], numbers):
             if inputs.kind == TOKENS:
                 stored: Examples = token_ids(frame[wanted[0]].tolist(), inputs)
             else:
-                stored = table.numbers(part, frame).reshape(-1, *inputs.stored)
+                stored = matrix.numbers(part, frame).reshape(-1, *inputs.stored)
             names = [*map(str, islice(lines, len(frame)))]
             yield names, stored, frame[target] if labelled else None
 
     def _recordings(self, file: RowFile, labelled: Sequence[str]) -> _Piece:
         """Return windows that are cut as the run cuts them; a name is that of the first row."""
         reading, (channels, steps) = self.reading, self.inputs.shape
-        plain = tuple(n for n in left_columns(file, reading) if n != reading.time)
+        plain = tuple(n for n in table.left_columns(file, reading) if n != reading.time)
         names = reading.channels or plain
         if len(names) != channels:
             raise UserError(f"{file.where}: {len(names)} channels, but the model takes {channels}")
         keys = [n for n in (*reading.site, *reading.group) if n in file.columns]
-        cut = cut_recordings(file, reading, names, [*labelled, *keys], steps)
-        first = cut.rows.index
-        lines = list(islice(file.lines(), max(first, default=0) + 1))
-        targets = cut.rows[reading.target] if labelled else None
-        return [str(lines[row]) for row in first], cut.windows, targets
+        windows, first, *_ = table.cut_recordings(file, reading, names, [*labelled, *keys], steps)
+        lines = list(islice(file.lines(), max(first.index, default=0) + 1))
+        targets = first[reading.target] if labelled else None
+        return [str(lines[row]) for row in first.index], windows, targets
 
     def _windows(self, path: Path) -> _Piece:
         """Return the windows of an NPZ file."""
         shape = self.inputs.shape
-        files = [Npz(path, axes) for axes in AXES]
+        files = [Npz(path, axes) for axes in table.AXES]
         file = next((one for one in files if one.windows.shape[1:] == shape), None)
         if file is None:
             own = Npz(path).windows.shape[1:]
             raise UserError(f"data-path {path}: windows are {own}, and the model takes {shape}")
         y = next((name for name in (self.reading.target, *TARGETS) if name in file.columns), "")
         names = [str(index) for index in range(len(file.windows))]
-        return names, small_numbers(file.windows), file.rows([y])[y] if y else None
+        return names, table.small_numbers(file.windows), file.rows([y])[y] if y else None

@@ -202,7 +202,7 @@ def test_torchvision_sets_are_pooled_and_a_failed_download_is_one_line(tmp_path,
         raise RuntimeError("no network\nat all")
 
     monkeypatch.setattr(torchvision.datasets, "CIFAR100", fail)
-    said = "dataset cifar100: .* download failed .RuntimeError: no network at all.;"
+    said = "dataset cifar100: .* download failed .RuntimeError: no network at all.:"
     with pytest.raises(UserError, match=said) as e:
         open_dataset("cifar100", data_path=str(tmp_path / "mine"), cache_dir=tmp_path / "cache")
     assert "\n" not in str(e.value) and not (tmp_path / "mine").exists()

@@ -234,7 +234,7 @@ def test_images_are_grouped_by_their_paths(tmp_path):
     assert {len(one) for one in _places(made, dataset.groups)} == {1}
     for pattern, reason in (
         ("{group}_0_*.png", "does not match 32 of 48 images: a/p00_1_left.png"),
-        ("patient", "a pattern of the path with one {group}"),
+        ("patient", "a pattern of images' paths with one {group}"),
     ):
         with pytest.raises(UserError, match=re.escape(reason)):
             load_partition(config.model_copy(update={"group": (pattern,)}), 2)

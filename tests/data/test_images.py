@@ -126,7 +126,7 @@ WRONG = {
     "missing": "does not exist",
     "no.zip": "neither a folder nor a readable zip",
     "text.zip": "no images found",
-    "bad": "none of 1 files is a readable image .a/1.png",
+    "bad": "of 1 files none is an image .a/1.png",
 }
 
 

@@ -164,11 +164,11 @@ BAD = [
     (GOOD + "cat/1.png,../a,train\n", "line 2: client '../a' is not allowed"),
     (GOOD + 'cat/1.png,"a\n",train\n', "client .* is not allowed"),
     (GOOD + "cat/1.png,a,train\ncat/2.png,b,test\n", "client 'b' has no train image"),
-    ("file,client,split\ncat/1.png,a,train\n", "line 1: header 'file,client,split' must be"),
-    (GOOD, "the file has no line"),
+    ("file,client,split\ncat/1.png,a,train\n", "'file,client,split' and 1 rows: line 1 must be"),
+    (GOOD, "0 rows"),
     ("path,client,split,group\ncat/1.png,a,train,x\ncat/2.png,a,test,x\n",
      "line 3: group .x. has one place: train of client .a. above"),
-    (b"\xff\xfe\x00path", "not a CSV text file"),
+    (b"\xff\xfe\x00path", "is no CSV file"),
 ]  # fmt: skip
 
 

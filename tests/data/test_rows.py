@@ -50,7 +50,6 @@ FORMS = {
     "trailing": (text(end=",\n"), "without a name and left out: column-6"),
     "trailing in the header": (text(names=(*NAMES, "")), "the empty last column of the header"),
     "single quotes": (rows_as(m="'m'", f="'f'", a="'a'", b="'b'"), "quoted by '"),
-    "the header again": (text() + text().splitlines()[0] + "\n", ""),
     "thousands": (rows_as(**{"63": '"1,063"', "41": '"2,041"', "37": '"1,037"', "52": '"1,052"'}),
                   "thousands by ','"),
     "packed": (gzip.compress(text().encode()), ""),
@@ -156,10 +155,6 @@ def test_what_cannot_be_known_is_one_line_that_says_where(opened, case):
 def test_lines_of_rows_are_counted_as_an_editor_does(tmp_path):
     (tmp_path / "t.csv").write_text('# a\nx,y\n"two\nlines",1\n\n3,1\n')
     assert list(open_rows([tmp_path / "t.csv"]).lines()) == [4, 6]
-    (tmp_path / "t.csv").write_text("x,y\n1,1\nx,y\n2,1\n")  # two files in one
-    file = open_rows([tmp_path / "t.csv"])
-    ((_, frame),) = file.chunks(["y"], ["x"])
-    assert list(file.lines()) == [2, 4] and file.place(frame.index[1]) == "line 4"
 
 
 def test_two_columns_of_one_name_are_told_apart(opened):

@@ -39,8 +39,8 @@ def test_windows_classes_and_clients(npz_of):
 
 
 HOSTILE = {
-    "pickle": (dict(x=X, y=np.array([{}] * 4, dtype=object)), "'y' holds Python objects, which"),
-    "shape": (dict(x=X[0, 0], y=Y), r"x is int16 of shape \(8,\), must be numbers \(n, chan"),
+    "pickle": (dict(x=X, y=np.array([{}] * 4, dtype=object)), "'y' holds Python objects"),
+    "shape": (dict(x=X[0, 0], y=Y), r"x of shape \(8,\) is int16, must be numbers \(n, chan"),
     "labels": (dict(x=X, y=Y[:3]), r"'y' has shape \(3,\), and x has 4"),
     "no y": (dict(x=X), "target: .* has no column 'y'; it has x"),
     "no x": (dict(z=X, y=Y), "signals: .* has no column 'x'.*; it has z, y"),
@@ -79,7 +79,7 @@ LABELLED = {
 
 @pytest.mark.parametrize("case", LABELLED)
 def test_labels_and_arrays_as_people_keep_them(npz_of, case, monkeypatch):
-    monkeypatch.setattr("fedhet.data.signals._CHUNK", 3)
+    monkeypatch.setattr("fedhet.data.table._CHUNK", 3)
     data = npz_of(**LABELLED[case])
     assert np.array_equal(data.examples, X) and data.labels.tolist() == [1, 0, 1, 0]
 
@@ -185,9 +185,9 @@ def test_a_table_and_tokens_of_ones_own(load):
         (Data(np.ones((4, 5)), LABELS, "ab", kind="film"), "kind 'film' is unknown"),
         (Data(np.ones((4, 5)), LABELS, "ab", clients=[1, 2]), "2 clients, 4 labels"),
         (Data(np.full((4, 5), 9), LABELS, "ab", kind="tokens", vocabulary=9), "from 9 to 9, and"),
-        (Data(np.ones((4, 5)), LABELS, "ab", columns=["x"]), r"numbers \(n, 1\), one for each"),
+        (Data(np.ones((4, 5)), LABELS, "ab", columns=["x"]), r"numbers \(n, 1\)"),
         (Data(np.full((4, 1), 2.0), LABELS, "ab", columns=["s"], categories={"s": "fm"}),
-         "column 's' must hold places in its 2 categories"),
+         "column 's' must hold places in 2 categories"),
         (Data(np.full((4, 2, 3), np.nan), LABELS, "ab"), "example 0 is not finite"),
     ],
 )  # fmt: skip

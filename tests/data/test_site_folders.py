@@ -60,7 +60,7 @@ def test_other_columns_or_windows_are_named(sites):
 
 def test_no_site_column_is_refused(sites):
     values = table(sites) | {"partition": "natural", "data-path": str(sites / "north.csv")}
-    with pytest.raises(UserError, match="partition natural needs the client of each example"):
+    with pytest.raises(UserError, match="partition natural needs the clients of the examples"):
         load_partition(build_config(values), 0)
 
 

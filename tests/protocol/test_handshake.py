@@ -140,7 +140,7 @@ def test_a_node_of_other_examples_is_refused_in_one_line(grid):
             "client '1': its examples are image of shape (3, 32, 32), but this run's are image of "
             "shape (3, 16, 16)"
         ),
-        "nonsense": "inputs: not a description of examples",
+        "nonsense": "inputs: no description",
     }
 
     lies = {node: says(inputs=text) for node, text in enumerate(wrong, start=1)}

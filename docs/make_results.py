@@ -7,7 +7,6 @@ What is made stands between two marks in each file; text outside the marks stays
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,10 +64,9 @@ def content() -> dict[Path, str]:
     for folder in sorted((DOCS / "data").iterdir()):
         records, left_out = read_runs([folder])
         assert not left_out, left_out
-        found += [
-            replace(run, title=TITLES[folder.name], name=f"{folder.name}/{run.name}")
-            for run in records
-        ]
+        for run in records:
+            run.title, run.name = TITLES[folder.name], f"{folder.name}/{run.name}"
+        found += records
     runs = Runs(found)
     assert not runs.left_out, runs.left_out
     pages = {one.setting.slug: page_name(one.setting.title) for one in runs.comparisons}

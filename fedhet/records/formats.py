@@ -44,6 +44,7 @@ class Started(_Strict):
     models: list[str] = Field(default_factory=list)
     evaluate_every: int = Field(1, ge=1)
     metric: str = "accuracy"
+    tuned: list[str] = Field(default_factory=list)
 
 
 class Environment(_Strict):

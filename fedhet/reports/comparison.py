@@ -15,7 +15,7 @@ import scipy  # `scipy.stats` takes a second: it is imported when an interval is
 from fedhet.config.schema import MAJORITY, METRICS
 from fedhet.errors import UserError
 from fedhet.records.summary import RECENT
-from fedhet.reports.reading import Placed, Setting, method_name
+from fedhet.reports.reading import RunRecord, Setting, method_name
 
 BASELINE = "standalone"  # what others are compared with unless a method is named
 LEVEL = 0.95
@@ -240,7 +240,7 @@ class Comparison:
 
 
 def compare(
-    placed: Sequence[Placed], runs: pd.DataFrame, rounds: pd.DataFrame, clients: pd.DataFrame,
+    placed: Sequence[RunRecord], runs: pd.DataFrame, rounds: pd.DataFrame, clients: pd.DataFrame,
     baseline: str = "",
 ) -> list[Comparison]:  # fmt: skip
     """Compare the variants of every setting; raise UserError if ``baseline`` was not run.
@@ -255,7 +255,7 @@ def compare(
     comparisons = []
     for slug, setting_runs in runs.groupby("setting_id", sort=False):
         ours = [placed[number] for number in setting_runs["number"]]
-        counts = next((one.run.counts for one in ours if one.run.counts is not None), None)
+        counts = next((run.counts for run in ours if run.counts is not None), None)
         frames = setting_runs, rounds_of[slug], clients_of.get(slug, clients[:0])  # none of sums
         comparisons.append(Comparison(ours[0].setting, *frames, baseline or BASELINE, counts))
     together = pd.concat({i: one.paired["p"] for i, one in enumerate(comparisons)})

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from fedhet.data.inputs import noun
 from fedhet.errors import Damaged, UserError, one_line
 from fedhet.reports.comparison import Comparison, in_order, many
-from fedhet.reports.reading import Placed, RunRecord, at_default, cut
+from fedhet.reports.reading import DEFAULTS, RunRecord, cut
 from fedhet.reports.tables import said
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def _draw_differences(ax: Axes, one: Comparison, rows: Sequence[str]) -> None:
     ax.spines["left"].set_visible(False)
     ax.xaxis.set_major_locator(MaxNLocator(5))
     precisions = " and ".join(sorted(set(one.precision.values())))
-    odd = f", {precisions}" if precisions != str(at_default("precision")) else ""
+    odd = f", {precisions}" if precisions != DEFAULTS["precision"] else ""
     points = "points" if one.metric == "accuracy" else said(one.metric)
     _finish(ax, f"{points} above {one.baseline}, {many(len(one.blocks), 'block')}{odd}")
 
@@ -392,18 +392,18 @@ _TSNE, _TSNE_TITLE = "t-sne", "t-SNE of test representations"
 Cloud = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]  # points, class, client
 
 
-def t_sne(placed: Sequence[Placed], *, wanted: bool, trust: bool) -> Picture:
+def t_sne(placed: Sequence[RunRecord], *, wanted: bool, trust: bool) -> Picture:
     """Draw the first setting that can be; ``trust`` imports code of others that a run names."""
     reason = "packed records have no states of clients" if wanted else "left out by --no-models"
     for title, runs in groupby(placed, key=lambda one: one.setting.title) if wanted else ():
         clouds: dict[str, Cloud] = {}
-        for one in runs:
-            if one.variant in clouds or len(clouds) == MOST_VARIANTS or one.run.folder is None:
+        for run in runs:
+            if run.variant in clouds or len(clouds) == MOST_VARIANTS or run.folder is None:
                 continue
             try:
-                clouds[one.variant] = _cloud(one.run, trust=trust)
+                clouds[run.variant] = _cloud(run, trust=trust)
             except (UserError, Damaged, OSError) as error:
-                reason = f"'{one.run.name}': {error}"
+                reason = f"'{run.name}': {error}"
         if clouds:
             return _draw_clouds(title, clouds)
     return Picture(_TSNE, _TSNE_TITLE, absent=reason)

@@ -28,27 +28,10 @@ from fedhet.records.summary import participants, participants_mean
 from fedhet.reports import figures, tables
 from fedhet.reports.comparison import BASELINE, PARTICIPANTS, Comparison, compare, sentences
 from fedhet.reports.figures import Picture
-from fedhet.reports.reading import (
-    LeftOut,
-    Placed,
-    RunRecord,
-    arrange,
-    method_name,
-    pack,
-    plain,
-    read_runs,
-)
+from fedhet.reports.reading import LeftOut, RunRecord, arrange, method_name, pack, plain, read_runs
 from fedhet.reports.tables import ReportTable, escaped, to_csv, to_latex, to_markdown
 
 _MADE = ("tables/*.csv", "tables/*.tex", "figures/*.svg", "tables.md", "runs.csv")
-COLUMNS = (  # of the frame of runs, before the keys of the configuration
-    "run", "setting", "setting_id", "variant", "block", "compared", *METRICS, MAJORITY,
-    "accuracy_best_validation", "best_validation", *PARTICIPANTS,
-    "accuracy_sampled", "accuracy_std", "accuracy_p10", "accuracy_worst", "difference",
-    "never_sampled", "federation", "floats_up", "floats_down", "gflops", "epsilon", "noise_of",
-    "wall_seconds", "failures", "run_sha256", "fedhet_version", "torch_version", "git_commit",
-    "processor",
-)  # fmt: skip
 _PLACE = ["number", "run", "setting_id", "variant", "method", "block", "compared"]
 
 
@@ -117,73 +100,62 @@ def load_sweep(
     return Runs(*read_runs(Path(one) for ones in listed for one in ones), baseline)
 
 
-def _frames(placed: Sequence[Placed]) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+def _frames(placed: Sequence[RunRecord]) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Return runs, rounds and clients; ``number`` is the place of a run in ``placed``."""
-    rows = pd.DataFrame([_row(number, one) for number, one in enumerate(placed)])
-    keys = pd.DataFrame([_config(one) for one in placed])
+    runs = pd.DataFrame([_row(number, run) for number, run in enumerate(placed)])
     rounds, clients = (
-        rows[_PLACE].merge(
-            pd.concat(
-                {number: getattr(one.run, name) for number, one in enumerate(placed)},
-                names=["number"],
-            ).reset_index("number"),
-            on="number",
-        )
-        for name in ("rounds", "clients")
+        runs[_PLACE].merge(pd.concat(dict(enumerate(own)), names=["number"]).reset_index("number"))
+        for own in ([run.rounds for run in placed], [run.clients for run in placed])
     )
-    sampled = clients[clients["generation"] > 0].groupby("number")["test_accuracy"]
-    over = {"sampled": sampled.mean(), "std": sampled.std(ddof=0), "p10": sampled.quantile(0.1),
-            "worst": sampled.min()}  # fmt: skip
-    rows[[f"accuracy_{name}" for name in over]] = pd.DataFrame(over).reindex(rows["number"])
-    order = [name for name in COLUMNS if name in rows]
-    return pd.concat([rows[["number", "method", *order]], keys], axis=1), rounds, clients
+    return runs, rounds, clients
 
 
-def _row(number: int, one: Placed) -> dict[str, Any]:
-    run, rounds = one.run, one.run.rounds
+def _row(number: int, run: RunRecord) -> dict[str, Any]:
+    """Return the figures of a run, then its configuration: lists with commas, maps as JSON.
+
+    No key of a configuration takes a figure's name.
+    """
+    rounds, clients, config = run.rounds, run.clients, run.config
     last = rounds[rounds["test_accuracy_mean"].notna()].iloc[-1]
     replies = max(1.0, rounds["replied"].sum())
     versions, privacy = run.environment.get("versions") or {}, run.summary.get("privacy") or {}
-    listed, metric = len(run.clients), run.config.get("metric", "accuracy")
-    known = int(run.summary.get("clients") or listed)
+    metric, known = config.get("metric", "accuracy"), int(run.summary.get("clients") or 0)
     means = rounds.get(participants_mean(metric), rounds["round"] * np.nan)
     trained = participants(
         zip(rounds["round"], rounds["replied"], means, strict=True),
-        METRICS.get(metric, METRICS["accuracy"]), int(run.config.get("evaluate-every", 1)),
+        METRICS.get(metric, METRICS["accuracy"]), int(config.get("evaluate-every", 1)),
     )  # fmt: skip
-    never = int((run.clients["generation"] == 0).sum())
-    if not run.config.get("evaluate-all", True):
-        never += known - listed
-    return {
-        "number": number, "run": run.name, "setting": one.setting.title,
-        "setting_id": one.setting.slug, "variant": one.variant, "method": one.method,
-        "block": f"{one.block[0]}/{one.block[1]}", "compared": one.main,
+    sampled = clients.loc[clients["generation"] > 0, "test_accuracy"]
+    never = (clients["generation"] == 0).sum()
+    if not config.get("evaluate-all", True):
+        never += max(0, known - len(clients))
+    row = {
+        "number": number, "method": run.method, "run": run.name, "setting": run.setting.title,
+        "setting_id": run.setting.slug, "variant": run.variant,
+        "block": f"{run.block[0]}/{run.block[1]}", "compared": run.compared,
         **{name: last.get(f"test_{name}_mean", np.nan) for name in (*METRICS, MAJORITY)},
         "accuracy_best_validation": run.summary.get("best_validation_test_accuracy_mean"),
         "best_validation": run.summary.get(f"best_validation_test_{metric}_mean"),
         **{name: trained.get(name.removeprefix("participants_"), np.nan) for name in PARTICIPANTS},
-        "never_sampled": np.nan if run.means_alone else never, "federation": known,
+        "accuracy_sampled": sampled.mean(), "accuracy_std": sampled.std(ddof=0),
+        "accuracy_p10": sampled.quantile(0.1), "accuracy_worst": sampled.min(),
+        "difference": np.nan, "never_sampled": np.nan if run.means_alone else never,
+        "federation": known or len(clients),
         "floats_up": rounds["uplink_floats"].sum() / replies,
         "floats_down": rounds["downlink_floats"].sum() / replies,
         "gflops": rounds["train_flops"].sum(min_count=1) / replies / 1e9,
         "epsilon": privacy.get("epsilon_spent_max") or np.nan, "noise_of": privacy.get("noise_of"),
         "wall_seconds": run.summary.get("wall_seconds"),
-        "difference": np.nan, "failures": len(run.summary.get("failures") or []),
+        "failures": len(run.summary.get("failures") or []),
         "run_sha256": run.summary.get("run_sha256"), "fedhet_version": versions.get("fedhet"),
         "torch_version": versions.get("torch"), "git_commit": run.environment.get("git_commit"),
         "processor": run.environment.get("processor"),
     }  # fmt: skip
-
-
-def _config(one: Placed) -> dict[str, Any]:
-    """Keys of the configuration: lists with commas, maps as JSON; no key takes a figure's name."""
-    taken = {*COLUMNS, "method", "number"}
-    config = {"metric": "accuracy", "precision": one.precision} | dict(one.run.config)
     cells = {
         key.replace("-", "_"): plain(value) if isinstance(value, list | dict) else value
-        for key, value in config.items()
+        for key, value in {"metric": "accuracy", "precision": run.precision, **config}.items()
     }
-    return {key: value for key, value in cells.items() if key not in taken}
+    return row | {key: value for key, value in cells.items() if key not in row}
 
 
 # --- report -------------------------------------------------------------------------------------
@@ -210,7 +182,7 @@ class Report:
         comparisons = runs.comparisons
         nouns = {noun(str(one.setting.keys["dataset"])) for one in comparisons}
         what = nouns.pop() if len(nouns) == 1 else "examples"
-        notes = [note for note in dict.fromkeys(one.run.note for one in runs.placed) if note]
+        notes = [note for note in dict.fromkeys(run.note for run in runs.placed) if note]
         self.lead = " ".join(
             [f"Every client's own model on its own test {what}, right after its local training, "
              "averaged over all clients.", *(f"{note}." for note in notes)]
@@ -253,7 +225,7 @@ def report(  # noqa: PLR0913
         _place(_content(result), out)
         if records is not None:
             records.mkdir(parents=True, exist_ok=True)
-            pack((one.run for one in runs.placed), records)
+            pack(runs.placed, records)
     except OSError as error:
         where = error.filename or out
         raise UserError(f"'{where}' cannot be written: {error.strerror or error}") from error
@@ -272,7 +244,7 @@ def _section(one: Comparison) -> Section:
 def _about(runs: Runs) -> Section:
     frame = runs.frame()
     bases = [one.baseline for one in runs.comparisons]
-    environments = [one.run.environment for one in runs.placed]
+    environments = [run.environment for run in runs.placed]
     names, head = [one.name for one in runs.left_out], "run folder or record"
     missing = ReportTable("left-out", "Runs that are left out", "", names, head)
     missing.add_text("why it is left out", "first reason", [one.reason for one in runs.left_out])

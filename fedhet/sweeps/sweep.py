@@ -109,10 +109,12 @@ class Job:
             self._check_config(self.run.config)
         status, reason = summary.get("status", ""), one_line(summary.get("reason", ""))
         if status == "completed":
+            if diverged(records[-1]):
+                return DIVERGED, reason
             from fedhet.reports.reading import read_run  # noqa: PLC0415  (pandas)
 
             read_run(self.folder)  # as a report will
-            return DIVERGED if diverged(records[-1]) else FINISHED, reason
+            return FINISHED, reason
         if there and not (self.run.identity.exists() or self.unbegun()):
             raise Damaged(f"'{self.run.identity}' is missing, so the run cannot continue")
         if status == "failed":

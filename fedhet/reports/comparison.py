@@ -231,13 +231,6 @@ class Comparison:
         means = first[["round", "floats", "flops"]].mean()
         return means.assign(blocks=first.size()).reindex(self.variants)
 
-    @property
-    def own_target(self) -> float:
-        """The baseline's last accuracy in its worst block, in whole percent; 0 without one."""
-        of_baseline = self.runs.loc[self.runs["variant"] == self.baseline, self.metric]
-        known = len(of_baseline) and self.metric == "accuracy"
-        return float(math.floor(of_baseline.min())) if known else 0.0
-
 
 def compare(
     placed: Sequence[RunRecord], runs: pd.DataFrame, rounds: pd.DataFrame, clients: pd.DataFrame,
@@ -312,7 +305,7 @@ def sentences(comparisons: Sequence[Comparison]) -> list[str]:
     base = next((one.baseline for one in comparisons if one.baseline), "")
     verdict = [_extent(comparisons, counted), *_single(counted, alone=len(comparisons) == 1)]
     if base and len(results):
-        verdict += [_winners(results, base), _losers(results, base), _traffic(results)]
+        verdict += _beside(results, base)
     verdict.append(_limits(counted, len(results), base))
     return [sentence for sentence in verdict if sentence]
 
@@ -322,19 +315,21 @@ def _single(counted: Sequence[Comparison], *, alone: bool) -> list[str]:
     single = [one for one in counted if len(one.blocks) == 1 and len(one.shown) <= _NAMED + 1]
     sentences = []
     for one in single if len(single) <= _NAMED else ():
-        means = {row: one.levels["mean"][variant] for row, variant in one.shown.items()}
-        means = dict(sorted(means.items(), key=lambda row: -one.sign * row[1]))
-        figures = ", ".join(f"{row} {mean:.{one.digits}f}" for row, mean in means.items())
-        pairs = {row: v for row in means if (v := one.shown[row]) in one.paired.index}
-        apart = []
-        for row, variant in pairs.items():
-            gap = one.paired["mean"][variant]
-            size, unit = f"{abs(gap):.{one.digits}f}", " points" * METRICS[one.metric].percent
-            text = f"{size}{unit} {'above' if gap > 0 else 'below'}" if float(size) else "equal"
-            apart.append(f"{row} {text}" if len(pairs) > 1 else text)
-        gaps = f": {', '.join(apart)}{f' {one.baseline}' * (len(pairs) > 1)}" if apart else ""
+        unit, gaps = " points" * METRICS[one.metric].percent, one.paired["mean"]
+        ranked = sorted(one.shown.items(), key=lambda row: -one.sign * one.levels["mean"][row[1]])
+        figures = ", ".join(f"{row} {one.levels['mean'][v]:.{one.digits}f}" for row, v in ranked)
+        apart = {
+            row: f"{size}{unit} {'above' if gaps[variant] > 0 else 'below'}"
+            if float(size := f"{abs(gaps[variant]):.{one.digits}f}") else "equal"
+            for row, variant in ranked if variant in gaps.index
+        }  # fmt: skip
+        if len(apart) > 1:
+            texts = [f"{row} {text}" for row, text in apart.items()]
+            figures += f": {', '.join(texts)} {one.baseline}"
+        elif apart:
+            figures += f": {', '.join(apart.values())}"
         title = "" if alone else f"{one.setting.title}: "
-        sentences.append(f"{title}{figures}{gaps} (one repetition, no interval).")
+        sentences.append(f"{title}{figures} (one repetition, no interval).")
     return sentences
 
 
@@ -344,15 +339,14 @@ def gains(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     Columns: method, setting, points (better is positive), sign (1 or -1 where the interval excludes
     zero, else 0), traffic (a multiple of LG-FedAvg's in the setting).
     """
-    rows = []
-    for one in comparisons:
-        floats = one.costs["floats"]
-        unit = floats.get(_AGAINST) or math.nan
-        for row, variant in one.shown.items():
-            pair = one.paired.loc[variant] if variant in one.paired.index else None
-            if pair is not None and pair["blocks"] > 1:
-                points, traffic = one.sign * pair["mean"], floats[variant] / unit
-                rows.append((row, one.setting.title, points, int(pair["sign"]), traffic))
+    rows = [
+        (row, one.setting.title, one.sign * one.paired["mean"][variant],
+         int(one.paired["sign"][variant]),
+         one.costs["floats"][variant] / (one.costs["floats"].get(_AGAINST) or math.nan))
+        for one in comparisons
+        for row, variant in one.shown.items()
+        if one.paired["blocks"].get(variant, 0) > 1
+    ]  # fmt: skip
     return pd.DataFrame(rows, columns=["method", "setting", "points", "sign", "traffic"])
 
 
@@ -369,33 +363,34 @@ def _extent(comparisons: Sequence[Comparison], counted: Sequence[Comparison]) ->
     )
 
 
-def _winners(results: pd.DataFrame, base: str) -> str:
+def _beside(results: pd.DataFrame, base: str) -> list[str]:
+    """Say who is above the baseline, who is below it or neither, and what the first send."""
+    several, by_method = results["setting"].nunique() > 1, results.groupby("method")
     named = f"{base} (each client alone)" if base == method_name(BASELINE) else base
-    above = results.loc[results["sign"] > 0, "setting"].unique()
-    if not len(above):
-        return f"No method is above {named} with a {_LEVEL} interval that excludes zero."
-    without = [name for name in results["setting"].unique() if name not in above]
-    nobody = f"; no method in {_some(without)}" if without else ""
-    most = " (in brackets the largest difference, in points)" * (results["setting"].nunique() > 1)
-    excludes = f"with a {_LEVEL} interval that excludes zero{most}"
-    return f"Above {named}, {excludes}: {_listed(1, results)}{nobody}."
-
-
-def _losers(results: pd.DataFrame, base: str) -> str:
-    decided = results.groupby("method")["sign"].any()
+    excludes = f"a {_LEVEL} interval that excludes zero"
+    above, below = _listed(1, results), _listed(-1, results)
+    if above:
+        wins = results.groupby("setting", sort=False)["sign"].max()
+        nobody = list(wins.index[wins < 1])
+        most = " (in brackets the largest difference, in points)" * several
+        above = f"Above {named}, with {excludes}{most}: {above}"
+        above += f"; no method in {_some(nobody)}" * bool(nobody)
+    decided = by_method["sign"].any()
     neither = ", ".join(sorted(decided.index[~decided], key=str.casefold))
-    below = _listed(-1, results)
     texts = [f"below {base}, likewise: {below}"] * bool(below)
     texts += [f"no difference from {base} shown anywhere: {neither}"] * bool(neither)
-    return f"{text[0].upper()}{text[1:]}." if (text := "; ".join(texts)) else ""
-
-
-def _traffic(results: pd.DataFrame) -> str:
-    winners = results.groupby("method").filter(lambda rows: (rows["sign"] > 0).any())
-    times = winners.groupby("method")["traffic"].median().dropna().sort_values(kind="stable")
-    over = " (median over settings)" * (results["setting"].nunique() > 1)
-    sent = ", ".join(f"{m} {x:.2g}" if x < 10 else f"{m} {x:,.0f}" for m, x in times.items())
-    return f"Traffic per round of these methods, {_AGAINST} = 1{over}: {sent}." if sent else ""
+    rest = "; ".join(texts)
+    times = by_method["traffic"].median()[by_method["sign"].max() > 0].dropna()
+    sent = ", ".join(
+        f"{m} {x:.2g}" if x < 10 else f"{m} {x:,.0f}"
+        for m, x in times.sort_values(kind="stable").items()
+    )
+    over = " (median over settings)" * several
+    return [
+        f"{above or f'No method is above {named} with {excludes}'}.",
+        f"{rest[0].upper()}{rest[1:]}." if rest else "",
+        f"Traffic per round of these methods, {_AGAINST} = 1{over}: {sent}." if sent else "",
+    ]
 
 
 def _limits(comparisons: Sequence[Comparison], compared: int, base: str) -> str:
@@ -419,13 +414,12 @@ def _listed(sign: int, results: pd.DataFrame) -> str:
     entries = []
     for method, rows in results.groupby("method"):
         decided = rows.loc[rows["sign"] == sign, "points"]
-        if not len(decided):
-            continue
-        most = decided[decided.abs().idxmax()]
-        other = int((rows["sign"] == -sign).sum())
-        against = f"; {'below' if sign > 0 else 'above'} in {other}" * bool(other)
-        points = f"{most:+.1f}".replace("-", "−")
-        entries.append((-len(decided), -abs(most), method, len(rows), f"{points}{against}"))
+        if len(decided):
+            most = max(decided, key=abs)
+            other = int((rows["sign"] == -sign).sum())
+            against = f"; {'below' if sign > 0 else 'above'} in {other}" * bool(other)
+            points = f"{most:+.1f}".replace("-", "−")
+            entries.append((-len(decided), -abs(most), method, len(rows), f"{points}{against}"))
     if results["setting"].nunique() == 1:
         return ", ".join(f"{method} {points}" for *_, method, _, points in sorted(entries))
     return ", ".join(

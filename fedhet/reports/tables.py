@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pandas as pd
 
-from fedhet.config.schema import METRICS
+from fedhet.config.schema import MAJORITY, METRICS
 from fedhet.files import quoted
 from fedhet.records.summary import RECENT
 from fedhet.reports.comparison import ENOUGH, LEVEL, PARTICIPANTS, Comparison, in_order, variability
@@ -20,6 +20,7 @@ UNKNOWN = (
     "'-': the run was recorded by a version without this mean. It can be computed from such a "
     "record only where every client trained in every round."
 )
+Column = tuple[str, str, str, Callable[[float], str] | int | None]
 OTHER = "†"  # beside a figure in another precision
 _TARGETS: dict[str, dict[object, tuple[float, ...]]] = {
     # Accuracies whose price the papers compare, in percent, by data set and clients.
@@ -136,12 +137,21 @@ def of_setting(one: Comparison) -> list[ReportTable]:
     return [table for kind in kinds if len(table := kind(one))]
 
 
-def _table(one: Comparison, kind: str, title: str, note: str, rows: Iterable[str]) -> ReportTable:
-    return ReportTable(f"{kind}-{one.setting.slug}", title, note, rows)
+def _table(
+    one: Comparison, kind: str, title: str, note: str, rows: pd.DataFrame, *columns: Column
+) -> ReportTable:
+    """Return a table with the columns that ``rows`` has."""
+    table = ReportTable(f"{kind}-{one.setting.slug}", title, note, rows.index)
+    for heading, about, name, show in columns:
+        if show is None:
+            table.add_interval(heading, about, rows, one.digits, sign=kind == "paired")
+        elif name in rows:
+            table.add(heading, about, rows[name], show)
+    return table
 
 
 def _levels(one: Comparison) -> ReportTable:
-    level, of = one.levels, int(one.runs["federation"].max())
+    level, of, digits = one.levels, int(one.runs["federation"].max()), one.digits
     note = (
         f"Test {said(one.metric)}; Student's t, {PERCENT}, {variability(one.setting, one.blocks)}. "
         "The columns after 'never sampled' are over the clients that took part at least once."
@@ -150,27 +160,23 @@ def _levels(one: Comparison) -> ReportTable:
         note += " The server learned means over clients only (secure-sum)."
     elif (have := one.clients.groupby("number")[f"test_{one.metric}"].count()).lt(of).any():
         note += f" Means are over the clients that have it: {have.min()} to {have.max()} of {of}."
-    table = _table(one, "accuracy", said(one.metric).capitalize(), note, level.index)
-    table.add("blocks", "pairs of partition and seed", level["blocks"], 0)
-    about = "mean over all clients after the last round"
-    table.add_interval(f"{one.metric} [{PERCENT}]", about, level, one.digits, sign=False)
-    if one.second:
-        about = "the same figure of another metric, mean over blocks"
-        table.add(said(one.second), about, level[one.second])
-    if one.metric in {"accuracy", "balanced_accuracy"} and level["majority_accuracy"].notna().any():
-        about = "what the commonest class of every client's training examples would get"
-        table.add("commonest class", about, level["majority_accuracy"])
-    best, part = "in the round with the best validation metric", "clients that took part"
-    for column in (
-        ("at best validation", best, level["best_validation"], one.digits),
-        ("ever sampled", f"mean over the {part} at least once", level["sampled"], one.digits),
-        ("never sampled", f"clients that never took part, of {of}", level["never_sampled"], 0),
-        ("std", "standard deviation over clients", level["std"], one.digits),
-        ("10th pct.", "10th percentile of clients", level["p10"], one.digits),
-        ("worst", "worst client", level["worst"], one.digits),
-    ):
-        table.add(*column)
-    return table
+    if one.metric not in {"accuracy", "balanced_accuracy"} or level[MAJORITY].isna().all():
+        level = level.drop(columns=MAJORITY)
+    return _table(
+        one, "accuracy", said(one.metric).capitalize(), note, level,
+        ("blocks", "pairs of partition and seed", "blocks", 0),
+        (f"{one.metric} [{PERCENT}]", "mean over all clients after the last round", "", None),
+        (said(one.second), "the same figure of another metric, mean over blocks", one.second, 2),
+        ("commonest class",
+         "what the commonest class of every client's training examples would get", MAJORITY, 2),
+        ("at best validation", "in the round with the best validation metric", "best_validation",
+         digits),
+        ("ever sampled", "mean over the clients that took part at least once", "sampled", digits),
+        ("never sampled", f"clients that never took part, of {of}", "never_sampled", 0),
+        ("std", "standard deviation over clients", "std", digits),
+        ("10th pct.", "10th percentile of clients", "p10", digits),
+        ("worst", "worst client", "worst", digits),
+    )  # fmt: skip
 
 
 def _paired(one: Comparison) -> ReportTable:
@@ -180,84 +186,70 @@ def _paired(one: Comparison) -> ReportTable:
         f" Fewer than {ENOUGH} blocks are not tested." if few else
         f" With {ENOUGH} blocks the smallest p that a signed-rank test can give is 0.0625."
     )  # fmt: skip
-    table = _table(one, "paired", f"Paired differences to {base}", note, pairs.index)
-    table.add("blocks", f"blocks shared with {base}", pairs["blocks"], 0)
-    about = "points, mean over blocks; Student's t over blocks"
-    table.add_interval(f"difference [{PERCENT}]", about, pairs, one.digits, sign=True)
-    about = "share of clients that improve, all blocks together"
-    table.add("clients better, %", about, pairs["better"], 1)
-    about = "share of clients that lose; the rest are equal"
-    table.add("clients worse, %", about, pairs["worse"], 1)
-    if pairs["p"].notna().any():
-        table.add("p", "Wilcoxon signed-rank over blocks, two-sided", pairs["p"], _p_value)
-        about = "adjusted over all comparisons of all settings of this report"
-        table.add("p, Holm", about, pairs["adjusted"], _p_value)
-    return table
+    return _table(
+        one, "paired", f"Paired differences to {base}", note,
+        pairs if pairs["p"].notna().any() else pairs.drop(columns=["p", "adjusted"]),
+        ("blocks", f"blocks shared with {base}", "blocks", 0),
+        (f"difference [{PERCENT}]", "points, mean over blocks; Student's t over blocks", "", None),
+        ("clients better, %", "share of clients that improve, all blocks together", "better", 1),
+        ("clients worse, %", "share of clients that lose; the rest are equal", "worse", 1),
+        ("p", "Wilcoxon signed-rank over blocks, two-sided", "p", _p_value),
+        ("p, Holm", "adjusted over all comparisons of all settings of this report", "adjusted",
+         _p_value),
+    )  # fmt: skip
 
 
 def _participants(one: Comparison) -> ReportTable:
-    trained = one.participants
     note = (
         "The papers' programs print the mean over a round's participants, right after their "
         "training. Its best round is chosen by the test figure, so it is no estimate of what to "
         f"expect. Means over blocks. {UNKNOWN}"
     )
-    table = _table(one, "participants", "By the papers' measure", note, trained.index)
-    if len(table):
-        all_clients = one.levels["mean"].loc[trained.index]
-        last, recent, best, best_round = (trained.get(name) for name in PARTICIPANTS)
-        table.add(
-            "all clients", "mean over all clients after the last round", all_clients, one.digits
-        )
-        about = "mean over those who trained in it"
-        table.add("participants, last round", about, last, one.digits)
-        about = f"mean of the last {RECENT} rounds' means"
-        table.add(f"last {RECENT} rounds", about, recent, one.digits)
-        table.add("best round", "the best of all rounds' means", best, one.digits)
-        table.add("which", "the best round, mean over blocks", best_round, 1)
-    return table
+    last, recent, best, best_round = PARTICIPANTS
+    return _table(
+        one, "participants", "By the papers' measure", note,
+        one.participants.join(one.levels["mean"]),
+        ("all clients", "mean over all clients after the last round", "mean", one.digits),
+        ("participants, last round", "mean over those who trained in it", last, one.digits),
+        (f"last {RECENT} rounds", f"mean of the last {RECENT} rounds' means", recent, one.digits),
+        ("best round", "the best of all rounds' means", best, one.digits),
+        ("which", "the best round, mean over blocks", best_round, 1),
+    )  # fmt: skip
 
 
 def _costs(one: Comparison) -> ReportTable:
-    cost, metric, base = one.costs, said(one.metric), one.baseline or "the baseline"
+    metric, base = said(one.metric), one.baseline or "the baseline"
     note = (
         "Means over blocks. Every method gets the training FLOPs that the cheapest one of the same "
         "block spent in all its rounds: the last evaluated round that it can afford."
     )
-    table = _table(one, "cost", f"Costs, and {metric} at equal compute", note, cost.index)
-    equal = "when the cheapest method's training FLOPs are spent"
-    last = "the last one within that budget, mean over blocks"
-    table.add("floats up", "per client and round", cost["floats_up"], 0)
-    table.add("floats down", "per client and round", cost["floats_down"], 0)
-    table.add("GFLOPs", "training, per client and round", cost["gflops"], 1)
-    table.add(f"x {base}", f"GFLOPs of {base} = 1", cost["relative"])
-    table.add(f"{metric} at equal compute", equal, cost["equal_figure"], one.digits)
-    table.add("after round", last, cost["equal_round"], 1)
-    return table
+    return _table(
+        one, "cost", f"Costs, and {metric} at equal compute", note, one.costs,
+        ("floats up", "per client and round", "floats_up", 0),
+        ("floats down", "per client and round", "floats_down", 0),
+        ("GFLOPs", "training, per client and round", "gflops", 1),
+        (f"x {base}", f"GFLOPs of {base} = 1", "relative", 2),
+        (f"{metric} at equal compute", "when the cheapest method's training FLOPs are spent",
+         "equal_figure", one.digits),
+        ("after round", "the last one within that budget, mean over blocks", "equal_round", 1),
+    )  # fmt: skip
 
 
 def _targets(one: Comparison) -> ReportTable:
     known = _TARGETS.get(one.setting.data, {}) if one.metric == "accuracy" else {}
-    papers = known.get(one.setting.keys["clients"], known.get(0, ()))
-    base_target = one.own_target
-    targets = sorted({*papers, *([base_target] if base_target else [])}, reverse=True)
+    targets = known.get(one.setting.keys["clients"], known.get(0, ()))
     note = "Means over the blocks that reached the target."
-    if base_target:
-        note += (
-            f" The target of {base_target:g} % is what {one.baseline} ends with in its worst "
-            "block, in whole percent."
-        )
-    title = "Costs to a target accuracy"
-    table = _table(one, "target", title, note, one.variants if targets else [])
+    rows = one.levels if targets else one.levels[:0]
+    table = _table(one, "target", "Costs to a target accuracy", note, rows)
     for target in targets:
         hit, at = one.reached(target), f"to {target:g} %"
         about = f"first round whose mean accuracy is at least {target:g} %; (k/n): in k of n"
         table.add(f"rounds {at}", about, hit["round"], 1)
-        counts = zip(hit["blocks"].fillna(0), one.levels["blocks"], strict=True)
-        for i, (blocks, of) in enumerate(counts):
-            if blocks < of:
-                text = f"{table.shown.loc[i, f'rounds {at}']} ({blocks:g}/{of:g})"
-                table.shown.loc[i, f"rounds {at}"] = text if blocks else "not reached"
+        shown = table.shown[f"rounds {at}"]
+        table.shown[f"rounds {at}"] = [
+            text if blocks == of else f"{text} ({blocks:g}/{of:g})" if blocks else "not reached"
+            for text, blocks, of in zip(shown, hit["blocks"].fillna(0), rows["blocks"], strict=True)
+        ]
         table.add(f"Mfloats {at}", "both ways, all clients", hit["floats"] / 1e6, 3)
         table.add(f"TFLOPs {at}", "training, all clients", hit["flops"] / 1e12, 2)
     return table
@@ -266,8 +258,8 @@ def _targets(one: Comparison) -> ReportTable:
 def _tuned(one: Comparison) -> ReportTable:
     keys = [key for key in one.setting.keys["tuned"] if key.replace("-", "_") in one.runs]
     note = "Keys that were searched for each method; they are not part of the setting."
-    table = _table(one, "tuned", "Tuned", note, one.variants if keys else [])
-    first = one.runs.groupby("variant").first().reindex(one.variants)
+    first = one.runs.groupby("variant").first().reindex(one.variants if keys else [])
+    table = _table(one, "tuned", "Tuned", note, first)
     for key in keys:
         values = first[key.replace("-", "_")]
         table.add_text(key, "chosen by the validation metric", map(plain, values))
@@ -279,15 +271,14 @@ def _others(one: Comparison) -> ReportTable:
     last = one.course.groupby("number").last()
     kinds = [name for name in last if re.fullmatch(r"test_accuracy_.+_mean", name)]
     means = last.groupby("variant")[kinds].mean().reindex(one.variants).stack().dropna()
-    names = means.index.get_level_values(0)
+    rows = means.rename("other").reset_index(level=1).join(one.levels["accuracy"])
     note = "Recorded by methods that can answer in more than one way."
-    table = _table(one, "inference", "Other predictions", note, names)
-    kind = means.index.get_level_values(1).str.extract("test_accuracy_(.+)_mean")[0]
+    table = _table(one, "inference", "Other predictions", note, rows)
+    kind = rows["level_1"].str.extract("test_accuracy_(.+)_mean")[0]
     table.add_text("prediction", "what answers instead of the client's main prediction", kind)
     about = "mean over clients after the last round, mean over blocks, percent"
-    table.add("accuracy", about, means)
-    main = one.levels["accuracy"].reindex(names)
-    table.add("main prediction", "accuracy of what the client answers", main)
+    table.add("accuracy", about, rows["other"])
+    table.add("main prediction", "accuracy of what the client answers", rows["accuracy"])
     return table
 
 
@@ -365,12 +356,15 @@ def to_latex(table: ReportTable) -> str:
     def tex(value: str) -> str:
         return value.translate(_LATEX)
 
-    text: str = _marked(table, tex, _LATEX_RANKED).rename(columns=tex).to_latex(
-        index=False, escape=False, position="ht", label=f"tab:{table.name}",
-        column_format="".join("l" if name in table.texts else "r" for name in table.shown.columns),
-        caption=tex(f"{table.title}. {table.note}"),
-    )  # fmt: skip
-    return f"% needs \\usepackage{{booktabs}}\n{text}"
+    marked = _marked(table, tex, _LATEX_RANKED)
+    kinds = "".join("l" if name in table.texts else "r" for name in table.shown)
+    head, *rows = (rf"{' & '.join(row)} \\" for row in (map(tex, marked), *marked.to_numpy()))
+    return "\n".join([
+        r"% needs \usepackage{booktabs}", r"\begin{table}[ht]",
+        rf"\caption{{{tex(f'{table.title}. {table.note}')}}}", rf"\label{{tab:{table.name}}}",
+        rf"\begin{{tabular}}{{{kinds}}}", r"\toprule", head, r"\midrule", *rows, r"\bottomrule",
+        r"\end{tabular}", r"\end{table}", "",
+    ])  # fmt: skip
 
 
 def to_csv(frame: pd.DataFrame) -> str:

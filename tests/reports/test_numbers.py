@@ -129,7 +129,6 @@ def test_costs_and_accuracy_at_equal_compute(sweep):
     assert cost["equal_figure"] == pytest.approx(3)
     hit = one.reached(27.0)
     assert hit.loc["FedSSA", ["blocks", "round", "floats"]].tolist() == [4, 2, 320]
-    assert one.own_target == 25
 
 
 def test_settings_variants_and_blocks(tmp_path):

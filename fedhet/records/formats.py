@@ -162,21 +162,26 @@ _KINDS: dict[str, Callable[[str], Any]]
 _KINDS = {"round": int, "client": valid_id, "model": str, "generation": int, OTHER: parse_object}
 
 
-def read_evaluations(path: Path) -> list[dict[str, Any]]:
+def read_evaluations(path: Path, *, last: bool = False) -> list[dict[str, Any]]:
     """Return the lines of a ``clients.csv`` with the figures that they have, accuracies in percent.
 
-    The accuracies of a client without any are None. OSError where there is no file.
+    ``last``: the last line of every client alone. The accuracies of a client without any are None.
+    OSError where there is no file.
     """
     columns, *rows = _rows(path) or [list(FIRST)]
     if tuple(columns[: len(FIRST)]) != FIRST:
         raise Damaged.at(f"'{path}'", "line 1", f"other columns than {', '.join(FIRST)}")
+    kinds = [(name, _KINDS.get(name, _figure), name in FIRST) for name in columns]
+    numbered = list(enumerate(rows, 2))
+    if last:
+        numbered = list({row[1]: (number, row) for number, row in numbered}.values())
     lines = []
-    for number, row in enumerate(rows, 2):
+    for number, row in numbered:
         line: dict[str, Any] = {}
-        for name, text in zip(columns, row, strict=True):
-            if text or name in FIRST:
+        for (name, kind, needed), text in zip(kinds, row, strict=True):
+            if text or needed:
                 try:
-                    line[name] = _KINDS.get(name, _figure)(text)
+                    line[name] = kind(text)
                 except ValueError as error:
                     raise Damaged.at(f"'{path}'", f"line {number}: {name}", str(error)) from error
         lines.append(line | line.pop(OTHER, {}))

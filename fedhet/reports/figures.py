@@ -20,6 +20,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
@@ -191,20 +192,20 @@ def differences(comparisons: Sequence[Comparison]) -> Picture:
 
 def _draw_differences(ax: Axes, one: Comparison, rows: Sequence[str]) -> None:
     """Draw one setting; ``rows`` are keys of ``one.shown``. The scale holds all that is drawn."""
-    pairs = one.paired.reindex([one.shown.get(row, "") for row in rows])
+    pairs = one.paired.reindex([one.shown.get(row, "") for row in rows]).assign(y=range(len(rows)))
+    known = pairs.dropna(subset="mean")
+    styles = {1: to_rgba(BLUE), -1: to_rgba(ORANGE), 0: to_rgba(INK, 0.55)}
+    colours = known["sign"].map(styles)
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.axvline(0, color=INK, lw=0.8, alpha=0.6)
-    for y, (_, pair) in enumerate(pairs.iterrows()):
-        colour = {1: BLUE, -1: ORANGE}.get(pair["sign"], INK)
-        style: dict[str, Any] = {"color": colour, "alpha": 1.0 if pair["sign"] else 0.55}
-        if pd.notna(pair["mean"]):
-            known = pd.notna(pair["low"])
-            ax.plot(pair["values"], [y] * len(pair["values"]), ".", ms=4, mew=0, alpha=0.35,
-                    color=colour)  # fmt: skip
-            ax.plot([pair["low"], pair["high"]], [y, y], lw=2, solid_capstyle="round", **style)
-            ax.plot(pair["mean"], y, "o", ms=5, mfc=colour if known else "none", **style)
-            ax.text(1.02, y, f"{pair['mean']:+.{one.digits}f}".replace("-", "\u2212"), va="center",
-                    transform=ax.get_yaxis_transform(), color=colour, fontsize=8.5)  # fmt: skip
+    blocks = known[["values", "y"]].explode("values").astype(float)
+    ax.scatter(blocks["values"], blocks["y"], s=8, lw=0, alpha=0.35, c=colours[blocks.index])
+    ax.hlines(known["y"], known["low"], known["high"], colours, lw=2)
+    inside = colours.where(known["low"].notna(), "none")
+    ax.scatter(known["mean"], known["y"], s=25, c=inside, edgecolors=colours)
+    for mean, y, (*colour, _) in zip(known["mean"], known["y"], colours, strict=True):
+        ax.text(1.02, y, f"{mean:+.{one.digits}f}".replace("-", "\u2212"), va="center",
+                transform=ax.get_yaxis_transform(), color=colour, fontsize=8.5)  # fmt: skip
     ax.set_yticks(range(len(rows)), [_label(row, 16) for row in rows])
     for tick, mean in zip(ax.get_yticklabels(), pairs["mean"], strict=True):
         tick.set_alpha(0.35 if pd.isna(mean) else 1)
@@ -230,32 +231,25 @@ def traffic(comparisons: Sequence[Comparison]) -> Picture:
 
 def _draw_traffic(ax: Axes, one: Comparison) -> None:
     """Draw one setting."""
-    variants = list(one.shown.values())
-    points = pd.DataFrame({"x": one.costs["floats"], "y": one.levels["mean"]}).loc[variants]
-    points.index = list(one.shown)
-    sent = points["x"][points["x"] > 0]
-    zero = 10 ** (np.floor(np.log10(sent.min())) - 1) if len(sent) else 0.1
-    points["x"] = points["x"].clip(lower=zero)
+    points = pd.DataFrame({"x": one.costs["floats"], "y": one.levels["mean"]})
+    points = points.loc[list(one.shown.values())].set_index(pd.Index(list(one.shown)))
     ordered = points.sort_values(["x", "y"], ascending=[True, one.sign < 0])
     better = one.sign * ordered["y"]
     front = ordered[better > better.cummax().shift(fill_value=-math.inf)]
-    right = max(points["x"].max(), zero) * 2
-    ax.set(xscale="log", xlim=(zero / 2, right))
+    least = points["x"].where(points["x"] > 0).min()
+    least = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
+    right = max(points["x"].max(), 1.0) * 2
+    colours = [BLUE if row in front.index else INK for row in points.index]
+    powers = least * 10.0 ** np.arange(math.ceil(math.log10(right / least)))
+    ax.set_xscale("symlog", linthresh=least)  # which has a place for 0
+    ax.set_xticks([0, *powers[:: 1 + len(powers) // 6]])
+    ax.set_xlim(min(points["x"].min() - least / 4, least / 2), right)
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     ax.step([*front["x"], right], [*front["y"], front["y"].iloc[-1]], where="post", color=BLUE,
             alpha=0.5, lw=1)  # fmt: skip
-    ends = [
-        (row, x, value, BLUE if row in front.index else INK)
-        for row, (x, value) in points.iterrows()
-    ]
-    for _, x, value, colour in ends:
-        ax.plot(x, value, "o", ms=5, mew=0, color=colour, alpha=0.8)
-    powers = 10.0 ** np.arange(np.log10(zero) + (len(sent) > 0), np.floor(np.log10(right)) + 1)
-    ticks = {p: EngFormatter(sep="")(p) for p in powers[:: 1 + len(powers) // 6]}
-    ticks |= {zero: "0"} if len(sent) < len(points) else {}
-    ax.minorticks_off()
-    ax.set_xticks(list(ticks), list(ticks.values()))
+    ax.scatter(points["x"], points["y"], s=25, lw=0, c=colours, alpha=0.8)
     _finish(ax, "floats a client and round", " ")
-    _name_ends(ax, ends)
+    _name_ends(ax, list(zip(points.index, points["x"], points["y"], colours, strict=True)))
 
 
 # --- one setting ---------------------------------------------------------------------------------

@@ -347,13 +347,9 @@ def read_run(path: Path) -> RunRecord:
 
 def evaluations(path: Path) -> pd.DataFrame:
     """Return ``clients.csv``, a row a client and evaluation; empty where there is none."""
-    return _table(read_evaluations(path) if path.exists() else [])
-
-
-def _table(lines: list[dict[str, Any]]) -> pd.DataFrame:
-    return pd.DataFrame(lines, columns=None if lines else list(FIRST)).astype(
-        dict.fromkeys(FIRST[-2:], float)
-    )
+    lines = read_evaluations(path) if path.exists() else []
+    frame = pd.DataFrame(lines, columns=None if lines else list(FIRST))
+    return frame.astype(dict.fromkeys(FIRST[-2:], float))
 
 
 def _read_folder(path: Path) -> RunRecord | str:
@@ -368,11 +364,11 @@ def _read_folder(path: Path) -> RunRecord | str:
     if diverged(lines[-1]):
         return "failed: it diverged: no reply of the last round was accepted"
     kept = [n for n in lines[-1] if n in _ROUND or n.startswith(_FIGURES) or n.endswith("norm")]
-    rows = read_evaluations(folder.clients) if folder.clients.exists() else []
-    last = {line["client"]: line for line in rows}
+    last = read_evaluations(folder.clients, last=True) if folder.clients.exists() else []
     rounds = pd.DataFrame([[line.get(n) for n in kept] for line in lines], columns=kept)
-    if rows and participants_mean("accuracy") not in rounds:
-        rounds = _with_participants(rounds, _table(rows))
+    if last and participants_mean("accuracy") not in rounds:
+        rounds = _with_participants(rounds, evaluations(folder.clients))
+    columns = None if last else list(FIRST)
     if folder.partition.exists():
         classes, held = read_partition(folder.partition)
         if all(held.values()):
@@ -380,7 +376,7 @@ def _read_folder(path: Path) -> RunRecord | str:
     run = RunRecord(
         path.name, {key: value for key, value in config.items() if key not in _MACHINE}, summary,
         read_json(folder.environment) if folder.environment.exists() else {}, rounds,
-        _table([last[name] for name in sorted(last, key=client_order)]).drop(columns="round"),
+        pd.DataFrame(sorted(last, key=lambda line: client_order(line["client"])), columns=columns),
         counts, path,
     )  # fmt: skip
     return _checked(run)
@@ -425,8 +421,10 @@ def _checked(run: RunRecord) -> RunRecord:
     paths = {key: Path(str(run.config[key])).name for key in FILES if run.config.get(key)}
     run.config = {**run.config, **paths}
     rounds = run.rounds = run.rounds.astype(float)
-    numbers = {n: float for n in run.clients if n not in {"client", "model"}}
-    clients = run.clients = run.clients.reset_index(drop=True).astype(numbers)
+    clients = run.clients = pd.DataFrame({
+        name: column if name in {"client", "model"} else column.astype(float)
+        for name, column in run.clients.items() if name != "round"
+    })  # fmt: skip
     run.place()
     if rounds["round"].tolist() != list(range(1, run.summary.get("rounds", len(rounds)) + 1)):
         raise ValueError(f"rounds.jsonl has other rounds than 1 to {run.summary['rounds']}")

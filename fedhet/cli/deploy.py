@@ -107,7 +107,6 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     partition: Annotated[
         str | None, typer.Option(help="K/N: instead of --data, share K of a public data set")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="client id; default: the key's name")] = None,
     model: Annotated[
         str | None, typer.Option(help="own architecture, such as cnn-5, or 'cnn-5 weights=FILE'")
     ] = None,
@@ -139,7 +138,7 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     from fedhet.deploy.certs import read_certificate, read_key
     from fedhet.deploy.node import Node, NodePlan
 
-    own = check_id(key.name if name is None else name, "--name")
+    own = check_id(key.name, "KEY")
     home = plain_path(state or f"~/.fedhet/{own}")
     if history:
         _history(home)

@@ -160,11 +160,12 @@ class History:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise Refused(
-                f"'{self.folder / NAME}' cannot be written: {error}", Code.STATE
-            ) from error
+            text = f"'{self.folder / NAME}' cannot be written: {error}"
+            raise Refused(text, Code.STATE) from error
+        known = any(one["question"] == line["question"] for one in self.lines())
+        about = line["run"] if known else asked(line)
         self._lines = [*self.lines(), line]
-        say(lambda: f"question: {asked(line)}: {line['stage']}: {one_line(line['answer'], 2000)}")
+        say(lambda: f"question: {about}: {line['stage']}: {one_line(line['answer'], 2000)}")
 
 
 def _same(line: Mapping[str, Any]) -> tuple[str, ...]:

@@ -28,7 +28,6 @@ from fedhet.protocol.flower import NodeStatus, RunStatus
 from fedhet.records.run_folder import RunFolder
 
 SHARE = ("--partition", "0/1")
-NODE = ("node", "tls/clients/a", "--server", "h", *SHARE)
 
 
 @pytest.fixture
@@ -48,7 +47,6 @@ MISTAKES = (
     (["server", "tls", "--database", "no/x.db"], "--database: '"),
     (["server", "tls", "--host", "no host"], "--host, --port: no host:8443"),
     (["server", "elsewhere"], "fedhet certs --out"),
-    ([*NODE, "--name", ""], "--name: ''"),
     (["status", "--superlink", "127.0.0.1:9093"], "'127.0.0.1:9093' is not a folder of"),
     (["unit", "client"], "server or node"),
     (["run", "kinds/table", "target=ill", "categories=smoker", "--superlink", "tls"],

@@ -225,31 +225,27 @@ class MethodClient(NumPyClient, Generic[P]):
         """Return a new small model, which all clients share: ``small-model``."""
         return small_model(self.config, self.inputs, self.classes)
 
-    def examples(self, part: str) -> Examples:
+    def examples(self, part: str, *, raw: bool = False) -> Examples:
         """Return the examples of ``part``, ``train``, ``val`` or ``test``, on the device.
 
-        Of texts the ids of a model's own tokenizer stand behind those of the run's hash. Of a
-        frozen network, where nothing random stands before it, the examples are its answers.
+        Of texts the ids of a model's own tokenizer stand behind those of the run's hash. Unless
+        ``raw``, the examples of a frozen network are its answers, if nothing random stands before.
         """
         model = self.modules.get("model")
-        alone = self.caches_frozen and self.modules.keys() <= {"model", PREPARATION}
+        alone = self.caches_frozen and self.modules.keys() <= {"model", PREPARATION} and not raw
         if alone and isinstance(model, Backbone) and model.frozen and self.config.augment == "none":
             return self._answers(model, part)
-        return self._read_examples(part)
-
-    def _read_examples(self, part: str) -> Examples:
-        prepare = self.modules.get(PREPARATION, normalise)
+        prepare, local = self.modules.get(PREPARATION, normalise), self.setup.data
         if self.inputs.kind == TOKENS:
             prepare = preparation(self.inputs)
         with coded(Code.DATA):
-            data = examples_of(self.setup.data, part, self.setup.classes, self.device, prepare)
-            encode = getattr(self.modules.get("model"), "encode", None)
-            if encode is None:
-                return data
-            local = self.setup.data
-            texts = texts_at(local.dataset, getattr(local.split, part))
-            ids = torch.from_numpy(encode(texts)).to(self.device)
-            return replace(data, examples=torch.cat([data.examples, ids], dim=1))
+            data = examples_of(local, part, self.setup.classes, self.device, prepare)
+            encode = getattr(model, "encode", None)
+            if encode is not None:
+                texts = texts_at(local.dataset, getattr(local.split, part))
+                ids = torch.from_numpy(encode(texts)).to(self.device)
+                data = replace(data, examples=torch.cat([data.examples, ids], dim=1))
+        return data
 
     def _answers(self, model: Backbone, part: str) -> Examples:
         """Return the answers of a frozen network, kept beside the client's states."""
@@ -262,7 +258,7 @@ class MethodClient(NumPyClient, Generic[P]):
         marked = torch.tensor(list(key.digest()), dtype=torch.uint8)
         kept = self.setup.store.kept(f"{ANSWERS}-{part}")
         if not torch.equal(kept.get("key", marked[:0]), marked):
-            data = self._read_examples(part)
+            data = self.examples(part, raw=True)
             model.eval()
             rows = outputs_on(model.answers, data, self.config) if len(data) else torch.zeros(0, 1)
             kept = {"key": marked, "x": rows.cpu(), "y": data.labels.cpu()}
@@ -469,7 +465,7 @@ class MethodClient(NumPyClient, Generic[P]):
         if generation == 0:
             fitted = self.modules.get(PREPARATION)  # to the train split, and saved with the model
             if fitted is not None and len(self.setup.data.split.train):
-                cast("Preparation", fitted).fit(self._read_examples("train").examples)
+                cast("Preparation", fitted).fit(self.examples("train", raw=True).examples)
         else:
             bundle = self.setup.store.load(generation, digest)
             try:
@@ -524,22 +520,19 @@ class MethodClient(NumPyClient, Generic[P]):
 
     def description(self) -> dict[str, Any]:
         """Return values that rebuild this client without the run's configuration and examples."""
-        keys = {"method", "image_size", "models", "precision", "threads"}
-        if self.inputs.kind != IMAGE:
-            keys.remove("image_size")
-        for key in ("small_model", "representation", "grey", *READ_KEYS):
-            if getattr(self.config, key) != RunConfig.model_fields[key].default:
-                keys.add(key)
+        plain = self.inputs.kind == IMAGE
+        always = {"method", "models", "precision", "threads"} | ({"image_size"} if plain else set())
+        varied, dump = {"small_model", "representation", "grey", *READ_KEYS}, self.config.model_dump
         # The model is named without a file of weights, unless a state lacks some of them.
         model = parse(self.setup.model)
         whole = model.partly or model.plain.startswith(FOLDER)
-        plain = self.inputs.kind == IMAGE and not self.inputs.fitted
-        about = {} if plain else {"inputs": self.inputs.dump()}
+        about = {} if plain and not self.inputs.fitted else {"inputs": self.inputs.dump()}
         return {
             "client": self.setup.data.client,
             "architecture": self.setup.model if whole else model.structure,
             "classes": list(self.setup.classes),
-            **self.config.model_dump(mode="json", include=keys),
+            **dump(mode="json", include=always),
+            **dump(mode="json", include=varied, exclude_defaults=True),
             "models": list(public_names(self.config.models)),
             **about,
             "hyper-parameters": self.config.params.model_dump(mode="json"),

@@ -27,14 +27,6 @@ Batch = tuple[Tensor, Tensor]
 Answer = Callable[[Mapping[str, Tensor], Tensor], tuple[Tensor, Tensor]]
 
 
-class Guides(nn.Module):
-    """G (C, w), as it came."""
-
-    def __init__(self, classes: int, width: int) -> None:
-        super().__init__()
-        self.vectors = nn.Parameter(torch.zeros(classes, width))
-
-
 class Both(nn.Module):
     """A model that answers with representations (B, d) and logits (B, C)."""
 
@@ -103,7 +95,8 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
     def build(self) -> dict[str, nn.Module]:
         """Return the model, and a blank G."""
         width = width_of(self.params, self.classes, self.d)
-        return {"model": self.local_model(), "guides": Guides(self.classes, width)}
+        guides = nn.ParameterDict({"vectors": nn.Parameter(torch.zeros(self.classes, width))})
+        return {"model": self.local_model(), "guides": guides}
 
     def sent_width(self) -> int:
         """Return C or d."""
@@ -112,7 +105,7 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
     @property
     def guides(self) -> Tensor:
         """G (C, w)."""
-        return cast("Guides", self.modules["guides"]).vectors
+        return cast("nn.ParameterDict", self.modules["guides"])["vectors"]
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """Return what is guided: logits (B, C) or representations (B, d)."""

@@ -83,7 +83,7 @@ class Reference:
 
 
 class _Method(Protocol):
-    """The hooks of a strategy that a reply is checked by."""
+    """The hooks of a strategy that replies are checked and combined by."""
 
     upload_type: type[Payload]
     unanswered: dict[str, int]  # rounds of train messages without a reply, by client
@@ -92,6 +92,7 @@ class _Method(Protocol):
     def metric_ranges(self) -> Mapping[str, tuple[float, float]]: ...
     def reference(self, info: ClientInfo) -> Reference: ...
     def check(self, info: ClientInfo, payload: Any) -> None: ...
+    def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]: ...
 
 
 class PlainAggregator:
@@ -165,8 +166,11 @@ class PlainAggregator:
             length = reference.step(payload)
         return Valid(info, payload, reply, length if reference.bounded else None, trained)
 
-    def uploads(self, checked: Checked) -> list[Upload]:
-        """Return what is aggregated: the accepted replies with their shares of the weights."""
+    def combine(self, checked: Checked, method: _Method) -> Mapping[str, float]:
+        """Aggregate the accepted replies, each with its share of the weights; book them.
+
+        Their clients continue from the round that they trained for. Return the round's numbers.
+        """
         config, weights, late = self.config, [], []
         for one in checked.accepted:
             late.append(float(config.late_weight ** (checked.round - one.trained)))
@@ -174,19 +178,16 @@ class PlainAggregator:
                 late[-1] * (1 if config.weighting == "uniform" else one.info.train_images)
             )
         shares = capped(np.array(weights), config.max_weight).tolist()
-        return [
+        uploads = [
             Upload(one.info, one.payload, share, one.reply.metrics, factor)
             for share, factor, one in zip(shares, late, checked.accepted, strict=True)
         ]
-
-    def accept(self, checked: Checked) -> None:
-        """Record the aggregated replies; their clients continue from this round."""
-        for one in checked.accepted:
-            client = one.info.client
-            self.ledger.accept(client, one.trained, one.payload, one.reply)
+        numbers = method.aggregate(uploads, checked.round)
+        for one, factor in zip(checked.accepted, late, strict=True):
+            self.ledger.accept(one.info.client, one.trained, one.payload, one.reply)
             if one.trained != checked.round:
-                factor = float(self.config.late_weight ** (checked.round - one.trained))
-                self.ledger.late(client, one.trained, factor)
+                self.ledger.late(one.info.client, one.trained, factor)
+        return numbers
 
     def confusions(self, round_: int, deadline: float) -> dict[str, NDArray[np.int64]]:
         """Ask clients for their confusion matrices (C, C) after the last round; by client."""

@@ -437,15 +437,7 @@ class MethodStrategy(Strategy, Generic[P]):
         self.counted = replies is not None
         if replies is None:
             return None, None
-        if isinstance(self.aggregator, PlainAggregator):
-            uploads = self.aggregator.uploads(replies)
-            numbers: dict[str, Any] = dict(self.aggregate(uploads, server_round))
-        else:
-            assert replies.total is not None
-            numbers = dict(self.combine(replies.total, server_round))
-            if self.short_classes is not None:
-                numbers["short_classes"] = float(self.short_classes)
-        self.aggregator.accept(replies)
+        numbers = dict(self.aggregator.combine(replies, self))
         self.ledger.round.numbers |= numbers
         return None, MetricRecord(numbers)
 

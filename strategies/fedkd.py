@@ -25,7 +25,7 @@ needs every client in every round.
 """
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -100,27 +100,16 @@ def _factors(update: Array, share: float) -> tuple[int, list[Array]]:
     return rank, [u[:, :rank], s[:rank], v[:rank]] if rank else []
 
 
-def entries(payload: LowRank) -> Iterator[tuple[int, tuple[Array, ...]]]:
-    """Yield rank and tensors of every parameter."""
-    used = 0
-    for rank in payload.ranks.tolist():
-        count = 3 if rank > 0 else int(rank != ZERO)
-        yield rank, payload.tensors[used : used + count]
-        used += count
-
-
 def dense(payload: LowRank, shapes: Sequence[Shape]) -> list[Array]:
     """Return the updates as float64 arrays of these shapes."""
-    updates = []
-    for (rank, parts), shape in zip(entries(payload), shapes, strict=True):
-        if rank == ZERO:
-            updates.append(np.zeros(shape))
-        elif rank == DENSE:
-            updates.append(parts[0].astype(np.float64))
-        else:
-            u, s, v = (torch.from_numpy(part.astype(np.float64)) for part in parts)
+    updates, tensors = [], (tensor.astype(np.float64) for tensor in payload.tensors)
+    for rank, shape in zip(payload.ranks.tolist(), shapes, strict=True):
+        if rank > 0:
+            u, s, v = (torch.from_numpy(next(tensors)) for _ in "usv")
             with one_thread():
                 updates.append(((u * s) @ v).numpy().reshape(shape))
+        else:
+            updates.append(np.zeros(shape) if rank == ZERO else next(tensors))
     return updates
 
 

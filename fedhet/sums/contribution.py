@@ -12,6 +12,7 @@ and of images would be two equations in its clients' numbers of images. ``train_
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,8 +111,7 @@ BITS = 20  # of its lower part
 HIGH = 2.0**-10  # what one of the higher part counts
 
 
-@dataclass(frozen=True)
-class Summed:
+class Summed(NamedTuple):
     """A mean over clients, and how many of them have the number."""
 
     mean: float

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -284,8 +284,6 @@ class Attempt:
 # --- the rounds of a run ---------------------------------------------------------------------
 
 SHORT = 0.25  # of a round's time that each of the small exchanges may take
-CLIENTS = "_clients"  # a mean of that ending is a count
-EVALUATED = f"evaluated{CLIENTS}"
 
 
 class SumLedger(Ledger):
@@ -296,7 +294,7 @@ class SumLedger(Ledger):
 
     def __init__(self, roster: Roster) -> None:
         super().__init__(roster)
-        self.means: dict[str, float] = {}
+        self.entries: dict[str, float] = {}  # of the next lines
 
     def accept(self, client: str, round_: int, payload: Payload, reply: Reply) -> None:
         """Book somebody who is in the sum; what it sent is not in the chain."""
@@ -306,42 +304,36 @@ class SumLedger(Ledger):
     def add_total(self, total: Array, means: Mapping[str, Summed]) -> None:
         """Book the sum itself, and the means that were found in it."""
         self.chain.add("sum", "", {}, (total,))
-        for name, summed in means.items():
-            mean, clients = summed.mean, float(summed.clients)
-            if name in BESIDE_ACCURACY:
-                self.means |= {name: mean, f"{name}{CLIENTS}": clients}
-            elif "accuracy" in name:
-                self.means[name] = mean
+        for name, (mean, clients) in means.items():
+            if "accuracy" in name or name in BESIDE_ACCURACY:
+                self.entries[f"{name}_mean"] = mean
             elif name == "train_loss":
                 self.round.losses = [mean]
             else:
                 self.round.numbers[name] = mean
+            if name in BESIDE_ACCURACY:
+                self.entries[f"{name}_clients"] = clients
             if name.removeprefix("test_") in METRICS:  # all that a sum is over have just trained
                 about = f"participants_{name}"
-                self.round.numbers |= {f"{about}_mean": mean, f"{about}{CLIENTS}": clients}
+                self.round.numbers |= {f"{about}_mean": mean, f"{about}_clients": clients}
         if "test_accuracy" in means:
-            self.means[EVALUATED] = float(means["test_accuracy"].clients)
+            self.entries["evaluated_clients"] = means["test_accuracy"].clients
 
     def record(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
         """Return the round's record, without deviations and percentiles."""
-        record = super().record(arrays)
-        for name, mean in self.means.items():
-            if name.endswith(CLIENTS):
-                record[name] = int(mean)
-            else:
-                record[f"{name}_mean"] = mean
-        if self.means:
+        record = super().record(arrays) | self.entries
+        if self.entries:
             record["train_flops"] = None  # not told: see fedhet.sums.contribution
         return record
 
     def dump(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
-        return super().dump() | {"means": self.means}
+        return super().dump() | {"entries": self.entries}
 
     def load(self, kept: Mapping[str, Any]) -> None:
         """Take up what :meth:`dump` gave."""
         super().load(kept)
-        self.means = dict(kept.get("means", {}))
+        self.entries = dict(kept.get("entries", {}))
 
 
 @dataclass(frozen=True)
@@ -357,12 +349,12 @@ class SumPlan:
     attempts: Path
 
 
-@dataclass(frozen=True)
-class CheckedSum(Checked):
-    """With what the hash chain covers of the total, and the means that were found in it."""
+class _Method(Protocol):
+    """What combines a round's sum."""
 
-    chained: Vector = field(default_factory=lambda: np.zeros(0))
-    means: Mapping[str, Summed] = field(default_factory=dict)
+    short_classes: int | None
+
+    def combine(self, total: Vector, round_: int) -> Mapping[str, float]: ...
 
 
 class SumAggregator:
@@ -515,7 +507,7 @@ class SumAggregator:
 
     def check(
         self, round_: int, replies: Sequence[tuple[str, Reply]], method: object, deadline: float
-    ) -> CheckedSum | None:
+    ) -> Checked | None:
         """Add up the replies and have the masks taken off; None if there is no sum."""
         attempt, taken = self._attempt, {}
         if attempt is None:
@@ -539,8 +531,8 @@ class SumAggregator:
             few = attempt.collector.terms.min_members
             means = self.metrics.means(total[length:], len(survivors), few)
         accepted = [taken[client] for client in sorted(survivors, key=client_order)]
-        chained = total[: length + self.metrics.chained]
-        return CheckedSum(round_, accepted, total[:length], chained, means)
+        self.ledger.add_total(total[: length + self.metrics.chained], means)
+        return Checked(round_, accepted, total[:length])
 
     def _valid(self, attempt: Attempt, client: str, reply: Reply) -> Valid:
         """Add one upload; raise Rejected with the reason if it is not as agreed."""
@@ -550,9 +542,15 @@ class SumAggregator:
             raise Rejected("reply with single metrics, which this run sums (sum-metrics)")
         return Valid(info, attempt.take(client, reply), reply)
 
-    def accept(self, checked: Checked) -> None:
-        """Record the sum and who is in it; those clients continue from this round."""
-        assert isinstance(checked, CheckedSum)
-        self.ledger.add_total(checked.chained, checked.means)
+    def combine(self, checked: Checked, method: _Method) -> Mapping[str, float]:
+        """Combine the sum; book who is in it: those clients continue from this round.
+
+        Return the round's numbers.
+        """
+        assert checked.total is not None
+        numbers = dict(method.combine(checked.total, checked.round))
+        if method.short_classes is not None:
+            numbers["short_classes"] = float(method.short_classes)
         for one in checked.accepted:
             self.ledger.accept(one.info.client, checked.round, one.payload, one.reply)
+        return numbers

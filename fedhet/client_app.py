@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from fedhet.errors import (
     coded,
     one_line,
     place,
+    refusing,
     shortened,
 )
 from fedhet.files import check_id, folder_size
@@ -44,7 +45,16 @@ from fedhet.models.names import parse
 from fedhet.plugins import giving
 from fedhet.protocol.checks import read_arrays, read_instruction
 from fedhet.protocol.flower import is_simulated
-from fedhet.protocol.messages import QUERY, Reply, answer, message_bytes, to_wire
+from fedhet.protocol.messages import (
+    CONFUSION,
+    OWNERS,
+    QUERY,
+    TRAIN,
+    Reply,
+    answer,
+    message_bytes,
+    to_wire,
+)  # fmt: skip
 from fedhet.rng import one_blas_thread
 from fedhet.site.limits import (
     Asked,
@@ -66,9 +76,10 @@ from fedhet.site.local_data import (
 )
 from fedhet.site.privacy import UploadProtection
 from fedhet.site.state import DATA, SUM_KEY, FileStore
-from fedhet.sums import client as sums
-from fedhet.sums.client import SumNotes, cannot_prove
-from fedhet.sums.masks import SumTerms
+from fedhet.sums import masks
+from fedhet.sums.client import NodeCertificate, SumNotes, SumProtection, cannot_prove
+from fedhet.sums.contribution import sum_unit
+from fedhet.sums.masks import Cohort, Introduction, SumTerms, Survivors
 from fedhet.training.loop import Recent, without_denormals
 
 LONGEST = 400  # characters of an error's text; the server cuts a reason at 500
@@ -150,7 +161,6 @@ class Request:
         set_process(self.config)
         self.simulated = is_simulated()
         self.method = find_method(self.config.method)
-        self.summing = self.method.strategy  # what the method says of its sums
         self.limits.check("max_download_bytes", message_bytes(message))
         self.what = read_instruction(message, self.config)
         if self.what.refused:
@@ -283,7 +293,9 @@ def query(asked: Request) -> Reply:
         "inputs": data.dataset.inputs.text(),
     }
     if config.summed:
-        return Reply(info | sums.own_key(asked, data.client))
+        with coded(Code.PROOF):
+            key = asked.sum_notes(data.client).key(NodeCertificate.of(asked.node))
+        return Reply(info | {"sum-key": list(astuple(key))})
     asked.store(data.client)  # refused where the run began with masked sums
     counts = data.class_counts()
     images = list(counts.values())
@@ -311,7 +323,7 @@ def _check_own_choices(asked: Request, data: LocalData) -> None:
 def train(asked: Request) -> Reply:
     """Train for one round."""
     started, what, message, data = time.monotonic(), asked.what, asked.message, asked.data()
-    part, before = sums.part_of(asked, data) if asked.config.summed else (None, None)
+    part, before = _part_of(asked, data) if asked.config.summed else (None, None)
     if before is not None:
         return before
     client = asked.client(part, data)
@@ -337,16 +349,65 @@ def train(asked: Request) -> Reply:
     return reply
 
 
+def _part_of(asked: Request, data: LocalData) -> tuple[SumProtection, Reply | None]:
+    """Return a client's part of the sum that a message asks for, and its answer if it gave one.
+
+    Raises Refused for a cohort that the client's rules forbid.
+    """
+    kind, config, what, method = asked.kind, asked.config, asked.what, asked.method.strategy
+    cohort = masks.read_sum(Cohort, asked.message)
+    with refusing(Code.INSTRUCTION):
+        masks.fraction_bits(cohort.size, config.sum_range)  # raises for a size that fits no word
+    sent = masks.digest_of_sent(asked.message, what, cohort, asked.text)
+    notes, fewest = asked.sum_notes(data.client), asked.limits.min_class or 0
+    part = SumProtection(data, what.classes, config, method, cohort, sent, notes, fewest)
+    rows = kind == CONFUSION or method.sends_class_rows(config, config.params)
+    if kind != OWNERS and (rows and config.sum_owners > 1) != (part.shared is not None):
+        raise Refused("owners of classes must be counted before their rows are summed")
+    images, most = sum(part.own.images), sum_unit(config)
+    if kind == TRAIN and images > most and method.weighs_images(config, config.params):
+        about = f"{images} training examples count as {most}: a larger max-images counts more"
+        print(f"fedhet: {about}", file=sys.stderr)
+    return part, notes.repeated(what.round, cohort, sent)
+
+
+def introduce(asked: Request) -> Reply:
+    """Keep the keys of the other members of the run's sums; say whose are not accepted."""
+    with refusing(Code.INSTRUCTION):
+        keys = masks.read_sum(Introduction, asked.message).by_client()
+    notes, node = asked.sum_notes(), NodeCertificate.of(asked.node)
+    strangers = notes.introduce(keys, node.ca if node is not None else None)
+    return Reply({"client": notes.client, "strangers": strangers})
+
+
+def sign(asked: Request) -> Reply:
+    """Sign the list of survivors. Needs no examples."""
+    survivors = masks.read_sum(Survivors, asked.message)
+    notes, what, node = asked.sum_notes(), asked.what, NodeCertificate.of(asked.node)
+    if node is None:
+        raise Refused("this node has no certificate", Code.PROOF)
+    with notes.changing() as member:
+        signature = member.sign(what.round, survivors, node.key)
+    return what.reply(notes.client, signature=signature)
+
+
+def open_shares(asked: Request) -> Reply:
+    """Open the boxes for this client, which unmask the round's sum. Needs no examples."""
+    survivors = masks.read_sum(Survivors, asked.message)
+    with asked.sum_notes().changing() as member:
+        return Reply(to_wire(member.open_shares(asked.what.round, survivors)))
+
+
 def owners(asked: Request) -> Reply:
     """Answer with this client's part of a sum: its classes."""
-    part, before = sums.part_of(asked, asked.data())
+    part, before = _part_of(asked, asked.data())
     return before or part.owners(asked.what)
 
 
 def confusion(asked: Request) -> Reply:
     """Count after the last round how often each class was taken for each other one."""
     what, data = asked.what, asked.data()
-    part, before = sums.part_of(asked, data) if asked.config.summed else (None, None)
+    part, before = _part_of(asked, data) if asked.config.summed else (None, None)
     if before is not None:
         return before
     matrix = asked.client(part, data).confusion_matrix(what.generation, what.digest)
@@ -429,11 +490,11 @@ def _step(message: Message, context: Context) -> str:
 
 HANDLERS: tuple[tuple[str, str, Handler], ...] = (  # kind of message, action, what answers it
     ("query", "", query),
-    ("query", "introduce", sums.introduce),
+    ("query", "introduce", introduce),
     ("train", "", train),
     ("train", "owners", owners),
-    ("train", "agree", sums.sign),
-    ("train", "unmask", sums.open_shares),
+    ("train", "agree", sign),
+    ("train", "unmask", open_shares),
     ("evaluate", "", evaluate),
     ("evaluate", "confusion", confusion),
 )

@@ -40,7 +40,7 @@ from fedhet.protocol.handshake import ClientInfo, Handshake, Roster
 from fedhet.protocol.mail import Mail, exchange
 from fedhet.protocol.messages import EVALUATE, TRAIN, Reply, message_bytes, read_reply, to_record
 from fedhet.protocol.payload import Array, Empty, Payload
-from fedhet.records.ledger import Checkpoint, Ledger, save_checkpoint
+from fedhet.records.ledger import Checkpoint, Ledger, Round, save_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import confusion_rows, headline, imbalance, out_of_patience
 from fedhet.strategies.aggregator import PlainAggregator, Reference, Rule, Upload
@@ -338,9 +338,10 @@ class MethodStrategy(Strategy, Generic[P]):
 
     def _round(self, grid: Grid, round_: int, clock: float) -> dict[str, Any]:
         """Run one round, which began at ``clock``; return its record."""
-        self.ledger.begin(round_)
+        self.ledger.round = Round(round_)
         self.handshake.query()
-        self.ledger.keep_out(self.roster.refusals())
+        for who, reason in self.roster.refusals():
+            self.ledger.round.failures.append({"client": who, "reason": reason})
         self.deadline, config = time.monotonic() + self.seconds, self.config
         messages = self._by_client(self.configure_train(round_))
         self.unanswered |= dict.fromkeys(messages, round_)
@@ -488,13 +489,8 @@ class MethodStrategy(Strategy, Generic[P]):
         return record
 
     def _checkpoint(self, round_: int) -> None:
-        meta = {
-            "round": round_,
-            "simulated": self.simulated,
-            "roster": self.roster.dump(),
-            **self.ledger.dump(),
-            **self.folder.marks(),
-        }
+        meta = {"round": round_, "simulated": self.simulated, "roster": self.roster.dump()}
+        meta |= self.ledger.dump() | self.folder.marks()
         save_checkpoint(self.folder.checkpoint, Checkpoint(self.arrays(), meta))
 
     def _check_hooks(self) -> None:

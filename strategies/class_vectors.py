@@ -3,7 +3,7 @@
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -158,25 +158,23 @@ def train_on_server(
     return {"server_discarded": 0.0, "server_loss": float(total) / max(1, count)}
 
 
-def train_on_pairs(  # noqa: PLR0913
+def train_on_pairs(
+    strategy: MethodStrategy[Any],
     module: "nn.Module",
     loss: Callable[[Tensor], Tensor],
     count: int,
-    *,
-    config: RunConfig,
     round_: int,
-    epochs: int,
-    lr: float,
 ) -> dict[str, float]:
-    """Train ``epochs`` of plain SGD on ``loss(positions)`` of ``count`` pairs.
+    """Train ``server-epochs`` of plain SGD on ``loss(positions)`` of ``count`` pairs.
 
     In shuffled batches of ``batch-size``; returns what :func:`train_on_server` does.
     """
     from fedhet.training.loop import SGD, batches  # noqa: PLC0415  (torch)
 
-    optimiser = SGD([(list(module.parameters()), lr)])
+    config, params = strategy.config, strategy.params
+    optimiser = SGD([(list(module.parameters()), params.server_lr)])
     draws = server_generator(config, round_)
-    orders = (torch.randperm(count, generator=draws) for _ in range(epochs))
+    orders = (torch.randperm(count, generator=draws) for _ in range(params.server_epochs))
     steps = (batch for order in orders for batch in batches(order, config.batch_size))
     return train_on_server(module, optimiser, loss, steps)
 
@@ -244,10 +242,7 @@ class TrainedPrototypeStrategy(PrototypeStrategy[TP]):
         """Train the prototypes on those of this round."""
         labels, vectors = stacked(uploads)
         loss, numbers = self.round_loss(labels, vectors)
-        trained = train_on_pairs(
-            self.trainable, loss, len(labels), config=self.config, round_=round_,
-            epochs=self.params.server_epochs, lr=self.params.server_lr,
-        )  # fmt: skip
+        trained = train_on_pairs(self, self.trainable, loss, len(labels), round_)
         with torch.inference_mode():
             self.prototypes = self.made().numpy().copy()
         return {**self.count(uploads), **numbers, **trained}

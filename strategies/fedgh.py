@@ -68,10 +68,7 @@ class FedGHStrategy(ClassVectorStrategy[FedGHParams]):
         def loss(chosen: Tensor) -> Tensor:
             return F.cross_entropy(self.header(vectors[chosen]), labels[chosen])
 
-        return train_on_pairs(
-            self.header, loss, len(labels), config=self.config, round_=round_,
-            epochs=self.params.server_epochs, lr=self.params.server_lr,
-        )  # fmt: skip
+        return train_on_pairs(self, self.header, loss, len(labels), round_)
 
     def arrays(self) -> dict[str, Array]:
         """Return the global header: weight (C, d), bias (C,)."""

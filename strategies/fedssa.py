@@ -89,7 +89,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Apply eq. 3: per class the mean of the rows that came; absent classes stay."""
-        whole, ids, rows, weights = self._whole(self.config), [], [], []
+        whole, ids, rows, weights = self.params.upload_rows == "whole", [], [], []
         for upload in uploads:
             payload = upload.payload
             ids.append(payload.classes)

@@ -86,12 +86,12 @@ def unpack(data: bytes) -> list[Array]:
     if int.from_bytes(data[:8], "little") > MAX_HEADER:
         raise ValueError(f"payload has a header of more than {MAX_HEADER} bytes")
     try:
-        arrays = load(data)
+        arrays = dict(sorted(load(data).items()))
     except (SafetensorError, KeyError) as error:
         raise ValueError(f"payload is not in safetensors' format: {error}") from error
     if any(array.dtype.kind not in "biuf" for array in arrays.values()):
         raise ValueError("payload has arrays that are not numbers")
-    return [arrays[name] for name in sorted(arrays)]
+    return list(arrays.values())
 
 
 def to_record(arrays: Sequence[Array]) -> ArrayRecord:

@@ -95,10 +95,6 @@ class Ledger:
         self.round = Round()
         self.pace: dict[str, float] = {}  # seconds per training image, by model
 
-    def begin(self, number: int) -> None:
-        """Begin the counts of a round."""
-        self.round = Round(number)
-
     def fail(self, client: str, reason: str) -> None:
         """Leave a client out of the round, with the reason."""
         reason = one_line(reason)
@@ -126,10 +122,6 @@ class Ledger:
         self.fail(client, reason)
         self.round.counts["uplink_bytes"] += sum(array.nbytes for array in reply.arrays)
         self.round.counts["uplink_message_bytes"] += reply.message_bytes
-
-    def keep_out(self, refusals: Iterable[tuple[str, str]]) -> None:
-        """Book nodes that the handshake kept out, each with the reason."""
-        self.round.failures += [{"client": who, "reason": reason} for who, reason in refusals]
 
     def accept(self, client: str, round_: int, payload: Payload, reply: Reply) -> None:
         """Book an accepted reply: the client goes on from its state of this round."""

@@ -8,16 +8,15 @@ used for two vectors, so a repeated message gets the same bytes or an error. Not
 lock, and are written before a reply is sent.
 
 :class:`SumProtection` turns an upload into a masked vector of words, with noise if the run has
-``dp-clip``. Here ``asked`` is a :class:`fedhet.client_app.Request`.
+``dp-clip``. The messages are answered in :mod:`fedhet.client_app`.
 """
 
 import base64
 import contextlib
 import hashlib
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,25 +31,13 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import Encoding, load_ssh_private_key
-from flwr.app import Message
 from numpy.typing import NDArray
 from pydantic.dataclasses import dataclass as wired
 
 from fedhet.config.schema import RunConfig
-from fedhet.errors import Code, Refused, UserError, coded, refusing
-from fedhet.protocol.messages import (
-    CONFUSION,
-    OWNERS,
-    TRAIN,
-    Instruction,
-    Reply,
-    from_wire,
-    pack,
-    to_wire,
-    unpack,
-)
+from fedhet.errors import Code, Refused, UserError
+from fedhet.protocol.messages import Instruction, Reply, from_wire, pack, unpack
 from fedhet.protocol.payload import Empty, Payload
-from fedhet.site.limits import Limits
 from fedhet.site.local_data import LocalData
 from fedhet.site.privacy import Budget, UploadProtection, clipped, share_steps
 from fedhet.site.state import SUM_KEY, FileStore
@@ -65,9 +52,8 @@ from fedhet.sums.contribution import (
     cells_of,
     coarse,
     ownership,
-    sum_unit,
 )
-from fedhet.sums.masks import Cohort, Introduction, Opened, SumKey, SumTerms, Survivors, Words
+from fedhet.sums.masks import Cohort, Opened, SumKey, SumTerms, Survivors, Words
 
 KEY, KEYS, LAST = SUM_KEY, "sum-keys", "sum-last"  # notes
 ALIVE = "alive"  # purpose of a signature of survivors
@@ -286,17 +272,18 @@ class SumNotes:
         Raises UserError if the certificate would not prove the key to other members.
         """
         with self.store.alone():
-            note = self.store.read_note(KEY)
-            private = X25519PrivateKey.generate() if note is None else self._private(note)
-            before = SumKey(private.public_key().public_bytes_raw())
+            note = before = self.store.read_note(KEY)
+            if note is None:
+                private = X25519PrivateKey.generate()
+                key = SumKey(private.public_key().public_bytes_raw())
+                note = {"private": private.private_bytes_raw().hex(), "key": key.dump()}
             with self._sound():
-                key = before if note is None else SumKey.load(note["key"])
+                key = SumKey.load(note["key"])
             # Prove the key once, and again once the certificate is renewed.
             if node is not None and key.certificate != node.certificate.public_bytes(Encoding.DER):
                 key = masks.prove(node.key, node.certificate, self.run, self.client, key.public)
-            if note is None or key.dump() != note["key"]:
-                secret = private.private_bytes_raw().hex()
-                self.store.write_note(KEY, {"private": secret, "key": key.dump()})
+            if (note := note | {"key": key.dump()}) != before:
+                self.store.write_note(KEY, note)
         if node is not None:
             try:
                 masks.check_proof(key, node.ca, self.run, self.client)
@@ -382,16 +369,13 @@ class SumNotes:
 
     def _keys(self) -> tuple[X25519PrivateKey, dict[str, SumKey]]:
         """Return this client's private key, and all public keys that it knows."""
-        private, others = self._private(self.store.read_note(KEY)), self.store.read_note(KEYS) or {}
-        with self._sound():
-            return private, {client: SumKey.load(key) for client, key in others.items()}
-
-    def _private(self, note: Mapping[str, Any] | None) -> X25519PrivateKey:
-        if note is None:
+        own, others = self.store.read_note(KEY), self.store.read_note(KEYS) or {}
+        if own is None:
             text = f"client '{self.client}' has lost its key for the sums of this run"
             raise Refused(text, Code.STATE)
         with self._sound():
-            return X25519PrivateKey.from_private_bytes(bytes.fromhex(note["private"]))
+            private = X25519PrivateKey.from_private_bytes(bytes.fromhex(own["private"]))
+            return private, {client: SumKey.load(key) for client, key in others.items()}
 
     @contextlib.contextmanager
     def _sound(self) -> Iterator[None]:
@@ -403,7 +387,7 @@ class SumNotes:
             raise Refused(text, Code.STATE) from error
 
 
-# --- answers ----------------------------------------------------------------------------------
+# --- parts of a sum ----------------------------------------------------------------------------
 
 
 class _Summing(Protocol):
@@ -414,24 +398,6 @@ class _Summing(Protocol):
     @property
     def metric_ranges(self) -> Mapping[str, tuple[float, float]]: ...
     def contribution(self, upload: Payload, own: Own) -> Summand: ...
-    def sends_class_rows(self, config: RunConfig, params: Any) -> bool: ...
-    def weighs_images(self, config: RunConfig, params: Any) -> bool: ...
-
-
-class _Request(Protocol):
-    """A message that was read and allowed: :class:`fedhet.client_app.Request`."""
-
-    message: Message
-    kind: str
-    node: Mapping[str, Any]
-    config: RunConfig
-    text: str
-    what: Instruction
-    limits: Limits
-
-    @property
-    def summing(self) -> _Summing: ...
-    def sum_notes(self, client: str = "") -> SumNotes: ...
 
 
 @dataclass
@@ -520,61 +486,3 @@ class SumProtection(UploadProtection):
         images = dict(sorted((place[n], count) for n, count in self.data.class_counts().items()))
         seen, counts = tuple(images), tuple(images.values())
         return Own(self.config, len(self.classes), seen, counts, self.shared)
-
-
-def own_key(asked: _Request, client: str) -> dict[str, Any]:
-    """Return what the handshake tells instead of classes and counts: the key for sums."""
-    with coded(Code.PROOF):
-        key = asked.sum_notes(client).key(NodeCertificate.of(asked.node))
-    return {"sum-key": list(astuple(key))}
-
-
-def introduce(asked: _Request) -> Reply:
-    """Keep the keys of the other members of the run's sums; say whose are not accepted."""
-    with refusing(Code.INSTRUCTION):
-        keys = masks.read_sum(Introduction, asked.message).by_client()
-    notes, node = asked.sum_notes(), NodeCertificate.of(asked.node)
-    strangers = notes.introduce(keys, node.ca if node is not None else None)
-    return Reply({"client": notes.client, "strangers": strangers})
-
-
-def part_of(asked: _Request, data: LocalData) -> tuple[SumProtection, Reply | None]:
-    """Return a client's part of the sum that a message asks for, and its answer if it gave one.
-
-    Raises Refused for a cohort that the client's rules forbid.
-    """
-    kind, config, method = asked.kind, asked.config, asked.summing
-    cohort = masks.read_sum(Cohort, asked.message)
-    with refusing(Code.INSTRUCTION):
-        masks.fraction_bits(cohort.size, config.sum_range)  # raises for a size that fits no word
-    sent = masks.digest_of_sent(asked.message, asked.what, cohort, asked.text)
-    notes = asked.sum_notes(data.client)
-    fewest = asked.limits.min_class or 0
-    part = SumProtection(data, asked.what.classes, config, method, cohort, sent, notes, fewest)
-    rows = kind == CONFUSION or method.sends_class_rows(config, config.params)
-    if kind != OWNERS and (rows and config.sum_owners > 1) != (part.shared is not None):
-        raise Refused("owners of classes must be counted before their rows are summed")
-    images, most = sum(part.own.images), sum_unit(config)
-    if kind == TRAIN and images > most and method.weighs_images(config, config.params):
-        about = f"{images} training examples count as {most}: a larger max-images counts more"
-        print(f"fedhet: {about}", file=sys.stderr)
-    return part, notes.repeated(asked.what.round, cohort, sent)
-
-
-def sign(asked: _Request) -> Reply:
-    """Sign the list of survivors. Needs no examples."""
-    survivors = masks.read_sum(Survivors, asked.message)
-    notes, what, node = asked.sum_notes(), asked.what, NodeCertificate.of(asked.node)
-    if node is None:
-        raise Refused("this node has no certificate", Code.PROOF)
-    with notes.changing() as member:
-        signature = member.sign(what.round, survivors, node.key)
-    return what.reply(notes.client, signature=signature)
-
-
-def open_shares(asked: _Request) -> Reply:
-    """Open the boxes for this client, which unmask the round's sum. Needs no examples."""
-    survivors = masks.read_sum(Survivors, asked.message)
-    with asked.sum_notes().changing() as member:
-        opened = member.open_shares(asked.what.round, survivors)
-    return Reply(to_wire(opened))

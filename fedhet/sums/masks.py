@@ -289,7 +289,7 @@ def check_proof(proof: SumKey, ca: x509.Certificate, run: str, name: str) -> Non
         certificate = x509.load_der_x509_certificate(proof.certificate)
         certificate.verify_directly_issued_by(ca)
         names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-        key = certificate.public_key()
+        key = certified_key(proof.certificate)
         until, since = certificate.not_valid_after_utc, certificate.not_valid_before_utc
     except Exception as error:  # the parser raises a dozen kinds of errors for foreign bytes
         raise Refused(f"the certificate of '{name}' is not from our CA", Code.PROOF) from error
@@ -297,8 +297,6 @@ def check_proof(proof: SumKey, ca: x509.Certificate, run: str, name: str) -> Non
         raise Refused(f"the certificate for '{name}' has another name", Code.PROOF)
     if not since <= datetime.now(UTC) <= until:
         raise Refused(f"the certificate of '{name}' is not valid now: check the clock", Code.PROOF)
-    if not isinstance(key, EllipticCurvePublicKey):
-        raise Refused(f"the certificate of '{name}' has no elliptic curve key", Code.PROOF)
     try:
         key.verify(proof.signature, encode([PURPOSE, run, name, proof.public]), ECDSA(SHA384()))
     except (InvalidSignature, UnsupportedAlgorithm, ValueError) as error:

@@ -11,6 +11,7 @@ over rounds uses; it tells clients each other's keys before.
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -72,9 +73,7 @@ class Collector:
         self.survivors: list[str] = []
         self._total = np.zeros(length, np.uint32)
         self._uploaded: dict[str, Array] = {}  # the boxes of each
-        self._shares: dict[str, dict[int, bytes]] = {}  # by owner, then position of the holder
-        self._seeds: dict[str, masks.Bytes] = {}
-        self._closed: dict[str, tuple[str, ...]] = {}  # whose boxes did not open, for whom
+        self._opened: dict[str, Opened] = {}  # the answer of each
 
     def take(self, client: str, arrays: Sequence[Array]) -> None:
         """Add one upload: words and boxes; raise Rejected if it is not as agreed."""
@@ -91,7 +90,6 @@ class Collector:
         if len(self.survivors) < self.min_survivors:
             came = f"{len(self.survivors)} of {len(self.cohort)} uploads came"
             raise Rejected(f"{came}, {self.min_survivors} are needed")
-        self._shares = {client: {} for client in self.survivors}
         return self.survivors
 
     @property
@@ -106,25 +104,21 @@ class Collector:
 
     def answer(self, client: str, opened: Opened) -> None:
         """Take one survivor's answer; raise Rejected if it is not of the agreed sizes."""
-        count, gone = len(self.survivors), len(self.gone)
-        if client not in self.survivors or client in self._seeds:
+        if client not in self.survivors or client in self._opened:
             raise Rejected(f"'{client}' is not a survivor, or has already answered")
-        share, seed = masks.SHARE_BYTES, masks.SECRET_BYTES
-        if len(opened.shares) != count * share or len(opened.seeds) != gone * seed:
+        count, gone = len(self.survivors), len(self.gone)
+        sizes = count * masks.SHARE_BYTES, gone * masks.SECRET_BYTES
+        if (len(opened.shares), len(opened.seeds)) != sizes:
             raise Rejected(f"expected {count} shares and {gone} seeds")
         if not set(opened.closed) <= set(self.survivors):
             raise Rejected("boxes of clients that are not survivors")
-        self._seeds[client] = np.frombuffer(opened.seeds, np.uint8).reshape(gone, seed)
-        self._closed[client] = opened.closed
-        place = self.cohort.index(client)
-        for row, owner in enumerate(self.survivors):
-            if owner not in opened.closed:
-                self._shares[owner][place] = opened.shares[row * share :][:share]
+        self._opened[client] = opened
 
     def missing(self) -> list[str]:
         """Return survivors without whose answer there is no sum; none: it can be had."""
-        silent = [client for client in self.survivors if client not in self._seeds]
-        short = any(len(shares) < self.needed for shares in self._shares.values())
+        closed = Counter(owner for opened in self._opened.values() for owner in opened.closed)
+        short = len(self._opened) - max(closed.values(), default=0) < self.needed
+        silent = [client for client in self.survivors if client not in self._opened]
         return silent if self.gone or short else []
 
     def total(self) -> Words:
@@ -137,20 +131,26 @@ class Collector:
         if silent:
             raise Rejected(f"no answer from {', '.join(silent)}")
         total, weights = self._total.copy(), cache(masks.lagrange_weights)
-        for owner, shares in self._shares.items():
-            if len(shares) < self.needed:
-                held = sum(owner in closed for closed in self._closed.values())
-                raise Rejected(f"the boxes of '{owner}' did not open for {held} members")
-            places = sorted(shares)[: self.needed]
-            points = tuple(place + 1 for place in places)
+        size = masks.SHARE_BYTES
+        for row, owner in enumerate(self.survivors):
+            held = {
+                self.cohort.index(client) + 1: opened.shares[row * size :][:size]
+                for client, opened in self._opened.items()
+                if owner not in opened.closed
+            }
+            points = tuple(sorted(held)[: self.needed])
+            if len(points) < self.needed:
+                count = len(self._opened) - len(held)
+                raise Rejected(f"the boxes of '{owner}' did not open for {count} members")
             try:
-                seed = masks.recombine([shares[place] for place in places], weights(points))
+                seed = masks.recombine([held[point] for point in points], weights(points))
             except ValueError as error:
                 raise Rejected(f"the self mask of '{owner}' cannot be reconstructed") from error
             total -= masks.stream(seed, self.length)
-        for client, seeds in self._seeds.items():
-            for other, pair in zip(self.gone, seeds, strict=True):
-                mask = masks.stream(pair.tobytes(), self.length)
+        size = masks.SECRET_BYTES
+        for client, opened in self._opened.items():
+            for place, other in enumerate(self.gone):
+                mask = masks.stream(opened.seeds[place * size :][:size], self.length)
                 total = total - mask if other > client else total + mask
         return total
 

@@ -92,10 +92,10 @@ class Needs:
 class MethodClient(NumPyClient, Generic[P]):
     """Client half of a method with parameters ``P``. An instance exists for one message.
 
-    A method overrides :meth:`build` (its modules), :meth:`receive`, :meth:`loss` or
-    :meth:`phases`, :meth:`upload` and, if more than the local model answers, :meth:`infer` with
-    :meth:`inference_needs`. ``modules`` and ``tensors`` are private state: saved after a round and
-    restored before the next, strictly by name.
+    A method overrides :meth:`build` (its modules), :meth:`receive`, :meth:`loss` with
+    :meth:`learning_rates`, or :meth:`phases`, :meth:`upload` and, if more than the local model
+    answers, :meth:`infer` with :meth:`inference_needs`. ``modules`` and ``tensors`` are private
+    state: saved after a round and restored before the next, strictly by name.
     """
 
     download_type: type[Payload] = Empty
@@ -148,9 +148,13 @@ class MethodClient(NumPyClient, Generic[P]):
     def receive(self, payload: Any) -> None:
         """Take in ``payload`` from the server, an instance of ``download_type``."""
 
+    def learning_rates(self) -> dict[str, float]:
+        """Return the learning rates of the modules that :meth:`loss` trains, by name."""
+        return {"model": self.config.lr}
+
     def phases(self) -> list[Phase]:
-        """Return the phases of local training; by default the local model on :meth:`loss`."""
-        groups = [(self.model, self.config.lr)]
+        """Return the phases of local training; by default one, on :meth:`loss`."""
+        groups = [(self.modules[name], rate) for name, rate in self.learning_rates().items()]
         return [Phase(self.loss, groups, self.local_work, generators=self._generators)]
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from fedhet.errors import Refused
 from fedhet.models import SplitModel
 from fedhet.protocol.payload import LowRank, Payload
 from fedhet.strategies.fedkd import WHOLE, FedKDParams, apply, blanks, compress, update_norm, whole
-from fedhet.training.loop import Phase, kl
+from fedhet.training.loop import kl
 
 SMALLEST = 1e-3  # of n: where both networks are certain, 1 / n would let L_h explode
 
@@ -61,11 +61,9 @@ class FedKDClient(MethodClient[FedKDParams]):
         set_parameters(self.student, self.received)
         set_parameters(held, self.received)
 
-    def phases(self) -> list[Phase]:
-        """Return one phase: mentor, student and projector together."""
-        trained = [self.model, self.student, self.modules["projector"]]
-        lr = self.config.lr
-        return [Phase(self.loss, [(m, lr) for m in trained], self.local_work)]
+    def learning_rates(self) -> dict[str, float]:
+        """Return the same rate for mentor, student and projector."""
+        return dict.fromkeys(("model", "student", "projector"), self.config.lr)
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return L_t + L_s with L_h once: each network gets the gradient of its own loss."""

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fedhet.clients.averaging import AveragingClient
 from fedhet.clients.base import Needs
 from fedhet.strategies.fedmrl import FedMRLParams, global_model
-from fedhet.training.loop import Phase
 
 
 class FedMRLClient(AveragingClient[FedMRLParams]):
@@ -32,15 +31,11 @@ class FedMRLClient(AveragingClient[FedMRLParams]):
             "projector": nn.Linear(self.params.d1 + self.d, self.d),
         }
 
-    def phases(self) -> list[Phase]:
-        """Return eq. 10: all three at once, each with its own learning rate."""
-        lr = self.config.lr
-        groups = [
-            (self.model, lr),
-            (self.shared(), self.params.lr_global or lr),
-            (self.modules["projector"], self.params.lr_projector or lr),
-        ]
-        return [Phase(self.loss, groups, self.local_work)]
+    def learning_rates(self) -> dict[str, float]:
+        """Return the rates of all three, which eq. 10 trains at once."""
+        lr, params = self.config.lr, self.params
+        other = {"small": params.lr_global or lr, "projector": params.lr_projector or lr}
+        return {"model": lr, **other}
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return eq. 9: m^G l^G + m^F l^F."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedhet.clients.averaging import AveragingClient
 from fedhet.strategies.fml import FMLParams
-from fedhet.training.loop import Phase, kl
+from fedhet.training.loop import kl
 
 
 class FMLClient(AveragingClient[FMLParams]):
@@ -21,11 +21,9 @@ class FMLClient(AveragingClient[FMLParams]):
         """Return the local model and the meme model."""
         return {"model": self.local_model(), "meme": self.new_small()}
 
-    def phases(self) -> list[Phase]:
-        """Return one phase: both models on the same batches."""
-        lr = self.config.lr
-        groups = [(self.model, lr), (self.shared(), lr)]
-        return [Phase(self.loss, groups, self.local_work)]
+    def learning_rates(self) -> dict[str, float]:
+        """Return the same rate for both models."""
+        return dict.fromkeys(("model", "meme"), self.config.lr)
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return L_local + L_meme."""

@@ -14,7 +14,7 @@ from fedhet.clients.averaging import AveragingClient
 from fedhet.clients.base import Needs
 from fedhet.data.inputs import TABLE, TOKENS, Inputs
 from fedhet.strategies.pfedmoe import PFedMoEParams
-from fedhet.training.loop import Phase, outputs_on
+from fedhet.training.loop import outputs_on
 
 
 class Gate(nn.Module):
@@ -51,15 +51,10 @@ class PFedMoEClient(AveragingClient[PFedMoEParams]):
             "gate": Gate(self.inputs, self.d, self.params.gate_hidden),
         }
 
-    def phases(self) -> list[Phase]:
-        """Return one phase for all three, each with its own learning rate."""
-        lr = self.config.lr
-        groups: list[tuple[nn.Module, float]] = [
-            (self.model, lr),
-            (self.shared(), self.params.lr_proxy or lr),
-            (self.modules["gate"], self.params.lr_gate or lr),
-        ]
-        return [Phase(self.loss, groups, self.local_work)]
+    def learning_rates(self) -> dict[str, float]:
+        """Return the rates of all three, which train at once."""
+        lr, params = self.config.lr, self.params
+        return {"model": lr, "extractor": params.lr_proxy or lr, "gate": params.lr_gate or lr}
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return CE of the mixture."""

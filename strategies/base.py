@@ -164,7 +164,9 @@ class MethodStrategy(Strategy, Generic[P]):
         It is linear in what ``upload`` shares, and as long for every client of a run; ``own`` is
         what the client knows of itself. Raise NotImplementedError if the method has no sums.
         """
-        raise NotImplementedError(cls.not_summed)
+        if cls.upload_type is not Empty:
+            raise NotImplementedError(cls.not_summed)
+        return Summand(np.zeros(0), np.zeros(0))
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
         """Set the global arrays from ``total`` (L,) float64, the flat sum of a round's summands.
@@ -172,7 +174,9 @@ class MethodStrategy(Strategy, Generic[P]):
         Return numbers for the record of round ``round_``. Raise NotImplementedError if the method
         has no sums.
         """
-        raise NotImplementedError(self.not_summed)
+        if self.upload_type is not Empty:
+            raise NotImplementedError(self.not_summed)
+        return {}
 
     @classmethod
     def sends_class_rows(cls, config: RunConfig, params: P) -> bool:

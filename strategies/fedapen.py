@@ -8,15 +8,10 @@ authors' 1/K. The private model, the ensemble weight lambda and the held-out ima
 client; what it computes is in clients/fedapen.py.
 """
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
 from pydantic import Field
 
 from fedhet.config.schema import Params
-from fedhet.strategies.aggregator import ROBUST
 from fedhet.strategies.averaging import AveragingStrategy
-from fedhet.strategies.base import Upload
 
 
 class FedAPENParams(Params):
@@ -33,13 +28,5 @@ class FedAPENParams(Params):
 class FedAPENStrategy(AveragingStrategy[FedAPENParams]):
     """Averages shared models."""
 
-    not_summed = ""  # `aggregate` adds the mean of a metric alone, which `sum-metrics` gives
-    aggregations = ROBUST
     shares_small_model = True
     metric_ranges = {"ensemble_weight": (0.0, 1.0)}  # lambda
-
-    def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
-        """Take the mean model; record the clients' mean lambda."""
-        super().aggregate(uploads, round_)
-        weights = [u.metrics["ensemble_weight"] for u in uploads if "ensemble_weight" in u.metrics]
-        return {"ensemble_weight_mean": float(np.mean(weights))} if weights else {}

@@ -102,7 +102,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
     @classmethod
     def contribution(cls, upload: HeaderRows, own: Own) -> Summand:
         """Return rows (C, d + 1), zero if unseen, and C ones and zeros; whole headers weigh w_k."""
-        whole = cls._whole(own.config)
+        whole = cast("FedSSAParams", own.config.params).upload_rows == "whole"
         rows = np.column_stack([upload.weight, upload.bias])
         weights = [np.full(len(rows), own.weight)] if whole else None
         sums = sum_by_class([upload.classes], [rows], weights, own.classes)
@@ -110,7 +110,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
         """Apply eq. 3 to the sums; a class of too few owners keeps its row."""
-        totals = class_totals(self, total, weighted=self._whole(self.config))
+        totals = class_totals(self, total, weighted=self.params.upload_rows == "whole")
         self.header = totals.means(self.header)
         return {}
 
@@ -118,10 +118,6 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
     def sends_class_rows(cls, config: RunConfig, params: FedSSAParams) -> bool:
         """Return whether clients send rows of seen classes, and not whole headers."""
         return params.upload_rows == "seen"
-
-    @classmethod
-    def _whole(cls, config: RunConfig) -> bool:
-        return not cls.sends_class_rows(config, cast("FedSSAParams", config.params))
 
     def arrays(self) -> dict[str, Array]:
         """Return the global header: weight (C, d), bias (C,)."""

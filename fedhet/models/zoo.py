@@ -91,7 +91,8 @@ def build_model(name: str, *, classes: int, d: int = 500, inputs: Inputs = _RGB)
         raise UserError(f"model {plain!r} takes no {_sized(inputs)}: {brief(error)}") from error
     if named.weights:
         load_weights(model, plain, named.weights)
-    train_partly(model, named)
+    if named.partly or named.grad_checkpointing:
+        train_partly(model, named)
     return model
 
 

@@ -236,13 +236,12 @@ def _blank(architecture: str) -> str:
 
 def _copy_network(architecture: str, out: Path) -> None:
     """Copy config and tokenizer of ``hf:FOLDER`` beside the exported weights."""
-    named = parse(architecture)
-    if named.plain.startswith(FOLDER):
-        (out / NETWORK).mkdir(mode=0o700)
-        for pattern in ("*.json", "*.txt", "*.model"):
-            for file in sorted(folder_of(named.plain).glob(pattern)):
-                if not file.name.endswith(".index.json"):
-                    shutil.copyfile(file, out / NETWORK / file.name)
+    plain = parse(architecture).plain
+    if plain.startswith(FOLDER):
+        (out / NETWORK).mkdir()
+        for file in folder_of(plain).iterdir():
+            if file.suffix in {".json", ".txt", ".model"} and ".index." not in file.name:
+                shutil.copyfile(file, out / NETWORK / file.name)
 
 
 # --- writing ------------------------------------------------------------------------------------
@@ -401,10 +400,10 @@ def states_of(run: Path, *, trust: bool) -> list[Path]:
     if not folder.identity.exists():
         raise UserError(f"'{run}' is not a run folder: --all and --predictions are for a whole run")
     there = folder.states(build_config(folder.opened(trust=trust)))
-    found = [path.parent for path in there.glob(f"*/{DESCRIPTION}")]
-    if not found:
+    states = [path.parent for path in there.glob(f"*/{DESCRIPTION}")]
+    if not states:
         raise UserError(
             f"'{there}' has no states of clients: keep-state=false deleted them, or they are on "
             "other machines"
         )
-    return sorted(found, key=lambda path: files.client_order(path.name))
+    return sorted(states, key=lambda path: files.client_order(path.name))

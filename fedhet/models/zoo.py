@@ -120,18 +120,17 @@ def check_model(model: object, name: str, classes: int, d: int, inputs: Inputs) 
             raise UserError(f"{where}: {what}")
     split, fits = cast(SplitModel, model), f"float32 of shape {(2, d)}"
 
-    def forwards(x: Tensor) -> tuple[str, Any, Any]:
+    def forwards(x: Tensor) -> None:
         h: Any = split.features(x)
         answer = _form(h) if isinstance(h, Tensor) else type(h).__name__
-        logits = split.head(h) if answer == fits else None
-        return answer, logits, split(x) if answer == fits and _has_forward(split) else logits
+        if answer != fits:
+            raise UserError(f"{where}: features(x) of 2 examples is {answer}, must be {fits}")
+        logits, full = split.head(h), split(x) if _has_forward(split) else split.head(h)
+        same = isinstance(full, Tensor) and full.shape == logits.shape
+        if not same or not torch.allclose(full, logits, rtol=1e-3, atol=1e-4, equal_nan=True):
+            raise UserError(f"{where}: forward(x) must equal head(features(x)), and does not")
 
-    answer, logits, full = _of_two(split, name, inputs, forwards)
-    if answer != fits:
-        raise UserError(f"{where}: features(x) of 2 examples is {answer}, must be {fits}")
-    same = isinstance(full, Tensor) and full.shape == logits.shape
-    if not same or not torch.allclose(full, logits, rtol=1e-3, atol=1e-4, equal_nan=True):
-        raise UserError(f"{where}: forward(x) must equal head(features(x)), and does not")
+    _of_two(split, name, inputs, forwards)
 
 
 def _of_two(model: nn.Module, name: str, inputs: Inputs, forward: Callable[[Tensor], T]) -> T:
@@ -141,6 +140,8 @@ def _of_two(model: nn.Module, name: str, inputs: Inputs, forward: Callable[[Tens
         with untouched(model):
             last = max(0, inputs.vocabulary - 1)  # an Embedding may be too small for it
             return forward(torch.from_numpy(inputs.blank(2)).add(last).to(device))
+    except UserError:
+        raise
     except (Exception, SystemExit) as error:
         what = f"a forward of two {_sized(inputs)} fails: {brief(error)}{place(error)}"
         raise UserError(f"model {name!r}: {what}") from error

@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers.seeded import seeded
 from safetensors.torch import save_file
+from torchvision.models import get_model
 
 from fedhet.config.load import build_config
 from fedhet.data.inputs import Inputs
@@ -55,18 +56,11 @@ def test_what_was_exported_starts_another_run(tmp_path):
     assert torch.equal(client.model.conv1.weight, kept["parts.model.conv1.weight"])
 
 
-def network_file(tmp_path):
-    """A file of a network of torchvision's as its own state dictionary has it."""
-    from torchvision.models import get_model  # noqa: PLC0415  (late, as the zoo does)
-
-    with torch_seeded(4, "test"):
-        network = get_model(NETWORK, weights=None).eval()
-    return network, written(tmp_path, network.state_dict())
-
-
 def test_a_librarys_network_sees_images_as_it_was_trained(tmp_path):
     """Grey ones in three channels, normalised by ImageNet's mean and deviation."""
-    network, file = network_file(tmp_path)
+    with torch_seeded(4, "test"):
+        network = get_model(NETWORK, weights=None).eval()
+    file = written(tmp_path, network.state_dict())
     network.fc = torch.nn.Identity()
     mean, std = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]).view(2, 3, 1, 1)
     for inputs in (Inputs.image(32), Inputs.image(32, grey=True)):
@@ -75,26 +69,6 @@ def test_a_librarys_network_sees_images_as_it_was_trained(tmp_path):
         pixels = ((x + 1) / 2).expand(-1, 3, -1, -1)
         expected = torch.relu(model.projection(network((pixels - mean) / std)))
         assert torch.allclose(model.features(x), expected, atol=1e-5)
-
-
-def test_a_frozen_network_stays_and_what_follows_it_is_trained_sent_and_exported(tmp_path):
-    network, file = network_file(tmp_path)
-    config = small(
-        tmp_path, dataset="synthetic:20x2", image_size=16, grey=True, representation=16, rounds=1,
-        models=[f"{NETWORK} frozen weights={file}"], method="fedssa", clients=1,
-    )  # fmt: skip
-    folder, _ = simulate(config)
-    assert folder.read_rounds()[0]["replied"] == 1
-    kept, _ = read_tensors(next(folder.path.glob("state/*/0/0*.safetensors")), "pt")
-    assert not [key for key in kept if key.startswith("model/network.")], "only its digest"
-    start = make_client(config, 0, tmp_path / "states").model
-    assert not torch.equal(kept["model/projection.weight"], start.projection.weight)
-    export(next(folder.path.glob("state/*/0")), tmp_path / "model")
-    exported, _ = read_tensors(tmp_path / "model" / "model.safetensors", "pt")
-    assert torch.equal(exported["parts.model.mean"], start.mean) and start.mean.any()
-    for key, value in network.state_dict().items():
-        if not key.startswith("fc."):
-            assert torch.equal(exported[f"parts.model.network.{key}"], value), "statistics included"
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,5 @@ def test_every_clients_model_is_exported_and_who_has_none_is_named(capsys, here)
     for words, says in (
         ([folder.path, "--out", "models"], "already exists"),
         ([state, "--out", "m"], "--all and --predictions are for a whole run"),
-        ([folder.path, "--generation", "1", "--out", "m"], "cannot be used with --all"),
     ):
         assert says in refused(capsys, "export", "--all", *map(str, words))

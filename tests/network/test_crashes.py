@@ -1,7 +1,6 @@
 """kill -9 of nodes, of the ServerApp and of the SuperLink, with TLS and authentication on."""
 
 import csv
-import time
 
 import pytest
 from helpers.pace import round_timeout
@@ -70,13 +69,14 @@ def test_resume_after_kill_of_server_app_and_of_superlink(federation, tmp_path, 
     run = federation.resume(run)
     run.wait_rounds(finished + 1)
     federation.server.kill()
-    time.sleep(2.0)
-    federation.start_server()
     run.result(code=3)
     assert finished < len(run.rounds()) < 3
-
-    wait_for(lambda: federation.online() == 3, "all are back", pause=1.0)
-    summary = federation.resume(run).result()
+    run = federation.resume(run)  # before there is a server again
+    wait_for(lambda: run.process.said("waiting for the server of 'tls' since"), "it says so")
+    times = federation.server.said("ended with the last server; to go on: fedhet resume")
+    federation.start_server()
+    summary = run.result()
+    assert federation.server.said("ended with the last server") == times + 1
     assert summary["status"] == "completed" and summary["rounds"] == 3
     assert summary["failures"] == []
     twin = sums | ({"secure_sum": "masked"} if sums else {})

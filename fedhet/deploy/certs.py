@@ -223,9 +223,8 @@ class _Authority:
         """Return the one in the folder; UserError if its key is not there, or for other files."""
         certificate = read_certificate(places.ca)
         key = _loaded(places.ca_key, lambda data: load_pem_private_key(data, None), "a private key")
-        if not isinstance(key, EllipticCurvePrivateKey):
-            raise UserError(f"'{places.ca_key}' is not an elliptic curve key")
-        if key.public_key() != certificate.public_key():
+        public = certificate.public_key()
+        if not isinstance(key, EllipticCurvePrivateKey) or key.public_key() != public:
             raise UserError(f"'{places.ca_key}' is not the key of '{places.ca}'")
         return cls(certificate, key)
 

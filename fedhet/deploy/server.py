@@ -35,7 +35,7 @@ from fedhet.engines.system import environment, free_ports, guarded, script
 from fedhet.errors import RunFailed, UserError
 from fedhet.protocol.flower import Control
 
-START = 120.0  # seconds for a SuperLink to answer, on a machine that is busy
+START = 0.2  # seconds between looks whether a SuperLink answers for the first time
 LOOK = 5.0  # seconds between looks at nodes, runs and new keys
 PATIENCE = 30.0  # seconds for an orderly end
 Say = Callable[[str], None]
@@ -147,25 +147,24 @@ class FederationServer:
         certificates = Certificates([outer.certificate, outer.ca], self.say)
         # A SuperLink does not end before its connections.
         with contextlib.closing(self.folder.connect()) as control:
-            self._await(control, started[0], waiting)
-            place = [self.host, str(self.port), str(inner), str(outer.folder), str(own.ca)]
-            started.append(self._start([sys.executable, "-P", "-m", MODULE, *place]))
-            self.say(f"clients reach {address(self.host, self.port)}; log: {self.folder.log}")
-            self.say(f"submit a run: fedhet run CONFIG --superlink {self.folder.tls}")
             while True:
                 certificates.look()
-                for process, name in zip(started, ("SuperLink", "reverse proxy"), strict=True):
-                    if process.poll() is not None:
-                        raise RunFailed(
-                            f"the {name} ended with code {process.returncode}: see "
-                            f"{self.folder.log}"
-                        )
+                for process, name in zip(started, ("SuperLink", "reverse proxy"), strict=False):
+                    if (code := process.poll()) is not None:
+                        raise RunFailed(f"the {name} ended with code {code}: see {self.folder.log}")
                 try:
                     self._look(control)
                     waiting.over()
+                    if len(started) == 1:  # now that it answers
+                        place = [self.host, self.port, inner, outer.folder, own.ca]
+                        words = [sys.executable, "-P", "-m", MODULE, *map(str, place)]
+                        started.append(self._start(words))
+                        where = address(self.host, self.port)
+                        self.say(f"clients reach {where}; log: {self.folder.log}")
+                        self.say(f"submit a run: fedhet run CONFIG --superlink {self.folder.tls}")
                 except (UserError, RunFailed) as error:  # mostly busy for a moment
-                    waiting.failed(str(error))
-                time.sleep(LOOK)
+                    waiting.failed(f"{error} (log: {self.folder.log})")
+                time.sleep(LOOK if len(started) > 1 else START)
 
     def _start(self, words: list[str]) -> subprocess.Popen[bytes]:
         env = environment({"FLWR_HOME": str(self.folder.flwr_home)})
@@ -174,19 +173,6 @@ class FederationServer:
                 guarded(words), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
-
-    def _await(self, control: Control, link: subprocess.Popen[bytes], waiting: Waiting) -> None:
-        deadline = time.monotonic() + START
-        while True:
-            try:
-                control.nodes()
-                return waiting.over()
-            except (UserError, RunFailed) as error:
-                text = f"{error} (log: {self.folder.log})"
-                waiting.failed(text)
-                if link.poll() is not None or time.monotonic() > deadline:
-                    raise RunFailed(f"the SuperLink does not start: {text}") from error
-            time.sleep(0.2)
 
     def _look(self, control: Control) -> None:
         """Register new keys; print what changed since the last look."""

@@ -140,11 +140,11 @@ def name_of(thing: Any, prefix: str = "") -> str:
     if prefix:
         module, plain = prefix, f"{module.partition('.')[0]}.{plain}"
     digest = hashlib.sha256()
-    _feed(digest, thing, set())
+    _feed(digest, thing, {})
     return f"{module}:{plain}:{digest.hexdigest()[:16]}"
 
 
-def _feed(digest: "hashlib._Hash", thing: Any, seen: set[int]) -> None:
+def _feed(digest: "hashlib._Hash", thing: Any, seen: dict[int, Any]) -> None:
     """Feed what an object is made of: code, arrays, plain values, and all of that in its parts."""
     if thing is None or isinstance(thing, bool | int | float | complex | str | bytes):
         digest.update(f"|{thing!r}".encode())
@@ -152,7 +152,7 @@ def _feed(digest: "hashlib._Hash", thing: Any, seen: set[int]) -> None:
     digest.update(f"|{type(thing).__qualname__}".encode())
     if id(thing) in seen:
         return
-    seen.add(id(thing))
+    seen[id(thing)] = thing  # alive: another part must not get its id
     if hasattr(thing, "__array__"):
         array = np.ascontiguousarray(thing.detach().cpu() if hasattr(thing, "detach") else thing)
         digest.update(f"|{array.dtype.str}|{array.shape}".encode())
@@ -193,13 +193,11 @@ def _parts(thing: Any) -> Iterable[Any]:  # noqa: PLR0911  (one for each type)
 
 
 def _names(code: CodeType) -> list[str]:
-    """Return the global names that a function and those in it use."""
     inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in _names(one)]
     return [*code.co_names, *inner]
 
 
 def _is_near(thing: Any, module: str) -> bool:
-    """Return whether something is a plain value, or code of the same module."""
     plain = isinstance(thing, bool | int | float | str | tuple)
     return plain or (isinstance(thing, type | FunctionType) and thing.__module__ == module)
 

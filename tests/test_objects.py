@@ -148,6 +148,17 @@ def test_the_small_model_that_all_share_is_an_object_too(tmp_path):
     assert sha(run) == sha(go(tmp_path, small_model=Small, **keys))
 
 
+class Part:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+def test_all_parts_of_an_object_are_in_its_name():
+    """What describes one part is made for it, and the next one may get its place in memory."""
+    names = {plugins.name_of([Part(1), Part(value)], "t") for value in (2, 3, 2)}
+    assert len(names) == 2
+
+
 SCRIPT = """
 import sys, warnings, numpy as np, fedhet
 from torch import nn

@@ -197,7 +197,6 @@ def load_run(path: str | os.PathLike[str], **objects: Any) -> Run:
 
 
 def _named(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return keys with names in place of objects, and the objects by their names."""
     values, objects = named(keys)
     if values.get("data") is not None:
         values |= _data(values.pop("data"), values, objects)

@@ -135,7 +135,6 @@ def ServerApp(  # noqa: N802  (as Flower's)
 def _launch(
     preset: str | None, values: Mapping[str, Any], sent: dict[str, Any], resume: str, *, trust: bool
 ) -> Launch:
-    """Return the run that arguments, and the run config that replaces them, describe."""
     folder = str(sent.pop("resume", "") or resume)
     known = COMMON | method_keys(str(sent.get("method") or values.get("method") or "fedssa"))
     if others := sorted(set(sent) - known):

@@ -20,60 +20,25 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from fedhet import errors
 from fedhet.clients.base import MethodClient, Setup
 from fedhet.config.checks import check_kind
 from fedhet.config.load import envelope, from_run_config
 from fedhet.config.registry import find_method
 from fedhet.config.schema import METRICS, RunConfig
-from fedhet.errors import (
-    MOST,
-    Code,
-    Damaged,
-    Refused,
-    RunFailed,
-    UserError,
-    brief,
-    coded,
-    one_line,
-    place,
-    refusing,
-    shortened,
-)
+from fedhet.errors import Code, Damaged, Refused, RunFailed, UserError, brief, coded, one_line
 from fedhet.files import check_id, folder_size
 from fedhet.models import build_model
 from fedhet.models.names import parse
 from fedhet.plugins import giving
+from fedhet.protocol import messages
 from fedhet.protocol.checks import read_arrays, read_instruction
 from fedhet.protocol.flower import is_simulated
-from fedhet.protocol.messages import (
-    CONFUSION,
-    OWNERS,
-    QUERY,
-    TRAIN,
-    Reply,
-    answer,
-    message_bytes,
-    to_wire,
-)  # fmt: skip
+from fedhet.protocol.messages import QUERY, Reply, answer, message_bytes, to_wire
 from fedhet.rng import one_blas_thread
-from fedhet.site.limits import (
-    Asked,
-    History,
-    Limits,
-    check_means,
-    check_modules,
-    check_run,
-    read_limits,
-    state_root,
-)
-from fedhet.site.local_data import (
-    LocalData,
-    assigned_model,
-    choose_device,
-    client_name,
-    load_local,
-    without_rare,
-)
+from fedhet.site import limits, local_data
+from fedhet.site.limits import History, Limits, state_root
+from fedhet.site.local_data import LocalData
 from fedhet.site.privacy import UploadProtection
 from fedhet.site.state import DATA, SUM_KEY, FileStore
 from fedhet.sums import masks
@@ -152,8 +117,8 @@ class Request:
         self.kind = message.metadata.message_type
         self.node: Mapping[str, Any] = context.node_config
         self.untold: Sequence[str] = ()  # names of classes of this node's own that take no part
-        self.limits: Limits = read_limits(self.node)
-        check_modules(self.limits, run_config)  # before any of them is imported
+        self.limits: Limits = limits.read_limits(self.node)
+        limits.check_modules(self.limits, run_config)  # before any of them is imported
         self.text = str(run_config.get("config", ""))
         if not self.text:  # plain `flwr run`: the scalars are the configuration
             self.text = envelope(from_run_config(run_config)[0], {})
@@ -166,21 +131,22 @@ class Request:
         if self.what.refused:
             return
         if not self.simulated:
-            check_means(self.limits, history, lambda: cannot_prove(self.node))
+            limits.check_means(self.limits, history, lambda: cannot_prove(self.node))
             self.limits.check("max_disk", folder_size(state_root(self.node)))
         shares = self.method.client.shares_model
-        check_run(self.limits, Asked(self.config, shares, history, self.what.experiment))
+        asked = limits.Asked(self.config, shares, history, self.what.experiment)
+        limits.check_run(self.limits, asked)
 
     def data(self) -> LocalData:
         """Return this client's id and examples, without classes that are too rare to take part."""
         with coded(Code.DATA):
             if self.own is None:
-                data = load_local(self.config, self.node, simulated=self.simulated)
+                data = local_data.load_local(self.config, self.node, simulated=self.simulated)
             else:
                 data = self.own.data(self.context, self.config)
         self.limits.check("columns", data.dataset.inputs.columns)
         self._check_same_data(data)
-        data, rare = without_rare(data, self.limits.min_class or 0)
+        data, rare = local_data.without_rare(data, self.limits.min_class or 0)
         if self.node.get("data-dir") and not self.config.classes:
             self.untold = rare
         if rare and self.kind == QUERY:
@@ -206,7 +172,7 @@ class Request:
     def device(self) -> torch.device:
         """Return where this client trains; on a GPU by deterministic algorithms."""
         with coded(Code.DEVICE):
-            device = choose_device(self.config, self.node)
+            device = local_data.choose_device(self.config, self.node)
         torch.set_deterministic_debug_mode("warn" if device.type == "cuda" else "default")
         return device
 
@@ -215,7 +181,7 @@ class Request:
         if self.own is not None:
             return self.own.models[data.index % len(self.own.models)]
         with coded(Code.MODEL):
-            return assigned_model(self.config, self.node, data, simulated=self.simulated)
+            return local_data.assigned_model(self.config, self.node, data, simulated=self.simulated)
 
     def store(self, client: str) -> FileStore:
         """Return where its private state is; the server names a place in a simulation only.
@@ -246,7 +212,7 @@ class Request:
         """Return what this client keeps for the sums of the run, without its examples."""
         if self.own is not None:
             client = own_name(self.context)
-        client = client or client_name(self.config, self.node, simulated=self.simulated)
+        client = client or local_data.client_name(self.config, self.node, simulated=self.simulated)
         fewest = max(self.config.sum_min, self.limits.min_sum or 0)  # a site's may be stricter
         terms = SumTerms(fewest, self.config.sum_threshold)
         return SumNotes(self.store(client), self.what.experiment, client, terms)
@@ -259,7 +225,6 @@ Handler = Callable[[Request], Reply]
 
 
 def _answered(handler: Handler, own: OwnSite | None, message: Message, context: Context) -> Message:
-    """Answer a message; what is raised becomes a reply that names the reason."""
     history = NOTHING if is_simulated() else History(state_root(context.node_config))
     sent = message.content.pop(RUN, None) if own is not None else None
     run_config = context.run_config if sent is None else {"config": str(sent["config"])}
@@ -356,16 +321,16 @@ def _part_of(asked: Request, data: LocalData) -> tuple[SumProtection, Reply | No
     """
     kind, config, what, method = asked.kind, asked.config, asked.what, asked.method.strategy
     cohort = masks.read_sum(Cohort, asked.message)
-    with refusing(Code.INSTRUCTION):
+    with errors.refusing(Code.INSTRUCTION):
         masks.fraction_bits(cohort.size, config.sum_range)  # raises for a size that fits no word
     sent = masks.digest_of_sent(asked.message, what, cohort, asked.text)
     notes, fewest = asked.sum_notes(data.client), asked.limits.min_class or 0
     part = SumProtection(data, what.classes, config, method, cohort, sent, notes, fewest)
-    rows = kind == CONFUSION or method.sends_class_rows(config, config.params)
-    if kind != OWNERS and (rows and config.sum_owners > 1) != (part.shared is not None):
+    rows = kind == messages.CONFUSION or method.sends_class_rows(config, config.params)
+    if kind != messages.OWNERS and (rows and config.sum_owners > 1) != (part.shared is not None):
         raise Refused("owners of classes must be counted before their rows are summed")
     images, most = sum(part.own.images), sum_unit(config)
-    if kind == TRAIN and images > most and method.weighs_images(config, config.params):
+    if kind == messages.TRAIN and images > most and method.weighs_images(config, config.params):
         about = f"{images} training examples count as {most}: a larger max-images counts more"
         print(f"fedhet: {about}", file=sys.stderr)
     return part, notes.repeated(what.round, cohort, sent)
@@ -373,7 +338,7 @@ def _part_of(asked: Request, data: LocalData) -> tuple[SumProtection, Reply | No
 
 def introduce(asked: Request) -> Reply:
     """Keep the keys of the other members of the run's sums; say whose are not accepted."""
-    with refusing(Code.INSTRUCTION):
+    with errors.refusing(Code.INSTRUCTION):
         keys = masks.read_sum(Introduction, asked.message).by_client()
     notes, node = asked.sum_notes(), NodeCertificate.of(asked.node)
     strangers = notes.introduce(keys, node.ca if node is not None else None)
@@ -441,7 +406,7 @@ def _failure(error: BaseException, step: str) -> Reply:
     code, text = code_of(error), brief(error)[:LONGEST]
     if code is Code.UNEXPECTED:
         _show(error, step)
-        text += place(error)
+        text += errors.place(error)
     if isinstance(error, torch.OutOfMemoryError):
         text = f"out of GPU memory: fewer actors, or a smaller batch-size, need less ({text})"
     lost = code is Code.STATE_LOST
@@ -449,7 +414,7 @@ def _failure(error: BaseException, step: str) -> Reply:
         return Reply({"error": text, "state-lost": lost})
     if code is Code.LIMITS_FILE and error.__cause__ is not None:
         text = one_line(f"{text} ({error.__cause__})")  # what is wrong with the site's own file
-    number = 1 + secrets.randbelow(MOST)
+    number = 1 + secrets.randbelow(errors.MOST)
     print(f"fedhet: failed (no. {number}): {text}", file=sys.stderr, flush=True)
     about = {"about": error.about} if isinstance(error, UserError) and error.about else {}
     return Reply({"error": code.value, "log": number, "state-lost": lost, **about})
@@ -468,7 +433,7 @@ def _show(error: BaseException, step: str) -> None:
     key = (type(error), *((frame.filename, frame.lineno) for frame in frames))
     if shown.get(key) is None:
         shown.put(key, True)
-        print(shortened(error, step), file=sys.stderr, flush=True)
+        print(errors.shortened(error, step), file=sys.stderr, flush=True)
 
 
 def _say(text: Callable[[], str]) -> None:
@@ -478,7 +443,6 @@ def _say(text: Callable[[], str]) -> None:
 
 
 def _step(message: Message, context: Context) -> str:
-    """Return which client was about to do what, in words."""
     who = own_name(context)
     config: Mapping[str, Any] = message.content.config_records.get("config") or {}
     round_ = config.get("round")  # of anybody: any value

@@ -115,12 +115,6 @@ def complain(message: str, code: int) -> int:
 # --- lines ------------------------------------------------------------------------------------
 
 
-def loading(*, as_json: bool = False) -> None:
-    """Say to a person at a terminal, before imports that take seconds, why nothing happens."""
-    if sys.stderr.isatty() and not as_json and "torch" not in sys.modules:
-        tell("loading torch and Flower ...")
-
-
 def tell(text: str) -> None:
     """Print a line for people on stderr; stdout is for programs."""
     say(f"fedhet: {one_line(text, None)}", sys.stderr)

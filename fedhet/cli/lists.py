@@ -17,7 +17,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from fedhet import plugins
-from fedhet.cli.common import Trust, loading, show_table, tell
+from fedhet.cli.common import Trust, show_table, tell
 from fedhet.config.registry import METHODS, Method, find_method, method_name
 from fedhet.config.schema import METRICS, RunConfig, Schema, as_yaml, kebab
 from fedhet.errors import RunFailed, UserError, nearest, one_line
@@ -44,7 +44,6 @@ def init(
 
     What cannot be known is asked for on a terminal; elsewhere the command to type is printed.
     """
-    loading(as_json=False)
     from fedhet.config.load import build_config, read_overrides
     from fedhet.data.preset import initialise
     from fedhet.site.local_data import load_dataset, reading_of
@@ -278,7 +277,6 @@ def report(  # noqa: PLR0913, PLR0917  (one parameter per option)
     trust: Trust = False,
 ) -> None:
     """Compare runs: tables with intervals, figures, and one self-contained page."""
-    loading()
     from fedhet.reports.report import report as write
 
     written = write(

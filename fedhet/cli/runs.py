@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedhet.cli import common
 from fedhet.cli.common import (
     Best,
     ConfigName,
@@ -16,11 +17,7 @@ from fedhet.cli.common import (
     Json,
     Overrides,
     RunFolderPath,
-    RunProgress,
     Trust,
-    loading,
-    only_one,
-    show_table,
     tell,
 )
 from fedhet.engines.system import Interrupted, interruptible
@@ -43,7 +40,6 @@ def run(  # noqa: PLR0913, PLR0917  (one argument per option)
     as_json: Json = False,
 ) -> None:
     """Run a configuration; the last line printed is the run folder."""
-    loading(as_json=as_json)
     from fedhet.config.load import find_preset, load_noted
     from fedhet.engines import session
     from fedhet.engines.fork_server import start_early
@@ -54,7 +50,7 @@ def run(  # noqa: PLR0913, PLR0917  (one argument per option)
     loaded, notes = load_noted(path, words, deployed=superlink is not None)
     if superlink is None and loaded.engine == "processes":
         start_early()
-    console = session.Console(tell, partial(RunProgress, quiet=as_json))
+    console = session.Console(tell, partial(common.RunProgress, quiet=as_json))
     folder = session.start(loaded, path.stem, console, superlink, notes=notes)
     _print_result(folder, as_json=as_json)
 
@@ -105,14 +101,13 @@ def resume(  # noqa: PLR0913, PLR0917
     as_json: Json = False,
 ) -> None:
     """Continue a run after its last finished round; rounds=N extends a finished one."""
-    loading(as_json=as_json)
     from fedhet.config.load import read_overrides
     from fedhet.engines import session
     from fedhet.engines.fork_server import start_early
 
     if superlink is None:
         start_early()
-    console = session.Console(tell, partial(RunProgress, quiet=as_json))
+    console = session.Console(tell, partial(common.RunProgress, quiet=as_json))
     folder = session.resume(
         run_folder, read_overrides(overrides or []), console, superlink,
         accept_lost=accept_lost, trust=trust,
@@ -122,7 +117,6 @@ def resume(  # noqa: PLR0913, PLR0917
 
 def verify(run_folder: RunFolderPath, trust: Trust = False) -> None:
     """Check a run folder: lines, checkpoint, summary and states against each other."""
-    loading()
     from fedhet.engines import session
     from fedhet.records.verification import SHOWN
 
@@ -141,7 +135,6 @@ def partition(
     plot: Annotated[Path | None, typer.Option(help="picture: .png, .svg or .pdf")] = None,
 ) -> None:
     """Show how many examples of each class each client gets."""
-    loading()
     from fedhet.config.load import absolute_paths, find_preset, load_config
     from fedhet.data.inputs import noun
     from fedhet.engines import session
@@ -169,7 +162,7 @@ def partition(
         (client, *texts, int(row.sum()))
         for client, texts, row in zip(dealt.ids, cells, counts, strict=True)
     ]
-    show_table(f"{what} per client and class", ("client", *columns, "all"), table)
+    common.show_table(f"{what} per client and class", ("client", *columns, "all"), table)
     if picture:
         import pandas as pd
 
@@ -188,7 +181,7 @@ def watch(
     plain: Annotated[bool, typer.Option("--plain", help="lines of text instead of a page")] = False,
 ) -> None:
     """Show a run or sweep, running or finished, as a page on 127.0.0.1 or as text."""
-    only_one(port=port, plain=plain)
+    common.only_one(port=port, plain=plain)
     from fedhet.watch.server import listen, page_server
     from fedhet.watch.view import follow, open_view
 
@@ -226,7 +219,6 @@ def export(  # noqa: PLR0913, PLR0917  (options of a command)
     trust: Trust = False,
 ) -> None:
     """Export a client's personalised model, or all of a run; the last line is the folder."""
-    loading()
     from fedhet.export import model
 
     if predictions:
@@ -257,7 +249,6 @@ def predict(
     trust: Trust = False,
 ) -> None:
     """Classify examples with an exported model: a CSV with a probability per class."""
-    loading()
     from fedhet.config.schema import METRICS
     from fedhet.export.model import predict as classify
 

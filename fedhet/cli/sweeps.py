@@ -11,19 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedhet.cli import common
 from fedhet.cli import runs as single
-from fedhet.cli.common import (
-    Bar,
-    Command,
-    ConfigName,
-    Overrides,
-    Workers,
-    carry_out,
-    loading,
-    only_one,
-    show_table,
-    tell,
-)
+from fedhet.cli.common import ConfigName, Overrides, Workers, only_one, show_table, tell
 from fedhet.engines.system import Interrupted, interruptible
 from fedhet.errors import RunFailed, UserError, one_line
 from fedhet.files import check_folder, plain_path, write_text
@@ -37,12 +27,12 @@ QUICK = "profile quick: a tenth of the rounds, a fifth of the epochs; only for t
 Ray = Annotated[str, typer.Option(help="Ray cluster, HOST:PORT; default: RAY_ADDRESS")]
 _CELLS = typer.Typer(pretty_exceptions_enable=False)  # what the process of a cell is asked for
 for function in (single.run, single.resume):
-    _CELLS.command(cls=Command)(function)
+    _CELLS.command(cls=common.Command)(function)
 
 
 def run_cell(words: list[str]) -> int:
     """Run the command line of one cell."""
-    return carry_out(_CELLS, words)
+    return common.carry_out(_CELLS, words)
 
 
 # --- demo ---------------------------------------------------------------------------------------
@@ -50,7 +40,6 @@ def run_cell(words: list[str]) -> int:
 
 def demo(out: Annotated[str, typer.Option(help="folder of run folders")] = "runs") -> None:
     """Compare FedSSA, LG-FedAvg and Standalone on the embedded digits, in a minute or two."""
-    loading()
     from fedhet.records.summary import percent
     from fedhet.reports.report import load_sweep
     from fedhet.sweeps.sweep import FINISHED
@@ -97,7 +86,6 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
 ) -> None:
     """Run every combination of a preset's grid; skip finished cells, continue interrupted ones."""
     only_one(dry_run=dry, ray=ray)
-    loading()
     from fedhet.sweeps.sweep import ENDED
 
     name, opened = _open_sweep(preset, overrides or [], out, profile, part)
@@ -121,7 +109,6 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
 
 
 def _check_mixed(opened: "Sweep", what: str, other: str) -> None:
-    """Raise UserError if finished cells are of other code."""
     if mixed := opened.mixed():
         text = f"{what} of different code or data are not compared; use another {other}"
         raise UserError(f"{mixed}: {text}")
@@ -197,7 +184,7 @@ def _counted(opened: "Sweep") -> str:
     return ", ".join(f"{count} {state}" for state, count in opened.counts().items() if count)
 
 
-class SweepProgress(Bar):
+class SweepProgress(common.Bar):
     """A line per cell that has ended and, on a terminal, a bar of the rounds of all cells.
 
     ``blind`` leaves out test metrics, by which a search must not be followed.
@@ -252,7 +239,6 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
     ray: Ray = "",
 ) -> None:
     """Search keys by validation metric, with equal trials per method; write the best preset."""
-    loading()
     from fedhet.config.load import find_preset
     from fedhet.config.schema import METRICS
     from fedhet.sweeps.grid import Search, best, once, validation

@@ -8,18 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedhet import TOP
-from fedhet.config.checks import (
-    ASKED,
-    COMMON,
-    NEVER,
-    check_combinations,
-    check_idle,
-    check_single,
-    idle,
-    off_default,
-    unknown_key,
-    wrong_value,
-)
+from fedhet.config import checks
+from fedhet.config.checks import ASKED, COMMON, NEVER, check_idle, check_single, off_default
 from fedhet.config.registry import find_method, method_keys, method_name
 from fedhet.config.schema import PATHS, Params, RunConfig, Schema
 from fedhet.data.inputs import IMAGE, kind_of
@@ -99,7 +89,7 @@ def load_noted(
     # A preset's key may have lost its effect to an override; a run's own config.yaml has them all.
     written = {key: preset[key] for key in off_default(config, preset)}
     if "partition" in new:
-        for key, row in idle(config, deployed=deployed).items():
+        for key, row in checks.idle(config, deployed=deployed).items():
             written.pop(key if row.grade == ASKED else "", None)
     return config, check_idle(config, {**written, **new}, deployed=deployed)
 
@@ -138,7 +128,7 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
         raise UserError(f"method '{name}': its key '{key}' is a common key: rename it")
     for key in values:
         if key not in COMMON | keys:
-            raise UserError(unknown_key(key, name))
+            raise UserError(checks.unknown_key(key, name))
     params = _validate(method.params, {k: v for k, v in values.items() if k in keys})
     common = {k: v for k, v in values.items() if k in COMMON}
     config = _validate(RunConfig, common | {"method": name})
@@ -147,7 +137,7 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
     models = config.models if "models" in values else (group,)
     config = config.model_copy(update={"params": params, "models": expand(models)})
     check_idle(config, values, grade=NEVER)
-    check_combinations(config)
+    checks.check_combinations(config)
     return config
 
 
@@ -157,13 +147,14 @@ def _validate(schema: type[Schema], values: Mapping[str, Any]) -> Schema:
         annotation = schema.model_fields[key.replace("-", "_")].annotation
         if isinstance(value, bool) and annotation in (int, float):
             kind = {"type": "int_type" if annotation is int else "float_type"}
-            raise UserError(wrong_value(schema, key, str(value).lower(), kind))
+            raise UserError(checks.wrong_value(schema, key, str(value).lower(), kind))
     try:
         return schema.model_validate(dict(values))
     except ValidationError as errors:
         error = errors.errors(include_url=False)[0]
         key = str(error["loc"][0])
-        raise UserError(wrong_value(schema, key, values.get(key, error["input"]), error)) from None
+        value = values.get(key, error["input"])
+        raise UserError(checks.wrong_value(schema, key, value, error)) from None
 
 
 def absolute_paths(config: RunConfig) -> RunConfig:

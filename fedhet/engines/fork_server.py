@@ -100,7 +100,6 @@ def _spawned(control: socket.socket) -> tuple[int, Callable[[], object]]:
 
 
 def _forked(control: socket.socket) -> tuple[int, Callable[[], object]]:
-    """As :func:`_spawned`, by a fork of this process."""
     parent = os.getpid()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -28,16 +28,11 @@ from flwr.serverapp import Grid
 
 from fedhet import client_app, server_app
 from fedhet.config.schema import RunConfig
+from fedhet.engines import worker as answering
 from fedhet.engines.fork_server import ForkServer, Worker, take_early
 from fedhet.engines.launch import Launch, OnRounds, Reader, conclude, raise_unless_completed
 from fedhet.engines.system import QUIET, Interrupted, direct, gpu_part, undisturbed
-from fedhet.engines.worker import (
-    FIRST_NODE,
-    answered,
-    contexts_of,
-    packed_objects,
-    unpacked_objects,
-)
+from fedhet.engines.worker import FIRST_NODE, answered, contexts_of
 from fedhet.errors import RunFailed, UserError, brief
 from fedhet.files import cpus
 from fedhet.plugins import giving, look_here
@@ -203,7 +198,7 @@ def _order(launch: Launch, text: str) -> dict[str, Any]:
     """Return what a process that answers messages is told first."""
     return {
         "text": text, "nodes": launch.config.clients, "log": str(launch.folder.log),
-        "cwd": os.getcwd(), "objects": packed_objects(launch.config),
+        "cwd": os.getcwd(), "objects": answering.packed_objects(launch.config),
     }  # fmt: skip
 
 
@@ -422,7 +417,7 @@ def _prepared(
     sys.path += [folder for folder in path if folder not in sys.path]
     look_here()
     file = Path(log).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115
-    return contexts_of(text, nodes), unpacked_objects(objects), file
+    return contexts_of(text, nodes), answering.unpacked_objects(objects), file
 
 
 def _check_shared_folder(ray: Any, folder: Path) -> None:

@@ -38,12 +38,7 @@ from fedhet.records.run_folder import OWNER, RunFolder
 from fedhet.records.summary import DIVERGENCE, imbalance, nobody_replied
 from fedhet.records.tracker import tracker_package
 from fedhet.records.verification import Verification
-from fedhet.site.local_data import (
-    DEFAULT_CLIENTS,
-    check_no_weights,
-    choose_device,
-    reload_partition,
-)
+from fedhet.site import local_data
 
 
 @dataclass(frozen=True)
@@ -213,7 +208,7 @@ def check(
         return
     if config.engine == "inline":
         raise UserError("engine: 'inline' is not possible with --superlink: nodes are the clients")
-    check_no_weights(config)  # the nodes bring their own data, models and devices
+    local_data.check_no_weights(config)  # the nodes bring their own data, models and devices
     if config.dataset in ("table", "texts") and not config.target:
         raise UserError("target: '' is not allowed on a network: name the class column")
     if bare := [name for name, values in config.categories if not values]:
@@ -239,7 +234,6 @@ def announce(config: RunConfig, say: Callable[[str], None]) -> None:
 
 
 def _check_resumable(folder: RunFolder, config: RunConfig) -> None:
-    """Raise UserError if nothing is left to do, or nothing is there to go on from."""
     started, records = folder.started_config(), folder.read_rounds()
     finished = records[-1]["round"] if records else 0
     if config.rounds < finished:
@@ -308,11 +302,11 @@ def _how_to_go_on(launch: Launch, connection: str | None) -> str:
 
 def resolve_clients(config: RunConfig) -> RunConfig:
     """Return the configuration with a number for ``clients: 0``: of file or data, else 10."""
-    clients = config.clients or DEFAULT_CLIENTS
+    clients = config.clients or local_data.DEFAULT_CLIENTS
     if not config.clients and config.partition == "file":
         clients = count_clients(config.partition_file)
     elif not config.clients and (config.partition == "natural" or says_clients(config.partition)):
-        clients = len(reload_partition(config, 0)[1].ids)
+        clients = len(local_data.reload_partition(config, 0)[1].ids)
     return config.model_copy(update={"clients": clients})
 
 
@@ -322,9 +316,9 @@ def check_simulation(config: RunConfig) -> tuple[Dataset, Partition]:
         check_folder(Path(config.state_dir).resolve(), "state-dir")
     if config.tracker != "none":
         tracker_package(config.tracker)
-    choose_device(config, {})
+    local_data.choose_device(config, {})
     check_replies(config)
-    dataset, partition = reload_partition(config, config.clients)
+    dataset, partition = local_data.reload_partition(config, config.clients)
     if is_given(config.dataset) and (few := set(dataset.site_names) - set(partition.ids)):
         raise UserError(f"data: client '{min(few)}' has too few examples to train and to test")
     inputs, strategy = dataset.inputs, find_method(config.method).strategy

@@ -24,8 +24,9 @@ def contexts_of(text: str, nodes: int) -> dict[int, Context]:
     be_one_process()
     contexts = {}
     for k in range(nodes):
-        node, about = FIRST_NODE + k, {"partition-id": k, "num-partitions": nodes}
-        contexts[node] = Context(1, node, about, RecordDict(), {"config": text}, series_id=0)
+        about: dict[str, Any] = {"partition-id": k, "num-partitions": nodes}
+        config: dict[str, Any] = {"config": text}
+        contexts[FIRST_NODE + k] = Context(1, FIRST_NODE + k, about, RecordDict(), config, 0)
     return contexts
 
 

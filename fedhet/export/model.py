@@ -136,8 +136,9 @@ def load_model(
         data = (folder / WEIGHTS).read_bytes()
         if hashlib.sha256(data).hexdigest() != about["sha256"]:
             raise UserError(f"'{folder}': {WEIGHTS} is damaged: its SHA-256 is not the card's")
-        own = about["architecture"].replace(f"{FOLDER}{NETWORK}", f"{FOLDER}{folder / NETWORK}", 1)
-        inside = own != about["architecture"]
+        own = str(about["architecture"])
+        inside = parse(own).plain == f"{FOLDER}{NETWORK}"
+        own = own.replace(NETWORK, str(folder / NETWORK), 1) if inside else own
         model = Personalised(rebuild(about | {"architecture": own}, folder, trusted=inside))
         model.load_state_dict(load(data), strict=True)
         return model, about

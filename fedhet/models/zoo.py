@@ -27,15 +27,7 @@ from fedhet.config.schema import RunConfig
 from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.errors import Damaged, UserError, brief, nearest, place
 from fedhet.files import read_tensors
-from fedhet.models.names import (
-    FOLDER,
-    TIMM,
-    TORCHVISION_NAMES,
-    kinds_of,
-    parse,
-    small_name,
-    validate_model_name,
-)
+from fedhet.models import names
 from fedhet.models.networks import NETWORKS, SplitModel, untouched
 from fedhet.models.pretrained import HALF, Backbone, extra, from_folder, train_partly
 
@@ -72,20 +64,20 @@ def build_model(name: str, *, classes: int, d: int = 500, inputs: Inputs = _RGB)
     for key, value in {"classes": classes, "d": d}.items():
         if value < 1:
             raise UserError(f"model {name!r}: {key} is {value}, must be at least 1")
-    validate_model_name(name, inputs.kind)
-    named = parse(name)
+    names.validate_model_name(name, inputs.kind)
+    named = names.parse(name)
     plain = named.plain
-    if named.pool and not plain.startswith(FOLDER):
+    if named.pool and not plain.startswith(names.FOLDER):
         raise UserError(f"model {plain!r}: pool= is for hf:FOLDER")
     try:
-        if not kinds_of(plain):
+        if not names.kinds_of(plain):
             model = _users_own(plain, classes, d, inputs)
         elif own := NETWORKS[inputs.kind].get(plain):
             model = own(inputs, classes, d)
-        elif plain.startswith(FOLDER):
+        elif plain.startswith(names.FOLDER):
             model = from_folder(named, classes, d, inputs)
         else:
-            make = _timm if plain.startswith(TIMM) else _torchvision
+            make = _timm if plain.startswith(names.TIMM) else _torchvision
             model = make(plain, classes, d, inputs)
     except (AssertionError, ValueError, RuntimeError) as error:
         raise UserError(f"model {plain!r} takes no {_sized(inputs)}: {brief(error)}") from error
@@ -167,14 +159,14 @@ def _torchvision(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
     model = Backbone(network, width, classes, d, cut=cut)
     if name in _TORCHVISION:
         model.usual = HALF
-    if name not in TORCHVISION_NAMES:  # of those it is known that they take any size
+    if name not in names.TORCHVISION_NAMES:  # of those it is known that they take any size
         check_model(model, name, classes, d, inputs)
     return model
 
 
 def _timm(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
     timm = extra(name, "timm")
-    own = name.removeprefix(TIMM)
+    own = name.removeprefix(names.TIMM)
     if not timm.is_model(own):
         raise UserError(
             f"model {name!r}: timm has no model {own!r}{nearest(own, timm.list_models())}"
@@ -378,7 +370,7 @@ def small_model(
     config: RunConfig, inputs: Inputs, classes: int, d: int | None = None
 ) -> SplitModel:
     """Return a new model of :func:`small_name`; d is by default the run's ``representation``."""
-    name = small_name(config, inputs.kind)
+    name = names.small_name(config, inputs.kind)
     return build_model(name, classes=classes, d=d or config.representation, inputs=inputs)
 
 

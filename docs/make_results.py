@@ -36,6 +36,7 @@ TITLES = {  # of the settings in docs/data/NAME
     "ag-news": "AG News, 10 clients", "ag-news-tuned": "AG News, 10 clients, tuned",
     "cifar10-n10": "CIFAR-10, 10 clients", "cifar10-n100": "CIFAR-10, 100 clients, T = 15",
     "cifar10-n100-t100": "CIFAR-10, 100 clients", "cifar100-n100": "CIFAR-100, 100 clients, T = 15",
+    "cifar100-n10-as-published": "CIFAR-100, 10 clients, as published",
     "cifar100-n100-as-published": "CIFAR-100, 100 clients, as published",
     "cifar100-n100-e10": "CIFAR-100, 100 clients, E = 10",
     "cifar100-n100-t100": "CIFAR-100, 100 clients",
@@ -71,7 +72,10 @@ def content() -> dict[Path, str]:
     assert not runs.left_out, runs.left_out
     pages = {one.setting.slug: page_name(one.setting.title) for one in runs.comparisons}
     results = DOCS / "results"
-    made = {results / "at-a-glance.svg": panel(runs.comparisons)}
+    made = {
+        results / "at-a-glance.svg": panel(runs.comparisons),
+        results / "beside-the-papers.svg": beside_papers(runs.comparisons),
+    }
     made[DOCS / "results.md"] = within(DOCS / "results.md", whole(runs, pages))
     board = results / "leaderboard.md"
     made[board] = within(board, leaderboard(runs, pages), "# Leaderboard\n\n")
@@ -200,6 +204,46 @@ def _cell(ax: Axes, at: float, row: int, points: float, sign: int) -> None:
     ax.text(at, _middle(row), text, ha="center", va="center", fontsize=11.5,
             alpha=1 if colour else 0.65, color="white" if colour else INK,
             weight="bold" if colour else "normal")  # fmt: skip
+
+
+def beside_papers(comparisons: Sequence[Comparison]) -> str:
+    """Draw the papers' figures and ours, by both measures, with the papers' data and training."""
+    folder = "cifar100-n100-as-published"
+    (one,) = (c for c in comparisons if c.setting.title == TITLES[folder])
+    content = yaml.safe_load((DOCS / "papers.yaml").read_text("utf-8"))
+    table = next(paper for paper in content["tables"] if paper["name"] == "heterogeneous")
+    theirs = {row["method"]: row["values"][-1] for row in table["rows"]}
+    cut = pd.read_csv(DOCS / "results" / "as-published-rounds.csv").groupby("run")
+    points = {}
+    for method in ("standalone", "lg_fedavg", "fedproto", "fedssa", "fedmrl", "pfedes"):
+        name = content["methods"][method]
+        if name in one.shown:
+            last, best = one.levels["mean"][name], one.participants["participants_best"][name]
+        else:  # a run that was cut: its last round
+            rounds_ = cut.get_group(method)
+            last, best = rounds_["all_clients"].iloc[-1], rounds_["participants"].max()
+        points[name] = (last, best, theirs[method])
+    marks = {
+        "all clients, last round": ("o", BLUE), "participants, best round": ("D", ORANGE),
+        "paper": ("|", INK),
+    }  # fmt: skip
+
+    def draw(figure: Figure) -> None:
+        ax = figure.add_axes((0.14, 0.2, 0.84, 0.66))
+        for number, (text, (marker, colour)) in enumerate(marks.items()):
+            values = [value[number] for value in points.values()]
+            size = 260 if marker == "|" else 60
+            ax.scatter(
+                values, range(len(points)), size, colour, marker=marker, label=text, zorder=3
+            )
+        ax.set_yticks(range(len(points)), list(points), fontsize=12)
+        ax.set(ylim=(len(points) - 0.5, -0.5), xlabel="test accuracy, percent")
+        ax.grid(axis="x", alpha=0.3)
+        ax.spines[["top", "right", "left"]].set_visible(False)
+        ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False)
+
+    title = "CIFAR-100, 100 clients: the papers' figures beside ours"
+    return standalone(drawn("beside-the-papers", (640, 300), draw, title)) + "\n"
 
 
 def papers(one: Comparison) -> ReportTable:

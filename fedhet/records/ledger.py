@@ -22,18 +22,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from fedhet import files
 from fedhet.config.schema import METRICS, is_beside, is_score
 from fedhet.errors import Damaged, one_line
-from fedhet.files import (
-    NOBODY,
-    client_order,
-    parse_object,
-    read_bytes,
-    read_tensors,
-    replacing,
-    shaped,
-    write_text,
-)
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.messages import Reply
 from fedhet.protocol.payload import Array, Payload
@@ -104,7 +95,7 @@ class Ledger:
     def skip(self, reason: str) -> None:
         """Record why the round was skipped, without naming a client."""
         log.warning("round %d is skipped: %s", self.round.number, one_line(reason))
-        self.round.failures.append({"client": NOBODY, "reason": one_line(reason)})
+        self.round.failures.append({"client": files.NOBODY, "reason": one_line(reason)})
 
     def online(self, clients: Iterable[str]) -> list[str]:
         """Return those of ``clients`` that are online; record the others as offline."""
@@ -176,7 +167,7 @@ class Ledger:
 
     def spread(self, metric: str) -> dict[str, float]:
         """Mean, std, p10 and min of a metric over all clients that have it."""
-        scores = (self.scores[client] for client in sorted(self.scores, key=client_order))
+        scores = (self.scores[client] for client in sorted(self.scores, key=files.client_order))
         return spread([s.metrics[metric] for s in scores if metric in s.metrics])
 
     def record(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
@@ -210,7 +201,7 @@ class Ledger:
         if now.late or now.under_way:
             record |= {"late": now.late, "under_way": now.under_way}
         record["lost"] = self.roster.losses()
-        record["failures"] = sorted(now.failures, key=lambda f: client_order(f["client"]))
+        record["failures"] = sorted(now.failures, key=lambda f: files.client_order(f["client"]))
         record["sha256"] = self.chain.close(now.number, arrays)
         return record
 
@@ -224,7 +215,7 @@ class Ledger:
                 "generation": self.scores[client].generation,
                 **self.scores[client].metrics,
             }
-            for client in sorted(self.round.scored, key=client_order)
+            for client in sorted(self.round.scored, key=files.client_order)
         ]
 
     def dump(self) -> dict[str, Any]:
@@ -256,7 +247,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """
     data = {name: np.asarray(array, order="C") for name, array in checkpoint.arrays.items()}
     text = json.dumps({"names": list(data), **checkpoint.meta})  # a file has an order of its own
-    with replacing(path, private=True, synced=True) as temporary:
+    with files.replacing(path, private=True, synced=True) as temporary:
         save_file(data, temporary, metadata={"json": text, "sha256": _digest(text, data)})
 
 
@@ -268,15 +259,15 @@ def load_checkpoint(path: Path) -> Checkpoint | None:
     if not path.exists():
         return None
     try:
-        arrays, metadata = read_tensors(path, "numpy")
+        arrays, metadata = files.read_tensors(path, "numpy")
     except OSError as error:
         raise Damaged(f"'{path}' cannot be read: {error}") from error
     text = metadata.get("json", "")
     if metadata.get("sha256") != _digest(text, arrays):
         raise Damaged(f"'{path}' is damaged, or an older fedhet wrote it")
     source = f"'{path}'"
-    meta = parse_object(text, source, "metadata")
-    shaped(Meta, meta, source, "metadata")
+    meta = files.parse_object(text, source, "metadata")
+    files.shaped(Meta, meta, source, "metadata")
     names = meta.pop("names")
     if sorted(names) != sorted(arrays):
         raise Damaged.at(source, "metadata: names", "not those of the arrays")
@@ -295,10 +286,10 @@ def next_attempt(path: Path) -> int:
 
     Raise Damaged if the file holds no number.
     """
-    text = read_bytes(path).decode(errors="replace").strip() if path.exists() else "0"
+    text = files.read_bytes(path).decode(errors="replace").strip() if path.exists() else "0"
     if not re.fullmatch(r"[0-9]{1,10}", text):
         raise Damaged(f"'{path}' is damaged: it holds no number")
-    write_text(path, f"{int(text) + 1}\n", synced=True, private=True)
+    files.write_text(path, f"{int(text) + 1}\n", synced=True, private=True)
     return int(text) + 1
 
 
@@ -321,7 +312,9 @@ class Chain:
     def close(self, round_: int, arrays: Mapping[str, Array]) -> str:
         """Return the round's link, as a hex digest."""
         link = hashlib.sha256(f"{self.digest}|{round_}".encode())
-        for kind, client in sorted(self._parts, key=lambda part: (part[0], client_order(part[1]))):
+        for kind, client in sorted(
+            self._parts, key=lambda part: (part[0], files.client_order(part[1]))
+        ):
             uploaded, metrics = self._parts[kind, client]
             link.update(f"|{kind}|{client}".encode())
             for i, array in enumerate(uploaded):

@@ -26,24 +26,9 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from fedhet import HERE, __version__, plugins
+from fedhet import HERE, __version__, files, plugins
 from fedhet.config.schema import RunConfig
 from fedhet.errors import Damaged, UserError, one_line
-from fedhet.files import (
-    csv_text,
-    decoded,
-    finite,
-    parse_object,
-    plain_path,
-    read_bytes,
-    read_json,
-    read_yaml,
-    shaped,
-    sources,
-    sync,
-    write_json,
-    write_text,
-)
 from fedhet.records.formats import CLIENT_COLUMNS, OTHER, Identity, Line, Summary
 from fedhet.records.summary import partition_clients, privacy_summary, summarise
 
@@ -77,7 +62,7 @@ class RunFolder:
     def create(cls, config: RunConfig, default_name: str, data: str = "") -> "RunFolder":
         """Make the folder of a new run on data with this digest; UserError if it cannot be made."""
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        base = plain_path(config.out)
+        base = files.plain_path(config.out)
         path = base / (config.name or f"{default_name}-{stamp}")
         # Before there is a folder: a run that is killed meanwhile leaves none.
         made_by = environment(config) | {DATA: data}
@@ -98,7 +83,7 @@ class RunFolder:
         folder = cls(path)
         try:
             folder.checkpoint.parent.mkdir(mode=0o700)
-            write_json(folder.environment, made_by)
+            files.write_json(folder.environment, made_by)
             folder.write_config(config, secrets.token_hex(8))
         except BaseException as error:
             folder.discard()  # half a folder would block its name
@@ -110,7 +95,7 @@ class RunFolder:
     def check_data(self, data: str) -> None:
         """Raise UserError if the run was started on data with another digest."""
         # A missing file is found by `verify`.
-        before = read_json(self.environment).get(DATA) if self.environment.exists() else ""
+        before = files.read_json(self.environment).get(DATA) if self.environment.exists() else ""
         if before and before != data:
             raise UserError(
                 f"run '{self.path}' cannot be resumed: its data has other values than when it was "
@@ -127,7 +112,7 @@ class RunFolder:
         Raises UserError if this is no run, or if ``config.yaml`` was edited since.
         """
         started = self._started()["config"]
-        now = read_yaml(self.config)
+        now = files.read_yaml(self.config)
         for key in sorted(set(now) | set(started)):
             if now.get(key) != started.get(key):
                 raise UserError(
@@ -174,8 +159,8 @@ class RunFolder:
         keys = {key: value for key, value in config.flat().items() if key not in without}
         identity = {"experiment": experiment, "config": keys}
         identity[plugins.MAC] = plugins.sign(identity)
-        write_json(self.identity, identity, private=True)
-        write_text(self.config, yaml.safe_dump(keys, sort_keys=False, allow_unicode=True))
+        files.write_json(self.identity, identity, private=True)
+        files.write_text(self.config, yaml.safe_dump(keys, sort_keys=False, allow_unicode=True))
 
     @property
     def experiment(self) -> str:
@@ -185,7 +170,7 @@ class RunFolder:
     def _started(self) -> dict[str, Any]:
         """Return what ``checkpoint/run.json`` says; raise Damaged if it is damaged."""
         try:
-            identity = read_json(self.identity)
+            identity = files.read_json(self.identity)
         except OSError as error:
             if self.rounds.exists() or self.checkpoint.exists():
                 raise Damaged(f"'{self.identity}' cannot be read: {error.strerror}") from error
@@ -193,7 +178,7 @@ class RunFolder:
                 f"'{self.path}' is not a run folder: it has no checkpoint/run.json; "
                 "`fedhet runs DIR` lists the run folders in DIR"
             ) from error
-        shaped(Identity, identity, f"'{self.identity}'")
+        files.shaped(Identity, identity, f"'{self.identity}'")
         return identity
 
     def lock(self, name: str = LOCK) -> FileLock:
@@ -250,20 +235,20 @@ class RunFolder:
         """Let others see what the server waits for; empty: for nothing any more."""
         with contextlib.suppress(OSError):  # a note: on a full disk there is none
             if what:
-                write_text(self._waiting, f"{what}\n")
+                files.write_text(self._waiting, f"{what}\n")
             else:
                 self._waiting.unlink(missing_ok=True)
 
     def waits_for(self) -> str:
         """Return what the server waits for; empty if for nothing."""
         try:
-            return one_line(decoded(read_bytes(self._waiting), "what is waited for"))
+            return one_line(files.decoded(files.read_bytes(self._waiting), "what is waited for"))
         except (OSError, Damaged):
             return ""
 
     def append_round(self, record: Mapping[str, Any]) -> None:
         """Add one line to ``rounds.jsonl``; not-a-number becomes null."""
-        self._rounds.append(json.dumps(finite(record), allow_nan=False) + "\n")
+        self._rounds.append(json.dumps(files.finite(record), allow_nan=False) + "\n")
 
     def append_clients(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add one line per evaluated client to ``clients.csv``; further numbers go to ``other``."""
@@ -275,9 +260,9 @@ class RunFolder:
             lines.append([*columns, OTHER])
         for row in rows:
             other = {k: v for k, v in row.items() if k not in columns}
-            text = json.dumps(finite(other)) if other else ""
+            text = json.dumps(files.finite(other)) if other else ""
             lines.append([*(row.get(column, "") for column in columns), text])
-        self._clients.append(csv_text(lines))
+        self._clients.append(files.csv_text(lines))
 
     def read_rounds(self) -> list[dict[str, Any]]:
         """Return all finished rounds, without a line that a crash cut short.
@@ -319,17 +304,17 @@ class RunFolder:
             ["client", *classes],
             *([c, *(row or untold)] for c, row in counts),
         ]
-        write_text(self.partition, csv_text(rows), private=True)
+        files.write_text(self.partition, files.csv_text(rows), private=True)
 
     def write_confusion(self, rows: Iterable[list[Any]]) -> None:
         """``confusion.csv``: how often each class was taken for each other one, by client."""
-        write_text(self.confusion, csv_text(rows), private=True)
+        files.write_text(self.confusion, files.csv_text(rows), private=True)
 
     def read_summary(self) -> dict[str, Any]:
         """``summary.json``; empty while there is none, Damaged if it is damaged."""
         try:
-            summary = read_json(self.summary)
-            shaped(Summary, summary, f"'{self.summary}'")
+            summary = files.read_json(self.summary)
+            files.shaped(Summary, summary, f"'{self.summary}'")
         except OSError:
             return {}
         except Damaged as error:
@@ -372,12 +357,12 @@ class RunFolder:
         rounds = self.read_rounds()
         summary = summarise(config, rounds, status, clients, reason)
         privacy = privacy_summary(config, rounds, partition_clients(self.partition))
-        write_json(self.summary, summary | {"privacy": privacy}, synced=True, private=True)
+        files.write_json(self.summary, summary | {"privacy": privacy}, synced=True, private=True)
 
 
 def digest(path: Path) -> str:
     """SHA-256 of a file, hex; empty if it is not there."""
-    return hashlib.sha256(read_bytes(path)).hexdigest() if path.exists() else ""
+    return hashlib.sha256(files.read_bytes(path)).hexdigest() if path.exists() else ""
 
 
 # --- files that only grow, and locks ------------------------------------------------------------
@@ -398,9 +383,9 @@ class Lines:
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         with os.fdopen(handle, "ab") as file:
             file.write(data)
-        sync(self.path)
+        files.sync(self.path)
         if new:
-            sync(self.path.parent)
+            files.sync(self.path.parent)
         self._digest.update(data)
         self.size += len(data)
 
@@ -417,7 +402,7 @@ class Lines:
         if self.path.exists():
             with self.path.open("r+b") as file:
                 file.truncate(len(data))
-            sync(self.path)
+            files.sync(self.path)
         self.size, self._digest = len(data), hashlib.sha256(data)
 
 
@@ -433,13 +418,13 @@ class Seen:
         """Return the lines that are complete; raise as :meth:`RunFolder.read_rounds` does."""
         text = b""
         with contextlib.suppress(FileNotFoundError):
-            text = read_bytes(self.path)
+            text = files.read_bytes(self.path)
         if not text.startswith(self._text):
             self._records, self._text = [], b""
         source, new = f"'{self.path}'", text[len(self._text) :].split(b"\n")[:-1]
         for number, line in enumerate(new, len(self._records) + 1):
-            record, place = parse_object(line, source, f"line {number}"), f"line {number}"
-            if (of := shaped(Line, record, source, place).round) != number:
+            record, place = files.parse_object(line, source, f"line {number}"), f"line {number}"
+            if (of := files.shaped(Line, record, source, place).round) != number:
                 raise Damaged.at(source, place, f"round: {of}, where {number} is next")
             self._records.append(record)
             self._text += line + b"\n"
@@ -448,7 +433,7 @@ class Seen:
 
 def parts(path: Path, mark: Mapping[str, Any]) -> tuple[bytes, bytes]:
     """Return the bytes up to the mark and after it; Damaged if they are not what was marked."""
-    data, size = read_bytes(path) if path.exists() else b"", int(mark["bytes"])
+    data, size = files.read_bytes(path) if path.exists() else b"", int(mark["bytes"])
     final, later = data[:size], data[size:]
     if len(final) < size:
         raise Damaged(f"'{path}' is cut: {len(final)} bytes of {size} are there")
@@ -496,7 +481,7 @@ def versions() -> dict[str, str]:
 def source_digest() -> str:
     """SHA-256 of the source files that can change a run's result, names and contents."""
     digest = hashlib.sha256()
-    for name, path in sources():
+    for name, path in files.sources():
         if name.split("/")[1] not in _ROOMS_WITHOUT_RESULTS:
             digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()

@@ -146,14 +146,11 @@ class Comparison:
         """Every other variant less ``base``, for clients that both evaluated."""
         return self.wide.sub(self.wide[base], axis=0).drop(columns=base).dropna(axis=1, how="all")
 
-    def differences(self, metric: str) -> pd.Series:
-        """Per run, by its number: the mean difference to the baseline over shared clients."""
-        column = f"test_{metric}"
-        base = self.clients[self.clients["variant"] == self.baseline]
-        joined = self.clients[self.clients["variant"] != self.baseline].merge(
-            base[["block", "client", column]], on=["block", "client"], suffixes=("", "_base")
-        )
-        return (joined[column] - joined[f"{column}_base"]).groupby(joined["number"]).mean()
+    @cached_property
+    def block_gaps(self) -> pd.Series:
+        """Per variant and block: the mean difference to the baseline over shared clients."""
+        gaps = self.gaps(self.baseline) if self.baseline else self.wide.iloc[:, :0]
+        return gaps.groupby("block").mean().unstack()
 
     @cached_property
     def paired(self) -> pd.DataFrame:

@@ -78,7 +78,6 @@ class Picture:
         }
 
     def _repr_html_(self) -> str:
-        """Show the panels in a notebook."""
         return "".join(f'<div style="max-width:40rem">{svg}</div>' for _, svg in self.panels)
 
 
@@ -117,12 +116,10 @@ def _panel(
 
 
 def _label(text: str, letters: int) -> str:
-    """Return a name on one printable line, shortened."""
     return cut(one_line(text, None), letters)
 
 
 def _finish(ax: Axes, x: str, y: str = "") -> None:
-    """Add grid and labels."""
     ax.grid(color=INK, alpha=0.1, lw=0.6, axis="both" if y else "x")
     ax.set_xlabel(x, fontsize=9)
     ax.set_ylabel(y, fontsize=9)
@@ -153,7 +150,6 @@ def _panels(
     name: str, title: str, caption: str, comparisons: Sequence[Comparison],
     draw: Callable[[Axes, Comparison], None], high: float, right: float,
 ) -> Picture:  # fmt: skip
-    """Return a panel per setting, each headed by its title."""
     edges = (_LEFT if right < _LEFT else 40, right, 20, 36)
 
     def panel(one: Comparison) -> str:
@@ -230,7 +226,6 @@ def traffic(comparisons: Sequence[Comparison]) -> Picture:
 
 
 def _draw_traffic(ax: Axes, one: Comparison) -> None:
-    """Draw one setting."""
     points = pd.DataFrame({"x": one.costs["floats"], "y": one.levels["mean"]})
     points = points.loc[list(one.shown.values())].set_index(pd.Index(list(one.shown)))
     ordered = points.sort_values(["x", "y"], ascending=[True, one.sign < 0])

@@ -25,30 +25,14 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from fedhet import files
 from fedhet.config.registry import METHODS, SPELT, find_method
 from fedhet.config.registry import method_name as known_as
 from fedhet.config.schema import METRICS, TUNABLE, RunConfig, as_yaml, kebab
 from fedhet.data.inputs import DATASETS, noun
 from fedhet.errors import Damaged, RunFailed, UserError, one_line
-from fedhet.files import (
-    check_entries,
-    client_order,
-    finite,
-    near,
-    read_json,
-    read_yaml,
-    shaped,
-    write_text,
-)
 from fedhet.plugins import is_given
-from fedhet.records.formats import (
-    FIRST,
-    Environment,
-    Started,
-    Summary,
-    read_evaluations,
-    read_partition,
-)
+from fedhet.records import formats
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import diverged, participants_mean
 
@@ -294,7 +278,7 @@ def read_runs(places: Iterable[Path]) -> tuple[list[RunRecord], list[LeftOut]]:
                 f"'{place}' has no run folder (config.yaml and rounds.jsonl), sweep or packed "
                 "record"
                 if place.exists()
-                else f"'{place}' does not exist{near(place)}"
+                else f"'{place}' does not exist{files.near(place)}"
             )
         for path in paths:
             name = path.stem if path.is_file() else path.name
@@ -323,7 +307,7 @@ def _titles(place: Path) -> dict[str, tuple[str, str]]:
     titles: dict[str, tuple[str, str]] = {}
     for path in sorted([*place.glob("sweeps/*/sweep.json"), *place.glob("*/sweeps/*/sweep.json")]):
         with contextlib.suppress(*_DAMAGE):  # being written, or none of ours
-            index = read_json(path)
+            index = files.read_json(path)
             note = f"{index['sweep']}: {index['note']}" if index["note"] else ""
             cells = [str(cell["name"]) for cell in index["cells"]]
             titles |= dict.fromkeys(cells, (index.get("title") or "", note))
@@ -347,16 +331,16 @@ def read_run(path: Path) -> RunRecord:
 
 def evaluations(path: Path) -> pd.DataFrame:
     """Return ``clients.csv``, a row a client and evaluation; empty where there is none."""
-    lines = read_evaluations(path) if path.exists() else []
-    frame = pd.DataFrame(lines, columns=None if lines else list(FIRST))
-    return frame.astype(dict.fromkeys(FIRST[-2:], float))
+    lines = formats.read_evaluations(path) if path.exists() else []
+    frame = pd.DataFrame(lines, columns=None if lines else list(formats.FIRST))
+    return frame.astype(dict.fromkeys(formats.FIRST[-2:], float))
 
 
 def _read_folder(path: Path) -> RunRecord | str:
     """Return a run, or the reason why it is left out."""
-    check_entries(path)
+    files.check_entries(path)
     folder, counts = RunFolder(path), None
-    config, (summary, lines) = read_yaml(folder.config), folder.read_result()
+    config, (summary, lines) = files.read_yaml(folder.config), folder.read_result()
     if not summary:
         return f"not finished: round {len(lines)} of {config.get('rounds', '?')}"
     if summary["status"] != "completed":
@@ -364,20 +348,20 @@ def _read_folder(path: Path) -> RunRecord | str:
     if diverged(lines[-1]):
         return "failed: it diverged: no reply of the last round was accepted"
     kept = [n for n in lines[-1] if n in _ROUND or n.startswith(_FIGURES) or n.endswith("norm")]
-    last = read_evaluations(folder.clients, last=True) if folder.clients.exists() else []
+    last = formats.read_evaluations(folder.clients, last=True) if folder.clients.exists() else []
     rounds = pd.DataFrame([[line.get(n) for n in kept] for line in lines], columns=kept)
     if last and participants_mean("accuracy") not in rounds:
         rounds = _with_participants(rounds, evaluations(folder.clients))
-    columns = None if last else list(FIRST)
+    last.sort(key=lambda line: files.client_order(line["client"]))
+    columns = None if last else list(formats.FIRST)
     if folder.partition.exists():
-        classes, held = read_partition(folder.partition)
+        classes, held = formats.read_partition(folder.partition)
         if all(held.values()):
             counts = pd.DataFrame([*held.values()], [*held], classes)
     run = RunRecord(
         path.name, {key: value for key, value in config.items() if key not in _MACHINE}, summary,
-        read_json(folder.environment) if folder.environment.exists() else {}, rounds,
-        pd.DataFrame(sorted(last, key=lambda line: client_order(line["client"])), columns=columns),
-        counts, path,
+        files.read_json(folder.environment) if folder.environment.exists() else {}, rounds,
+        pd.DataFrame(last, columns=columns), counts, path,
     )  # fmt: skip
     return _checked(run)
 
@@ -393,7 +377,7 @@ def _with_participants(rounds: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame
 
 def _unpacked(path: Path) -> RunRecord:
     """Inverse of :func:`pack`; the run is named after its file."""
-    content = read_json(path)
+    content = files.read_json(path)
     if content.get("format") != FORMAT:
         raise ValueError(f"not a packed record: no format '{FORMAT}'")
     counts = None
@@ -415,9 +399,9 @@ def _unpacked(path: Path) -> RunRecord:
 
 def _checked(run: RunRecord) -> RunRecord:
     """Give a run its place, and numbers as floats; raise ValueError for what does not fit."""
-    shaped(Started, run.config, "its configuration")
-    shaped(Summary, run.summary, "its summary")
-    shaped(Environment, run.environment, "its environment")
+    files.shaped(formats.Started, run.config, "its configuration")
+    files.shaped(formats.Summary, run.summary, "its summary")
+    files.shaped(formats.Environment, run.environment, "its environment")
     paths = {key: Path(str(run.config[key])).name for key in FILES if run.config.get(key)}
     run.config = {**run.config, **paths}
     rounds = run.rounds = run.rounds.astype(float)
@@ -476,11 +460,8 @@ def pack(runs: Iterable[RunRecord], folder: Path) -> None:
             },
             "rounds": _columns(run.rounds), "clients": _columns(run.clients), "partition": held,
         }  # fmt: skip
-        lines = [
-            f'"{key}": {json.dumps(finite(value), separators=(",", ":"))}'
-            for key, value in content.items()
-        ]
-        write_text(folder / f"{name}{SUFFIX}", "{" + ",\n".join(lines) + "}\n")
+        text = json.dumps(files.finite(content), separators=(",", ":"))
+        files.write_text(folder / f"{name}{SUFFIX}", text + "\n")
 
 
 def _columns(frame: pd.DataFrame) -> dict[str, list[Any]]:

@@ -49,8 +49,9 @@ class Runs:
             raise UserError(f"no run is finished, so there is nothing to report: {first}")
         frames = self._runs, self._rounds, self._clients = _frames(self.placed)
         self.comparisons = compare(self.placed, *frames, known_as(baseline) if baseline else "")
-        blocks = [one.differences(one.metric) for one in self.comparisons]
-        self._runs["difference"] = pd.concat(blocks).reindex(self._runs["number"]).to_numpy()
+        for one in self.comparisons:
+            places = one.runs.set_index(["variant", "block"]).index
+            self._runs.loc[one.runs.index, "difference"] = one.block_gaps.reindex(places).to_numpy()
 
     @cached_property
     def verdict(self) -> list[str]:

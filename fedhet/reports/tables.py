@@ -269,12 +269,12 @@ def _tuned(one: Comparison) -> ReportTable:
 def _others(one: Comparison) -> ReportTable:
     """Other predictions of a method, such as its further inference models."""
     last = one.course.groupby("number").last()
-    kinds = [name for name in last if re.fullmatch(r"test_accuracy_.+_mean", name)]
-    means = last.groupby("variant")[kinds].mean().reindex(one.variants).stack().dropna()
-    rows = means.rename("other").reset_index(level=1).join(one.levels["accuracy"])
+    means = last.groupby("variant")[list(last.filter(regex="^test_accuracy_.+_mean$"))].mean()
+    means = means.reindex(one.variants).stack().dropna().rename_axis(["variant", "kind"])
+    rows = means.rename("other").reset_index("kind").join(one.levels["accuracy"])
     note = "Recorded by methods that can answer in more than one way."
     table = _table(one, "inference", "Other predictions", note, rows)
-    kind = rows["level_1"].str.extract("test_accuracy_(.+)_mean")[0]
+    kind = rows["kind"].str.extract("test_accuracy_(.+)_mean")[0]
     table.add_text("prediction", "what answers instead of the client's main prediction", kind)
     about = "mean over clients after the last round, mean over blocks, percent"
     table.add("accuracy", about, rows["other"])
@@ -320,7 +320,6 @@ def escaped(value: str) -> str:
 def _marked(
     table: ReportTable, escape: Callable[[str], str], ranked: dict[str, str]
 ) -> pd.DataFrame:
-    """Return the texts, escaped, with the marks of ranks."""
     made = table.shown.map(lambda text: escape(str(text)))
     for (row, column), rank in table.ranks.items():
         made.loc[row, column] = ranked[rank].format(made.loc[row, column])

@@ -182,7 +182,6 @@ def _column(metric: str) -> tuple[str, str]:
 
 
 def _rounds(rounds: Sequence[Line], metrics: Sequence[str]) -> tuple[Columns, list[list[Any]]]:
-    """Return columns and a row a round."""
     headline, *second = metrics
     _, kind = _column(headline)
     of_accuracy = "" if headline == "accuracy" else " of accuracy"

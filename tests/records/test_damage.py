@@ -215,7 +215,7 @@ def test_lines_are_on_the_disk_before_the_checkpoint(tmp_path, monkeypatch):
 def test_a_full_disk_leaves_no_half_folder(tmp_path, monkeypatch):
     config, full = tiny(tmp_path, name="full"), Mock(side_effect=OSError(28, os.strerror(28)))
     with monkeypatch.context() as patch:
-        patch.setattr("fedhet.records.run_folder.write_json", full)
+        patch.setattr("fedhet.files.write_json", full)
         with pytest.raises(UserError, match="No space left"):
             RunFolder.create(config, "x")
     assert not (tmp_path / "runs" / "full").exists()

@@ -210,7 +210,7 @@ class RunProgress(Bar):
             done = record["round"]
             missing = distinct(map(summary.left_out, record["failures"]), NAMED)
             changed, self._missing = missing != self._missing, missing
-            lost = summary.nobody_replied(record)
+            lost = record["replied"] == 0
             note = "lost" if lost else summary.headline(self.metric, record)
             if (missing or changed) and not lost:
                 note += f", {record['replied']} of {record['sampled']} replied"

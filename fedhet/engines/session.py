@@ -35,7 +35,7 @@ from fedhet.protocol.payload import Array
 from fedhet.records import verification
 from fedhet.records.ledger import load_checkpoint
 from fedhet.records.run_folder import OWNER, RunFolder
-from fedhet.records.summary import DIVERGENCE, imbalance, nobody_replied
+from fedhet.records.summary import DIVERGENCE, imbalance
 from fedhet.records.tracker import tracker_package
 from fedhet.records.verification import Verification
 from fedhet.site import local_data
@@ -291,7 +291,7 @@ def _how_to_go_on(launch: Launch, connection: str | None) -> str:
         lr = f"{launch.config.lr:g}"
         return f"it diverged, and would again: start another run with a smaller lr (it was {lr})"
     rounds, records = launch.config.rounds, launch.folder.read_rounds()
-    lost = len(list(takewhile(nobody_replied, reversed(records))))
+    lost = len(list(takewhile(lambda line: line["replied"] == 0, reversed(records))))
     more = f" rounds={rounds + lost}" if lost and records[-1]["round"] == rounds else ""
     where = "" if connection is None else f" --superlink {connection}"
     return f"continue it with: fedhet resume {launch.folder.path}{more}{where}"

@@ -29,7 +29,7 @@ from fedhet.protocol.handshake import Roster
 from fedhet.protocol.messages import Reply
 from fedhet.protocol.payload import Array, Payload
 from fedhet.records.formats import Meta
-from fedhet.records.summary import participants_mean, spread
+from fedhet.records.summary import participants_mean
 
 log = logging.getLogger("fedhet")
 
@@ -90,23 +90,20 @@ class Ledger:
         """Leave a client out of the round, with the reason."""
         reason = one_line(reason)
         log.warning("round %d: client %s is left out: %s", self.round.number, client, reason)
-        self.round.failures.append({"client": client, "reason": reason})
+        self.keep_out([(client, reason)])
 
     def skip(self, reason: str) -> None:
         """Record why the round was skipped, without naming a client."""
         log.warning("round %d is skipped: %s", self.round.number, one_line(reason))
-        self.round.failures.append({"client": files.NOBODY, "reason": one_line(reason)})
+        self.keep_out([(files.NOBODY, one_line(reason))])
 
     def online(self, clients: Iterable[str]) -> list[str]:
         """Return those of ``clients`` that are online; record the others as offline."""
-        here = []
-        for client in clients:
-            if client in self.roster.nodes:
-                here.append(client)
-            else:
-                self.round.counts["offline"] += 1
-                self.fail(client, "offline")
-        return here
+        asked = list(clients)
+        for client in (one for one in asked if one not in self.roster.nodes):
+            self.round.counts["offline"] += 1
+            self.fail(client, "offline")
+        return [client for client in asked if client in self.roster.nodes]
 
     def reject(self, client: str, reason: str, reply: Reply) -> None:
         """Leave out a reply. Its bytes count as traffic, its floats do not."""
@@ -166,9 +163,20 @@ class Ledger:
         ]
 
     def spread(self, metric: str) -> dict[str, float]:
-        """Mean, std, p10 and min of a metric over all clients that have it."""
-        scores = (self.scores[client] for client in sorted(self.scores, key=files.client_order))
-        return spread([s.metrics[metric] for s in scores if metric in s.metrics])
+        """Mean, std, p10 and min of a metric over all clients that have it, unweighted."""
+        scores = [
+            self.scores[client].metrics for client in sorted(self.scores, key=files.client_order)
+        ]
+        values = np.array([score[metric] for score in scores if metric in score])
+        if not values.size:
+            return dict.fromkeys(("mean", "std", "p10", "min"), math.nan)
+        p10 = float(np.percentile(values, 10))
+        return {
+            "mean": float(values.mean()),
+            "std": float(values.std()),
+            "p10": p10,
+            "min": float(values.min()),
+        }
 
     def record(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
         """Close the round: its line of ``rounds.jsonl``."""

@@ -70,26 +70,23 @@ class RunFolder:
         while not config.name and path.exists():
             number += 1
             path = base / f"{default_name}-{stamp}-{number}"
-        try:
-            base.mkdir(parents=True, exist_ok=True)
-            path.mkdir()
-        except FileExistsError as error:
-            raise UserError(
-                f"run folder '{path}' already exists: choose another name, or continue it with "
-                f"`fedhet resume {path}` (a completed run needs rounds=N, more than it has)"
-            ) from error
-        except OSError as error:
-            raise UserError(f"run folder '{path}' cannot be made: {error.strerror}") from error
         folder = cls(path)
-        try:
-            folder.checkpoint.parent.mkdir(mode=0o700)
-            files.write_json(folder.environment, made_by)
-            folder.write_config(config, secrets.token_hex(8))
-        except BaseException as error:
-            folder.discard()  # half a folder would block its name
-            if not isinstance(error, OSError):
-                raise
-            raise UserError(f"run folder '{path}' cannot be made: {error.strerror}") from error
+        with contextlib.ExitStack() as undo:  # half a folder would block its name
+            try:
+                base.mkdir(parents=True, exist_ok=True)
+                path.mkdir()
+                undo.callback(folder.discard)
+                folder.checkpoint.parent.mkdir(mode=0o700)
+                files.write_json(folder.environment, made_by)
+                folder.write_config(config, secrets.token_hex(8))
+            except FileExistsError as error:
+                raise UserError(
+                    f"run folder '{path}' already exists: choose another name, or continue it with "
+                    f"`fedhet resume {path}` (a completed run needs rounds=N, more than it has)"
+                ) from error
+            except OSError as error:
+                raise UserError(f"run folder '{path}' cannot be made: {error.strerror}") from error
+            undo.pop_all()
         return folder
 
     def check_data(self, data: str) -> None:
@@ -168,7 +165,6 @@ class RunFolder:
         return str(self._started()["experiment"])
 
     def _started(self) -> dict[str, Any]:
-        """Return what ``checkpoint/run.json`` says; raise Damaged if it is damaged."""
         try:
             identity = files.read_json(self.identity)
         except OSError as error:

@@ -77,10 +77,11 @@ def summarise(
         f"best_validation_test_{config.metric}_mean": best.get(f"test_{config.metric}_mean"),
         "uplink_floats_per_client_round": total("uplink_floats") / max(1, replied),
         "downlink_floats_per_client_round": total("downlink_floats") / max(1, sent),
-        "uplink_bytes_total": total("uplink_bytes"),
-        "downlink_bytes_total": total("downlink_bytes"),
-        "uplink_message_bytes_total": total("uplink_message_bytes"),
-        "downlink_message_bytes_total": total("downlink_message_bytes"),
+        **{
+            f"{way}_{kind}_total": total(f"{way}_{kind}")
+            for kind in ("bytes", "message_bytes")
+            for way in ("uplink", "downlink")
+        },
         "train_flops_total": None
         if any(r["train_flops"] is None for r in rounds)  # not told (sum-metrics)
         else sum(r["train_flops"] for r in rounds),
@@ -215,11 +216,6 @@ def seconds_left(seconds: Sequence[float], rounds: int) -> float | None:
     return max(0, rounds - len(seconds)) * sum(recent) / len(recent) if recent else None
 
 
-def nobody_replied(record: Mapping[str, Any]) -> bool:
-    """Whether a round's line says that no reply counted."""
-    return not record.get("replied", 1)
-
-
 def left_out(failure: Mapping[str, Any]) -> str:
     """Return who was left out of a round and why; of a lost round the reason alone."""
     who = failure["client"]
@@ -231,19 +227,6 @@ def diverged(line: Mapping[str, Any]) -> bool:
     """Whether a line of ``rounds.jsonl`` has no valid reply, and one whose numbers overflowed."""
     reasons = (failure["reason"] for failure in line["failures"])
     return line["replied"] == 0 and any(map(DIVERGENCE.search, reasons))
-
-
-def spread(accuracies: Sequence[float]) -> dict[str, float]:
-    """Mean, standard deviation, 10th percentile and minimum over clients, unweighted."""
-    values = np.asarray(accuracies, dtype=np.float64)
-    if not values.size:
-        return dict.fromkeys(("mean", "std", "p10", "min"), math.nan)
-    return {
-        "mean": float(values.mean()),
-        "std": float(values.std()),
-        "p10": float(np.percentile(values, 10)),
-        "min": float(values.min()),
-    }
 
 
 EVERYBODY = "all"  # in confusion.csv, where only the sum of the matrices is known

@@ -14,7 +14,6 @@ from typing import Any, Self
 from fedhet.config.schema import PATHS, RunConfig
 from fedhet.errors import UserError, brief
 
-PACKAGES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 PROJECT = "fedhet"
 Log = Callable[[Mapping[str, float], int], object]  # takes a round's numbers, and the round
 log = logging.getLogger("fedhet")
@@ -24,25 +23,19 @@ class Tracker:
     """Receives the records of a run's rounds; a context manager that ends the tracker's run."""
 
     def __init__(self, config: RunConfig, folder: Path, experiment: str) -> None:
-        self._name = config.tracker
+        self._name, self._stack = config.tracker, contextlib.ExitStack()
         self._log: Log | None = None
-        self._stack = contextlib.ExitStack()
         if config.tracker != "none":
-            package = tracker_package(config.tracker)
-            service = {"tensorboard": _tensorboard, "mlflow": _mlflow}.get(config.tracker, _wandb)
             values = {key: v for key, v in config.flat().items() if key not in PATHS}
+            package, service = tracker_package(config.tracker), _SERVICES[config.tracker]
             opened = service(package, folder, experiment, values)
             self._log = self._safely(lambda: self._stack.enter_context(opened))
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Every number of a line of ``rounds.jsonl``, under its own name, at its round."""
         if (send := self._log) is not None:
-            numbers = {
-                name: value
-                for name, value in record.items()
-                if isinstance(value, int | float) and name != "round"
-            }
-            self._safely(lambda: send(numbers, record["round"]))
+            numbers = {name: v for name, v in record.items() if isinstance(v, int | float)}
+            self._safely(lambda: send(numbers, numbers.pop("round")))
 
     def _safely(self, action: Callable[[], Any]) -> Any:
         try:
@@ -62,7 +55,7 @@ class Tracker:
 def tracker_package(name: str) -> Any:
     """Return the tracker's package; UserError if the extra is not installed."""
     try:
-        return importlib.import_module(PACKAGES[name])
+        return importlib.import_module({"tensorboard": "torch.utils.tensorboard"}.get(name, name))
     except ImportError as error:
         raise UserError(
             f"tracker: '{name}' needs its package: pip install 'fedhet[{name}]'"
@@ -71,7 +64,6 @@ def tracker_package(name: str) -> Any:
 
 @contextlib.contextmanager
 def _tensorboard(package: Any, folder: Path, _experiment: str, _config: Any) -> Iterator[Log]:
-    """Write scalars to ``RUN/tensorboard``."""
     writer = package.SummaryWriter(str(folder / "tensorboard"))
 
     def send(numbers: Mapping[str, float], round_: int) -> None:
@@ -106,3 +98,6 @@ def _mlflow(package: Any, folder: Path, experiment: str, config: Any) -> Iterato
         package.log_params(config)
     yield lambda numbers, round_: package.log_metrics(dict(numbers), step=round_)
     package.end_run()
+
+
+_SERVICES = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, create_model
 
 from fedhet.config.schema import BESIDE_ACCURACY, kebab
 from fedhet.errors import Damaged
@@ -92,32 +92,20 @@ class Summary(_Strict):
     secure_sum: dict[str, Any] | None = None
 
 
-class Line(_Strict):
-    """A line of ``rounds.jsonl``."""
-
-    round: Count
-    test_accuracy_mean: Percent
-    test_accuracy_std: Percent
-    test_accuracy_p10: Percent
-    test_accuracy_min: Percent
-    val_accuracy_mean: Percent
-    participants_test_accuracy_mean: Percent = None
-    train_loss: float | None
-    sampled: Count
-    replied: Count
-    offline: Count
-    uplink_floats: Count
-    downlink_floats: Count
-    uplink_bytes: Count
-    downlink_bytes: Count
-    uplink_message_bytes: Count
-    downlink_message_bytes: Count
-    train_flops: Annotated[float, Field(ge=0)] | None
-    seconds: float
-    failures: list[Failure]
-    lost: list[LostClient]
-    sha256: Digest
-    epsilon_spent: dict[str, float] = Field(default_factory=dict)
+COUNTS = (  # of a line of ``rounds.jsonl``, beside ``train_flops`` counted while the round goes on
+    "sampled", "replied", "offline",
+    *(f"{way}_{what}" for way in ("uplink", "downlink")
+      for what in ("floats", "bytes", "message_bytes")),
+)  # fmt: skip
+_FIELDS: dict[str, Any] = dict.fromkeys(("round", *COUNTS), (Count, ...))
+_FIELDS |= {f"test_accuracy_{kind}": (Percent, ...) for kind in ("mean", "std", "p10", "min")}
+_FIELDS |= dict.fromkeys(("val_accuracy_mean", "train_loss"), (Percent, ...))
+_FIELDS |= {"train_flops": (Annotated[float, Field(ge=0)] | None, ...), "seconds": (float, ...)}
+_FIELDS |= {"failures": (list[Failure], ...), "lost": (list[LostClient], ...)}
+_FIELDS |= {"sha256": (Digest, ...), "epsilon_spent": (dict[str, float], {})}
+Line = create_model(
+    "Line", __base__=_Strict, participants_test_accuracy_mean=(Percent, None), **_FIELDS
+)
 
 
 class Mark(_Strict):

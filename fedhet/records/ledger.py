@@ -28,13 +28,14 @@ from fedhet.errors import Damaged, one_line
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.messages import Reply
 from fedhet.protocol.payload import Array, Payload
-from fedhet.records.formats import Meta
+from fedhet.records.formats import COUNTS, Meta
 from fedhet.records.summary import participants_mean
 
 log = logging.getLogger("fedhet")
 
 # Numbers in every reply. The record has them under other names, or omits them.
 COMMON = {"num-examples", "train_loss", "train_flops", "seconds", "epsilon_spent"}
+_COUNTED = (*COUNTS, "train_flops")
 HEADLINE = ("test_accuracy", "val_accuracy")
 
 
@@ -46,19 +47,12 @@ class Score:
     metrics: dict[str, float]
 
 
-# Numbers of a line of ``rounds.jsonl`` that are counted while the round goes on.
-COUNTED = (
-    "sampled", "replied", "offline", "uplink_floats", "uplink_bytes", "uplink_message_bytes",
-    "downlink_floats", "downlink_bytes", "downlink_message_bytes", "train_flops",
-)  # fmt: skip
-
-
 @dataclass
 class Round:
     """What one round adds up to; becomes a line of ``rounds.jsonl``."""
 
     number: int = 0
-    counts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
+    counts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
     losses: list[float] = field(default_factory=list)
     failures: list[dict[str, str]] = field(default_factory=list)
     numbers: dict[str, float] = field(default_factory=dict)

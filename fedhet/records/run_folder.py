@@ -420,8 +420,9 @@ class Seen:
         source, new = f"'{self.path}'", text[len(self._text) :].split(b"\n")[:-1]
         for number, line in enumerate(new, len(self._records) + 1):
             record, place = files.parse_object(line, source, f"line {number}"), f"line {number}"
-            if (of := files.shaped(Line, record, source, place).round) != number:
-                raise Damaged.at(source, place, f"round: {of}, where {number} is next")
+            files.shaped(Line, record, source, place)
+            if record["round"] != number:
+                raise Damaged.at(source, place, f"round: {record['round']}, where {number} is next")
             self._records.append(record)
             self._text += line + b"\n"
         return list(self._records)

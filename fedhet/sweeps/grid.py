@@ -28,7 +28,8 @@ from fedhet.config.load import build_config, read_overrides
 from fedhet.config.registry import folder_name, method_keys, method_name
 from fedhet.config.schema import TUNABLE, RunConfig, as_yaml, kebab
 from fedhet.errors import UserError, nearest
-from fedhet.files import read_jsonl, read_yaml
+from fedhet.files import read_yaml
+from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import diverged, gain
 from fedhet.rng import generator
 
@@ -366,7 +367,7 @@ def validation(folders: Sequence[Path], metric: str = "accuracy") -> float | Non
     """Return the runs' mean validation ``metric`` in the last round; None: one has none."""
     found, name = [], f"val_{metric}_mean"
     for folder in folders:
-        records = list(read_jsonl(folder / "rounds.jsonl"))
+        records = RunFolder(folder).read_rounds()
         known = [r[name] for r in records if r.get(name) is not None]
         if not known or diverged(records[-1]):
             return None

@@ -30,13 +30,15 @@ def test_a_t_interval_and_one_block_without():
     assert found.loc["b", "mean"] == 5 and np.isnan(found.loc["b", "low"])
 
 
-def test_signed_ranks():
-    assert signed_rank([1, 2, 3, 4, 5]) == pytest.approx(2 / 32)
-    assert signed_rank([-1, 2, 3, 4, 5]) == pytest.approx(4 / 32)
-    assert signed_rank([0, 0, 0, 0, 0]) == 1
-    assert signed_rank([1, 1, -1, 1, 1]) == pytest.approx(12 / 32)  # of equal ranks
-    assert signed_rank([0, 1, 2, 3, 4, 5]) == pytest.approx(2 / 32)  # a zero is dropped
-    assert math.isnan(signed_rank([1, 2, 3, 4]))  # too few
+@pytest.mark.parametrize(
+    ("differences", "p"),
+    [
+        ([1, 2, 3, 4, 5], 2 / 32), ([-1, 2, 3, 4, 5], 4 / 32), ([0, 0, 0, 0, 0], 1),
+        ([1, 1, -1, 1, 1], 12 / 32), ([0, 1, 2, 3, 4, 5], 2 / 32), ([1, 2, 3, 4], math.nan),
+    ],
+)  # fmt: skip
+def test_signed_ranks_of_equal_ranks_zeros_and_too_few(differences, p):
+    assert signed_rank(differences) == pytest.approx(p, nan_ok=True)
 
 
 def test_holm():
@@ -88,11 +90,8 @@ def test_the_papers_measure_is_over_the_clients_that_trained(tmp_path):
         for number in (2, 4, 5)
     }
     means = {n: np.mean([row["test_log_loss"] for row in own]) for n, own in trained.items()}
-    for line in lines:
-        own = trained.get(line["round"], [])
-        assert line["participants_test_accuracy_clients"] == len(own) == (3 if own else 0)
-        expected = np.mean([row["test_accuracy"] for row in own]) if own else None
-        assert line["participants_test_accuracy_mean"] == (pytest.approx(expected) if own else None)
+    counted = [line["participants_test_accuracy_clients"] for line in lines]
+    assert counted == [len(trained.get(number, [])) for number in range(1, 6)] == [0, 3, 0, 3, 3]
     best = min(means, key=means.get)
     expected = [means[5], np.mean(list(means.values())), means[best], best]
     kinds = ("last", "last_50", "best", "best_round")
@@ -172,32 +171,25 @@ def test_several_precisions_are_one_setting_in_that_of_most_runs(tmp_path):
 
 
 def test_settings_of_one_title_are_told_apart_by_their_keys(tmp_path):
-    for at, keys in enumerate(product((0.1, 0.2), (0.0, 0.9), (8, 16), (1, 3))):
-        more = dict(zip(("lr", "momentum", "batch-size", "local-epochs"), keys, strict=True))
-        make_run(tmp_path, "fd", 0, [[1.0] * 4], name=str(at), **more)
+    for at, (lr, momentum) in enumerate(product((0.1, 0.2), (0.0, 0.9))):
+        make_run(tmp_path, "fd", 0, [[1.0] * 4], name=str(at), lr=lr, momentum=momentum)
     runs = load_sweep(tmp_path)
-    assert len(set(runs.settings)) == 16 and all("lr = " in title for title in runs.settings)
-    assert len(overview(runs.comparisons).shown.columns) == 1 + 16
+    assert len(set(runs.settings)) == 4 and all("lr = " in title for title in runs.settings)
+    assert len(overview(runs.comparisons).shown.columns) == 1 + 4
 
 
 def test_a_second_run_of_a_cell_is_left_out_and_said(sweep):
     make_run(sweep, "fedssa", 0, [[0.0] * 4, [0.0] * 4], name="same")
     make_run(sweep, "fedssa", 1, [[9.0] * 4, [9.0] * 4], name="zother")
+    make_run(sweep, "fml", 7, [[0.0] * 4] * 2, status="failed")
     for name in ("summary.json", "rounds.jsonl", "rounds.jsonl"):
         edit(sweep / "zother" / name, sha256_of("fedssa", 1), "ab")
-    left_out = {one.name: one.reason for one in load_sweep(sweep).left_out}
+    runs = load_sweep(sweep)
+    assert runs.comparisons[0].variants == ["Standalone", "FedSSA"]  # a failed run hides no other
+    left_out = {one.name: one.reason for one in runs.left_out}
+    assert left_out["fml-s7"] == "failed: not finite"
     assert left_out["same"] == "a second run of one cell, with the same result as 'fedssa-s0'"
     assert "with ANOTHER result than 'fedssa-s1'" in left_out["zother"]
-
-
-def test_a_failed_run_is_named_and_hides_no_other(sweep):
-    make_run(sweep, "fedssa", 7, [[0.0] * 4] * 2, status="failed")
-    make_run(sweep, "fml", 7, [[0.0] * 4] * 2, status="failed")
-    runs = load_sweep(sweep)
-    (one,) = runs.comparisons
-    assert one.variants == ["Standalone", "FedSSA"]
-    assert [each.name for each in runs.left_out] == ["fedssa-s7", "fml-s7"]
-    assert {each.reason for each in runs.left_out} == {"failed: not finite"}
 
 
 def test_the_metric_of_a_run_is_the_headline_and_another_stands_beside(tmp_path):
@@ -233,6 +225,9 @@ def test_frames_have_documented_columns(sweep):
     assert own.to_dict() == {"0": 12, "1": 22, "2": 32, "3": 43}
     assert runs.frame().groupby("variant")["difference"].mean()["FedSSA"] == pytest.approx(3)
     assert {"lr", "mu0", "rounds", "classes_per_client"} <= set(runs.frame())
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "report.md").read_text()
+    columns, documented = list(runs.frame()), re.findall(r"^\| `(\w+)` \|", page, re.M)
+    assert columns[: columns.index("metric")] == ["method", *documented]
     with pytest.raises(UserError, match="frame: 'client' is not allowed"):
         runs.frame("client")
 
@@ -240,12 +235,3 @@ def test_frames_have_documented_columns(sweep):
 def test_another_baseline(sweep):
     (one,) = load_sweep(sweep, baseline="FedSSA").comparisons
     assert one.paired["mean"].to_dict() == {"Standalone": pytest.approx(-3)}
-    with pytest.raises(UserError, match="baseline: no run has method 'fd'"):
-        load_sweep(sweep, baseline="fd")
-
-
-def test_every_column_of_the_frame_is_documented(sweep):
-    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "report.md").read_text()
-    documented = re.findall(r"^\| `(\w+)` \|", page, re.M)
-    columns = list(load_sweep(sweep).frame())
-    assert columns[: columns.index("metric")] == ["method", *documented]

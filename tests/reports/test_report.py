@@ -8,6 +8,7 @@ import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest.mock import Mock
 from xml.etree import ElementTree
 
 import pytest
@@ -87,10 +88,7 @@ def test_the_beginning_of_a_longer_setting_counts_for_nothing(tmp_path):
 def test_tables_of_a_setting(reported):
     out = reported[0] / "out"
     row = rows_of(out, "paired")["FedSSA"]
-    assert float(row["difference [95 %]"]) == 3 and row["clients better, %"] == "100"
     assert float(row["difference [95 %], low"]) == pytest.approx(1.036756838)
-    row = rows_of(out, "accuracy")["Standalone"]
-    assert (row["accuracy [95 %]"], row["never sampled"]) == ("25.5", "1")
     text = (out / "tables.md").read_text()
     assert "| FedSSA | **28.50 ± 2.45** |" in text and "| Standalone | 25.50 ± 0.49 |" in text
     assert "| FedSSA | 5 | +3.00 [+1.04, +4.96] | 100.0 | 0.0 | 0.062 | 0.062 |" in text
@@ -153,7 +151,9 @@ def test_figures_are_svg_that_follows_the_page(reported):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_second_report_removes_what_the_first_made_and_nothing_else(report, tmp_path):
+def test_a_second_report_replaces_the_first_all_or_on_a_full_disk_none(
+    report, tmp_path, monkeypatch
+):
     out, runs = tmp_path / "out", tmp_path / "runs"
     make_run(runs, "standalone", 0, [[1.0] * 4])
     make_run(runs, "fd", 0, [[1.0] * 4], lr=0.5)
@@ -164,23 +164,12 @@ def test_a_second_report_removes_what_the_first_made_and_nothing_else(report, tm
     names = {path.stem for path in (out / "tables").glob("*.csv")}
     assert names == {table.name for table in made.tables}
     assert (out / "tables" / "notes.txt").exists()
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_report_that_cannot_be_written_changes_nothing(report, tmp_path, monkeypatch):
-    def full(*_args, **_more):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    out, runs = tmp_path / "report", tmp_path / "runs"
-    for method in ("standalone", "fedssa"):
-        make_run(runs, method, 0, [[1.0] * 4])
-    report([runs], out, models=False)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    shutil.rmtree(runs / "fedssa-s0")
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", full)
-        with pytest.raises(UserError, match="No space left on device"):
-            report([runs], out, models=False)
+    make_run(runs, "fedssa", 0, [[1.0] * 4])
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        report([runs], out, models=False)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 

@@ -439,10 +439,9 @@ class MethodClient(NumPyClient, Generic[P]):
         try:
             payload = self.download_type.from_ndarrays(arrays)
         except ValueError as error:
-            raise Refused(
-                f"{error}: `download_type` of {type(self).__name__} must be what the strategy's "
-                "`download` returns"
-            ) from error
+            of = type(self).__name__
+            text = f"`download_type` of {of} must be what the strategy's `download` returns"
+            raise Refused(f"{error}: {text}") from error
         with refusing():
             check_dtypes(payload)
             expected = self.expect_download(payload)
@@ -462,11 +461,10 @@ class MethodClient(NumPyClient, Generic[P]):
         """
         key = (*self._kind, self.config.params, self.config.models, str(self.device))
         self.tensors = {name: t.to(self.device) for name, t in self.initial_tensors().items()}
-        self.modules, self._fixed = instance(
-            key, self._initialised, self.device, fresh=generation == 0
-        )
+        fresh = generation == 0
+        self.modules, self._fixed = instance(key, self._initialised, self.device, fresh=fresh)
         nn.ModuleList(self.modules.values()).eval()
-        if generation == 0:
+        if fresh:
             fitted = self.modules.get(PREPARATION)  # to the train split, and saved with the model
             if fitted is not None and len(self.setup.data.split.train):
                 cast("Preparation", fitted).fit(self.examples("train", raw=True).examples)
@@ -479,11 +477,8 @@ class MethodClient(NumPyClient, Generic[P]):
                 if kept:
                     raise KeyError(f"tensors {sorted(kept)}")
             except (RuntimeError, KeyError) as error:
-                raise Refused(
-                    f"generation {generation} does not fit this round's models with "
-                    f"{self.classes} classes: {brief(error)}",
-                    Code.STATE,
-                ) from error
+                text = f"generation {generation} does not fit models with {self.classes} classes"
+                raise Refused(f"{text}: {brief(error)}", Code.STATE) from error
 
     def _initialised(self, purpose: str) -> Modules:
         with torch_seeded(self.config.seed, purpose, self.setup.data.client):
@@ -499,21 +494,14 @@ class MethodClient(NumPyClient, Generic[P]):
         RunFailed if a tensor is not finite; the state before then stays the newest.
         """
         if undeclared := sorted(self.tensors.keys() - self.initial_tensors().keys()):
-            raise UserError(
-                f"{type(self).__name__}: tensor '{undeclared[0]}' is not declared: add it to "
-                "`initial_tensors`",
-                Code.METHOD,
-            )
-        scores = (
-            (name, float(value)) for name, value in metrics.items()
-            if "accuracy" in name and name not in BESIDE_ACCURACY
-        )  # fmt: skip
+            text = f"{type(self).__name__}: add tensor '{undeclared[0]}' to `initial_tensors`"
+            raise UserError(text, Code.METHOD)
+        names = (name for name in metrics if "accuracy" in name and name not in BESIDE_ACCURACY)
+        scores = ((name, float(metrics[name])) for name in names)
         bundle = to_bundle(self.modules, self.tensors, scores)
         if lost := not_finite(bundle):
-            raise RunFailed(
-                f"'{lost}' is not finite after round {generation}, so the state before it is "
-                "kept; use a smaller lr, or grad-clip"
-            )
+            text = f"'{lost}' is not finite after round {generation}: the state before it is kept"
+            raise RunFailed(f"{text}; use a smaller lr, or grad-clip")
         self.setup.store.describe(self.description())
         self.saved_digest = self.setup.store.save(generation, source, bundle)
         value = metrics.get(f"val_{self.config.metric}")

@@ -63,9 +63,8 @@ class ClassVectorClient(MethodClient[P]):
 
     def upload(self) -> Payload:
         """Return the mean of every seen class over the training images, and their numbers."""
-        self.means, counts = mean_outputs(
-            self.outputs, self.examples("train"), self.config, self.classes
-        )
+        data = self.examples("train")
+        self.means, counts = mean_outputs(self.outputs, data, self.config, self.classes)
         seen, rows, images = self.seen().numpy(), self.means.cpu().numpy(), counts.cpu().numpy()
         return ClassVectors(seen, images[seen], rows[seen])
 
@@ -117,8 +116,7 @@ class PrototypeClient(ClassVectorClient[PP]):
         features = self.model.features(inputs)
         logits = self.model.head(features)
         prototypes, known = self.tensors["prototypes"], self.tensors["known"]
-        distance = torch.cdist(
-            features.float(), prototypes, compute_mode="donot_use_mm_for_euclid_dist"
-        )
+        exact = "donot_use_mm_for_euclid_dist"
+        distance = torch.cdist(features.float(), prototypes, compute_mode=exact)
         nearest = (-distance).masked_fill(~known, -torch.inf)
         return {"": logits, "prototype": torch.where(known.any(), nearest, logits)}

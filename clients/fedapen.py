@@ -112,9 +112,8 @@ class FedAPENClient(AveragingClient[FedAPENParams]):
         """Return L_priv + L_sh: every term reaches one model only."""
         private, shared = self.model(inputs), self.shared()(inputs)
         of_private = self.cross_entropy(private, labels) + kl(private, shared)
-        of_private = of_private + self.cross_entropy(
-            self.ensemble(private, shared.detach()), labels
-        )
+        mixed = self.ensemble(private, shared.detach())
+        of_private = of_private + self.cross_entropy(mixed, labels)
         of_shared = self.cross_entropy(shared, labels) + kl(shared, private)
         of_shared = of_shared + self.cross_entropy(self.ensemble(private.detach(), shared), labels)
         return of_private + of_shared

@@ -51,9 +51,8 @@ class FedGenClient(AveragingClient[FedGenParams]):
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return the cross-entropy of the images, and of as many made representations."""
-        made, meant = sampled(
-            self.generator, self.params.noise, self.shares, len(labels), self.draws
-        )
+        noise, count = self.params.noise, len(labels)
+        made, meant = sampled(self.generator, noise, self.shares, count, self.draws)
         return self.cross_entropy(self.model(inputs), labels) + self.cross_entropy(
             self.model.head(made), meant
         )

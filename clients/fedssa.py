@@ -39,9 +39,7 @@ class FedSSAClient(MethodClient[FedSSAParams]):
     def check_download(self, payload: HeaderRows) -> None:
         """Check for exactly the classes that come, each once."""
         if not np.array_equal(payload.classes, self._sent()):
-            raise Refused(
-                f"rows of classes {payload.classes.tolist()}, not {self._sent().tolist()}"
-            )
+            raise Refused(f"rows of classes {payload.classes.tolist()}, not {self._sent()}")
 
     def _sent(self) -> Array:
         """Return ids of the classes whose rows come, ascending."""
@@ -75,10 +73,9 @@ class FedSSAClient(MethodClient[FedSSAParams]):
         """Return rows of the seen classes after training, or the whole header."""
         weight, bias = get_parameters(self.model.head)
         if not np.isfinite(weight).all():
-            raise RunFailed(
-                "the header is not finite after training; fusion=paper multiplies it by 1 + mu "
-                "every round: use fusion=convex, a smaller t-stable or a smaller lr"
-            )
+            why = "fusion=paper multiplies it by 1 + mu every round"
+            advice = "use fusion=convex, a smaller t-stable or a smaller lr"
+            raise RunFailed(f"the header is not finite after training; {why}: {advice}")
         whole = self.params.upload_rows == "whole"
         ids = np.arange(self.classes, dtype=np.int64) if whole else self.seen().numpy()
         return HeaderRows(ids, weight[ids], bias[ids])

@@ -23,9 +23,7 @@ class HetLoRAClient(MethodClient[HetLoRAParams]):
         """Return the model, with the A that all clients start from, nested by rows, and B = 0."""
         model = self.local_model()
         if not isinstance(model, Backbone) or not adapters(model):
-            raise UserError(
-                f"model '{self.setup.model}' has no adapters: method=hetlora needs lora=RANK"
-            )
+            raise UserError(f"model '{self.setup.model}' has no adapters: it needs lora=RANK")
         for name, (a, _) in adapters(model).items():
             rows = generator(self.config.seed, "adapters", name).random((len(a), a[0].numel()))
             bound = a[0].numel() ** -0.5

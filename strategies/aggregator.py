@@ -156,9 +156,8 @@ class PlainAggregator:
             payload = method.upload_type.from_ndarrays(reply.arrays)
         except ValueError as error:
             name = type(method).__name__
-            raise Rejected(
-                f"{error}; `upload_type` of {name} must be what the client's `upload` returns"
-            ) from error
+            text = f"`upload_type` of {name} must be what the client's `upload` returns"
+            raise Rejected(f"{error}; {text}") from error
         reference = method.reference(info)
         length = check_arrays(payload, reference.payload, self.config.max_update_norm)
         method.check(info, payload)
@@ -174,9 +173,8 @@ class PlainAggregator:
         config, weights, late = self.config, [], []
         for one in checked.accepted:
             late.append(float(config.late_weight ** (checked.round - one.trained)))
-            weights.append(
-                late[-1] * (1 if config.weighting == "uniform" else one.info.train_images)
-            )
+            images = 1 if config.weighting == "uniform" else one.info.train_images
+            weights.append(late[-1] * images)
         shares = capped(np.array(weights), config.max_weight).tolist()
         uploads = [
             Upload(one.info, one.payload, share, one.reply.metrics, factor)
@@ -237,17 +235,10 @@ class Rule:
         return result.reshape(arrays[0].shape)
 
     def middle_by_class(self, classes: Array, rows: Array, count: int) -> Array:
-        """Return :meth:`middle` of the rows (M, w) of each of ``count`` classes, zero without any.
-
-        Classes with equally many rows are one array; there is no loop over classes.
-        """
-        counts = np.bincount(classes, minlength=count)
-        order, starts = np.argsort(classes, kind="stable"), np.cumsum(counts) - counts
+        """Return :meth:`middle` of the rows (M, w) of each of ``count`` classes, else zeros."""
         result = np.zeros((count, *rows.shape[1:]))
-        for m in np.unique(counts[counts > 0]):
-            chosen = np.flatnonzero(counts == m)
-            members = order[starts[chosen] + np.arange(m)[:, None]]  # (m, classes)
-            result[chosen] = self.middle(rows[members])
+        for one in np.unique(classes):
+            result[one] = self.middle(rows[classes == one])
         return result
 
 

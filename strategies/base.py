@@ -108,15 +108,11 @@ class MethodStrategy(Strategy, Generic[P]):
         defined = {name for one in cls.__mro__[: place + 1] for name in vars(one)}
         has = f"{cls.__mro__[place].__name__} has an `aggregate` of its own"
         if config.summed and not {"combine", "not_summed"} & defined:
-            raise UserError(
-                f"secure-sum: '{config.secure_sum}' is not allowed: {has} and no `combine`: add "
-                "it, or say in `not_summed` why not"
-            )
+            lacks = f"{has} and no `combine`: add it, or say in `not_summed` why not"
+            raise UserError(f"secure-sum: '{config.secure_sum}' is not allowed: {lacks}")
         if config.aggregation != "mean" and "aggregations" not in defined:
-            raise UserError(
-                f"aggregation: '{config.aggregation}' is not allowed: {has}: average with "
-                "`self.rule`, and set `aggregations`"
-            )
+            lacks = f"{has}: average with `self.rule`, and set `aggregations`"
+            raise UserError(f"aggregation: '{config.aggregation}' is not allowed: {lacks}")
 
     @classmethod
     def ignores(cls, config: RunConfig, params: P) -> Mapping[str, str]:
@@ -199,9 +195,7 @@ class MethodStrategy(Strategy, Generic[P]):
         """
         current = self.arrays()
         if list(arrays) != list(current):
-            raise Rejected(
-                f"{len(arrays)} arrays, but the method has {len(current)}, or other names"
-            )
+            raise Rejected(f"{len(arrays)} arrays; the method has {len(current)}, or other names")
         for name, array in arrays.items():
             like = current[name]
             if name in self.growing and array.ndim:
@@ -300,10 +294,8 @@ class MethodStrategy(Strategy, Generic[P]):
                 break
             if skipped > self.config.max_skipped_rounds:
                 reasons = distinct(f["reason"] for f in self.ledger.round.failures)
-                raise RunFailed(
-                    f"{skipped} rounds in a row had fewer than min-replies="
-                    f"{self.config.min_replies} valid replies: {reasons}"
-                )
+                few = f"fewer than min-replies={self.config.min_replies} valid replies"
+                raise RunFailed(f"{skipped} rounds in a row had {few}: {reasons}")
             if skipped and not self.simulated and round_ < self.config.rounds:
                 self._wait_for_recovery(skipped)
         deadline = time.monotonic() + self.seconds
@@ -423,10 +415,8 @@ class MethodStrategy(Strategy, Generic[P]):
             self.ledger.round.carry("downlink", payload, message_bytes(message))
             messages.append(message)
         if self.config.summed and len(by_group) > 1:
-            raise UserError(
-                f"{type(self).__name__}: with secure-sum `download` must be the same for all "
-                "clients: return one `broadcast_group` for all"
-            )
+            text = "with secure-sum `download` is the same for all: return one `broadcast_group`"
+            raise UserError(f"{type(self).__name__}: {text}")
         return messages
 
     def aggregate_train(
@@ -480,10 +470,9 @@ class MethodStrategy(Strategy, Generic[P]):
         arrays = self.arrays()
         for name, array in arrays.items():
             if not np.isfinite(array).all():
-                raise RunFailed(
-                    f"round {round_}: array '{name}' of the server holds NaN or infinity, though "
-                    f"all uploads were finite: see `aggregate` of {type(self).__name__}"
-                )
+                text = f"round {round_}: array '{name}' of the server holds NaN or infinity, and"
+                why = f"no upload did: see `aggregate` of {type(self).__name__}"
+                raise RunFailed(f"{text} {why}")
         self.folder.append_clients(self.ledger.client_rows())
         record = self.ledger.record(arrays)
         record["seconds"] = time.perf_counter() - clock
@@ -501,9 +490,7 @@ class MethodStrategy(Strategy, Generic[P]):
         """Raise UserError for hooks that need each other and are not all set."""
         own, base = type(self), MethodStrategy
         if own.upload_type is not Empty and own.reference is base.reference:
-            raise UserError(
-                f"{own.__name__}: set `reference`: a payload with an upload's shapes, or None if "
-                "they vary"
-            )
+            text = "set `reference`: a payload with an upload's shapes, or None if they vary"
+            raise UserError(f"{own.__name__}: {text}")
         if (own.arrays is base.arrays) != (own.load is base.load):
             raise UserError(f"{own.__name__}: set both `arrays` and `load`, or neither")

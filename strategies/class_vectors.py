@@ -21,18 +21,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedhet")
 MOST_EPOCHS = 10_000  # of the keys `server-epochs`
+PairLoss = Callable[[Tensor, Tensor], Tensor]  # of labels (B,) int64 and vectors (B, w) float32
 
 
 def declared(info: ClientInfo) -> tuple[Array, Array]:
     """Return the class ids (S,), ascending, that a client declared, and images of each, int64."""
     return np.array(info.seen, dtype=np.int64), np.array(info.images, dtype=np.int64)
-
-
-def stacked(uploads: Sequence[Upload]) -> tuple[Tensor, Tensor]:
-    """Return all uploads as pairs: class ids (M,) int64 and vectors (M, w) float32."""
-    payloads = [upload.payload for upload in uploads]
-    labels = torch.from_numpy(np.concatenate([p.classes for p in payloads]))
-    return labels, torch.from_numpy(np.concatenate([p.vectors for p in payloads]))
 
 
 class ClassVectorStrategy(MethodStrategy[P]):
@@ -161,22 +155,24 @@ def train_on_server(
 def train_on_pairs(
     strategy: MethodStrategy[Any],
     module: "nn.Module",
-    loss: Callable[[Tensor], Tensor],
-    count: int,
+    loss: PairLoss,
+    uploads: Sequence[Upload],
     round_: int,
 ) -> dict[str, float]:
-    """Train ``server-epochs`` of plain SGD on ``loss(positions)`` of ``count`` pairs.
+    """Train ``server-epochs`` of plain SGD on ``loss(labels, vectors)`` of all uploads' vectors.
 
     In shuffled batches of ``batch-size``; returns what :func:`train_on_server` does.
     """
     from fedhet.training.loop import SGD, batches  # noqa: PLC0415  (torch)
 
+    labels = torch.from_numpy(np.concatenate([upload.payload.classes for upload in uploads]))
+    vectors = torch.from_numpy(np.concatenate([upload.payload.vectors for upload in uploads]))
     config, params = strategy.config, strategy.params
     optimiser = SGD([(list(module.parameters()), params.server_lr)])
     draws = server_generator(config, round_)
-    orders = (torch.randperm(count, generator=draws) for _ in range(params.server_epochs))
+    orders = (torch.randperm(len(labels), generator=draws) for _ in range(params.server_epochs))
     steps = (batch for order in orders for batch in batches(order, config.batch_size))
-    return train_on_server(module, optimiser, loss, steps)
+    return train_on_server(module, optimiser, lambda i: loss(labels[i], vectors[i]), steps)
 
 
 def state_arrays(module: "nn.Module", prefix: str = "") -> dict[str, Array]:
@@ -187,14 +183,11 @@ def state_arrays(module: "nn.Module", prefix: str = "") -> dict[str, Array]:
 
 def load_state(module: "nn.Module", arrays: Mapping[str, Array], prefix: str = "") -> None:
     """Inverse of :func:`state_arrays`; ``arrays`` may hold others as well."""
-    module.load_state_dict(
-        {name: torch.tensor(arrays[prefix + name]) for name in module.state_dict()}
-    )
+    names = module.state_dict()
+    module.load_state_dict({name: torch.tensor(arrays[prefix + name]) for name in names})
 
 
 # --- prototypes that the server trains (FedTGP, FedORGP) ----------------------------------------
-
-Loss = Callable[[Tensor], Tensor]  # of the positions (B,) of a batch of pairs
 
 
 class TrainedPrototypeParams(PrototypeParams):
@@ -214,10 +207,7 @@ TP = TypeVar("TP", bound=TrainedPrototypeParams)
 class TrainedPrototypeStrategy(PrototypeStrategy[TP]):
     """Trains the prototypes that it sends on the pairs (prototype, class) of each round."""
 
-    not_summed = (
-        "its server trains on the prototypes of each client, and a sum of them is not enough; use "
-        "method=fedproto"
-    )
+    not_summed = "its server trains on each client's prototypes; use method=fedproto"
 
     def initialise(self) -> None:
         """Draw embedding and layers from the run's "global" generator; no class is known."""
@@ -234,18 +224,16 @@ class TrainedPrototypeStrategy(PrototypeStrategy[TP]):
         prototypes: Tensor = last(middle(embedding.weight).relu())
         return prototypes
 
-    def round_loss(self, labels: Tensor, vectors: Tensor) -> tuple[Loss, dict[str, float]]:
-        """Return the loss of a round's pairs (M,), (M, d), and numbers for the round's line."""
+    def pair_loss(self, labels: Tensor, vectors: Tensor) -> Tensor:
+        """Return the loss of a batch of the round's pairs, (B,) and (B, d)."""
         raise NotImplementedError
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Train the prototypes on those of this round."""
-        labels, vectors = stacked(uploads)
-        loss, numbers = self.round_loss(labels, vectors)
-        trained = train_on_pairs(self, self.trainable, loss, len(labels), round_)
+        trained = train_on_pairs(self, self.trainable, self.pair_loss, uploads, round_)
         with torch.inference_mode():
             self.prototypes = self.made().numpy().copy()
-        return {**self.count(uploads), **numbers, **trained}
+        return {**self.count(uploads), **trained}
 
     def arrays(self) -> dict[str, Array]:
         """Return prototypes and counts as sent, and the embedding and layers that make them."""

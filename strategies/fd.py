@@ -41,10 +41,7 @@ class FDParams(Params):
 class FDStrategy(ClassVectorStrategy[FDParams]):
     """Keeps the last vector of every (client, class); sends means over the other owners."""
 
-    not_summed = (
-        "its clients are sent means over the others, and a client would have to keep its part of "
-        "every sum; use method=fedproto"
-    )
+    not_summed = "its clients are sent means over the others alone; use method=fedproto"
     bounded = False  # probabilities need no bound
     growing = ("owners", "labels", "vectors")
 
@@ -74,10 +71,8 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
     def check_config(cls, config: RunConfig, params: FDParams) -> None:
         """Refuse noise on single uploads: vectors with noise are not distributions."""
         if config.dp_clip:
-            raise UserError(
-                f"dp-clip: {config.dp_clip:g} is not allowed with method={config.method}, whose "
-                "uploads are probabilities: use method=fedproto"
-            )
+            what = f"dp-clip: {config.dp_clip:g} is not allowed with method={config.method}"
+            raise UserError(f"{what}, whose uploads are probabilities: use method=fedproto")
 
     def check(self, info: ClientInfo, payload: ClassVectors) -> None:
         """Check also that every vector is a probability distribution."""

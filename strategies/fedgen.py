@@ -95,10 +95,7 @@ def sampled(
 class FedGenStrategy(AveragingStrategy[FedGenParams]):
     """Averages headers and trains a generator whose representations their mean classifies."""
 
-    not_summed = (
-        "its server needs each client's images per class to train the generator; use "
-        "method=lg_fedavg, which shares the same header"
-    )
+    not_summed = "its server needs each client's images per class; use method=lg_fedavg"
     aggregations = ROBUST
 
     def initialise(self) -> None:
@@ -110,10 +107,9 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """Return images per class, header and G."""
-        made = tuple(
-            tensor.detach().numpy() for tensor in models.exchanged(self.generator).values()
-        )
-        return HeaderAndGenerator(self._images(), (*self.tensors, *made))
+        made = models.exchanged(self.generator).values()
+        arrays = (tensor.detach().numpy() for tensor in made)
+        return HeaderAndGenerator(self._images(), (*self.tensors, *arrays))
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Set the mean header; then train G by that header's answers."""

@@ -28,7 +28,6 @@ from fedhet.strategies.class_vectors import (
     MOST_EPOCHS,
     ClassVectorStrategy,
     load_state,
-    stacked,
     state_arrays,
     train_on_pairs,
 )
@@ -47,10 +46,7 @@ class FedGHStrategy(ClassVectorStrategy[FedGHParams]):
     """Trains one header on the clients' mean representations."""
 
     broadcasts = True
-    not_summed = (
-        "its server trains the header on the mean representations of each client, and a sum of "
-        "them is not enough; use method=fedproto"
-    )
+    not_summed = "its server trains on each client's representations; use method=fedproto"
 
     def initialise(self) -> None:
         """Draw the header from the run's "global" generator."""
@@ -63,12 +59,11 @@ class FedGHStrategy(ClassVectorStrategy[FedGHParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Train the header for ``server-epochs`` over the pairs of this round."""
-        labels, vectors = stacked(uploads)
+        return train_on_pairs(self, self.header, self.pair_loss, uploads, round_)
 
-        def loss(chosen: Tensor) -> Tensor:
-            return F.cross_entropy(self.header(vectors[chosen]), labels[chosen])
-
-        return train_on_pairs(self, self.header, loss, len(labels), round_)
+    def pair_loss(self, labels: Tensor, vectors: Tensor) -> Tensor:
+        """Return the header's cross-entropy on mean representations."""
+        return F.cross_entropy(self.header(vectors), labels)
 
     def arrays(self) -> dict[str, Array]:
         """Return the global header: weight (C, d), bias (C,)."""

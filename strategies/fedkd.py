@@ -72,9 +72,7 @@ def compress(updates: Sequence[Array], share: float | None) -> LowRank:
     ranks, tensors = [], []
     for update in updates:
         if not np.isfinite(update).all():
-            raise RunFailed(
-                "the update is not finite after training: use a smaller lr, or grad-clip"
-            )
+            raise RunFailed("the update is not finite: use a smaller lr, or grad-clip")
         rank, parts = (DENSE, [update]) if share is None else _factors(update, share)
         ranks.append(rank)
         tensors += [part.astype(np.float32) for part in parts]
@@ -90,10 +88,8 @@ def _factors(update: Array, share: float) -> tuple[int, list[Array]]:
         with one_thread():
             u, s, v = (t.numpy() for t in torch.linalg.svd(matrix, full_matrices=False))
     except RuntimeError as error:  # torch.linalg.LinAlgError
-        raise RunFailed(
-            f"the singular value decomposition of an update of shape {list(update.shape)} "
-            "does not converge: use compress=off"
-        ) from error
+        text = f"the decomposition of an update of shape {list(update.shape)} does not converge"
+        raise RunFailed(f"{text}: use compress=off") from error
     rank = smallest_rank(s, share)
     if rank * (sum(matrix.shape) + 1) >= update.size:
         return DENSE, [update]
@@ -170,10 +166,8 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
     """Adds the mean of compressed updates to the student."""
 
     not_summed = (
-        "it uploads low-rank factors, whose sum is not the sum of the updates; use method=fml, "
-        "which shares the same model uncompressed"
+        "factors do not add up to the sum of updates; use method=fml, which is uncompressed"
     )
-
     upload_type = LowRank
     growing = ("update-ranks", "update")  # both are empty before the first update
     aggregations = ROBUST
@@ -184,16 +178,14 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
     def check_config(cls, config: RunConfig, params: FedKDParams) -> None:
         """Check that energies grow, and that a compressed downlink has C = 100 %."""
         if params.t_end < params.t_start:
-            raise UserError(
-                f"t-end: {params.t_end:g} is not allowed: at least t-start={params.t_start:g}"
-            )
+            least = f"at least t-start={params.t_start:g}"
+            raise UserError(f"t-end: {params.t_end:g} is not allowed: {least}")
         if params.compress_down and params.compress == "off":
             raise UserError("compress-down: true is not allowed with compress=off")
         if params.compress_down and config.fraction < 1:
-            raise UserError(
-                f"compress-down: true is not allowed with fraction={config.fraction:g}: it needs "
-                "fraction=1, since a client that skips a round has an older student"
-            )
+            why = "a client that skips a round has an older student: use fraction=1"
+            given = f"with fraction={config.fraction:g}"
+            raise UserError(f"compress-down: true is not allowed {given}: {why}")
 
     def initialise(self) -> None:
         """Draw the student; there is no update yet."""

@@ -69,10 +69,7 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
     """Moves the guiding vectors by the clients' gradients."""
 
     broadcasts = True
-    not_summed = (
-        "of a class that one of its owners alone studied, the sum is that one's gradient; use "
-        "method=fedproto"
-    )
+    not_summed = "a sum may hold one client's gradient of a class alone; use method=fedproto"
     bounded = False  # gradients have no common size: see `check`
 
     @property

@@ -56,15 +56,11 @@ class FedMRLStrategy(AveragingStrategy[FedMRLParams]):
     def check_config(cls, config: RunConfig, params: FedMRLParams) -> None:
         """Refuse inference models that do not exist without the global header."""
         if params.d1 > config.representation:
-            raise UserError(
-                f"d1: '{params.d1}' is not allowed: it is at most the representation, "
-                f"{config.representation}"
-            )
+            most = f"at most the representation, {config.representation}"
+            raise UserError(f"d1: '{params.d1}' is not allowed: {most}")
         if not params.matryoshka and params.inference.endswith("small"):
-            raise UserError(
-                f"inference: '{params.inference}' is not allowed with matryoshka=false, which has "
-                "no global header: mix-large or single-large"
-            )
+            why = "is not allowed with matryoshka=false: mix-large or single-large"
+            raise UserError(f"inference: '{params.inference}' {why}")
 
     def shared_module(self) -> "nn.Module":
         """Return G, freshly drawn."""

@@ -8,7 +8,7 @@ the mean representation (|S_k|, d) float32 after training, in evaluation mode (e
 floats (1,000 at two classes, d = 500). The server keeps trainable prototypes P^_c, made as in
 FedTGP from an embedding by two layers. In every round it trains them by SGD for ``server-epochs``
 epochs over the pairs (P_k^s, s) of the round in batches of ``batch-size``. With cos(u, v) =
-u.v / (|u| |v|), B the batch and C the number of classes (``FedORGPStrategy.round_loss``)
+u.v / (|u| |v|), B the batch and C the number of classes (``FedORGPStrategy.pair_loss``)
 
     s    = 1/|B| sum cos(P_k^c, P^_c)                                                    (eq. 3)
     d_   = 1/(|B| (C - 1)) sum over pairs, sum over c' != c of |cos(P_k^c, P^_c')|       (eq. 4)
@@ -27,7 +27,6 @@ from pydantic import Field
 from fedhet.lazy import F, Tensor
 from fedhet.strategies.class_vectors import (
     MOST_EPOCHS,
-    Loss,
     TrainedPrototypeParams,
     TrainedPrototypeStrategy,
 )
@@ -56,13 +55,9 @@ def cosines(vectors: Tensor, prototypes: Tensor) -> Tensor:
 class FedORGPStrategy(TrainedPrototypeStrategy[FedORGPParams]):
     """Trains the prototypes to point where the clients' do, and across the other classes'."""
 
-    def round_loss(self, labels: Tensor, vectors: Tensor) -> tuple[Loss, dict[str, float]]:
-        """Return L_OR of chosen pairs (eq. 3 to 5)."""
-
-        def loss(chosen: Tensor) -> Tensor:
-            cos, own = cosines(vectors[chosen], self.made()), labels[chosen, None]
-            attracted = cos.gather(1, own).mean()
-            repelled = cos.abs().scatter(1, own, 0.0).sum(dim=1).mean() / max(1, self.classes - 1)
-            return self.params.lam_server * (1 - attracted) + self.params.gamma * repelled
-
-        return loss, {}
+    def pair_loss(self, labels: Tensor, vectors: Tensor) -> Tensor:
+        """Return L_OR of a batch (eq. 3 to 5)."""
+        cos, own = cosines(vectors, self.made()), labels[:, None]
+        attracted = cos.gather(1, own).mean()
+        repelled = cos.abs().scatter(1, own, 0.0).sum(dim=1).mean() / max(1, self.classes - 1)
+        return self.params.lam_server * (1 - attracted) + self.params.gamma * repelled

@@ -50,13 +50,10 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Apply eq. 6 per class over the replies; absent classes keep theirs."""
-        sums = sum_by_class(
-            [upload.payload.classes for upload in uploads],
-            [upload.payload.vectors for upload in uploads],
-            [upload.payload.counts * upload.late for upload in uploads],
-            self.classes,
-            self.rule,
-        )
+        ids = [upload.payload.classes for upload in uploads]
+        rows = [upload.payload.vectors for upload in uploads]
+        weights = [upload.payload.counts * upload.late for upload in uploads]
+        sums = sum_by_class(ids, rows, weights, self.classes, self.rule)
         self.prototypes = sums.means(self.prototypes)
         return self.count(uploads)
 

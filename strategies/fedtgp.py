@@ -22,12 +22,14 @@ as in FedProto; inference is by the classifier, and the accuracy of the nearest 
 recorded beside it.
 """
 
-import numpy as np
+from collections.abc import Mapping, Sequence
+
 from pydantic import Field
 
 from fedhet.lazy import F, Tensor, torch
 from fedhet.strategies.averaging import sum_by_class
-from fedhet.strategies.class_vectors import Loss, TrainedPrototypeParams, TrainedPrototypeStrategy
+from fedhet.strategies.base import Upload
+from fedhet.strategies.class_vectors import TrainedPrototypeParams, TrainedPrototypeStrategy
 
 SMALLEST = 1e-12  # of a squared distance: its root has no slope at 0
 
@@ -56,15 +58,16 @@ def adaptive_margin(means: Tensor, largest: float) -> float:
 class FedTGPStrategy(TrainedPrototypeStrategy[FedTGPParams]):
     """Trains the prototypes to stay apart by this round's margin."""
 
-    def round_loss(self, labels: Tensor, vectors: Tensor) -> tuple[Loss, dict[str, float]]:
-        """Return the contrastive loss of chosen pairs, with this round's margin."""
-        sums = sum_by_class([labels.numpy()], [vectors.numpy()], None, self.classes)
-        means = sums.means(self.prototypes)[np.unique(labels.numpy())]
-        margin = adaptive_margin(torch.from_numpy(means), self.params.margin)
+    def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
+        """Train the prototypes with this round's margin."""
+        ids = [upload.payload.classes for upload in uploads]
+        rows = [upload.payload.vectors for upload in uploads]
+        sums = sum_by_class(ids, rows, None, self.classes)
+        means = torch.from_numpy(sums.means(self.prototypes)[sums.present])
+        self.margin = adaptive_margin(means, self.params.margin)
+        return {**super().aggregate(uploads, round_), "margin": self.margin}
 
-        def loss(chosen: Tensor) -> Tensor:
-            one_hot = F.one_hot(labels[chosen], self.classes)
-            apart = distances(vectors[chosen], self.made()) + margin * one_hot
-            return F.cross_entropy(-apart, labels[chosen])
-
-        return loss, {"margin": margin}
+    def pair_loss(self, labels: Tensor, vectors: Tensor) -> Tensor:
+        """Return the contrastive loss of a batch."""
+        apart = distances(vectors, self.made()) + self.margin * F.one_hot(labels, self.classes)
+        return F.cross_entropy(-apart, labels)

@@ -100,10 +100,8 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
         self.layers: list[Factors] = []
         for client, info in self.roster.infos.items():
             if not rank_of(info):
-                raise UserError(
-                    f"models: client {client} has '{info.model}' without adapters: method=hetlora "
-                    "needs lora=RANK, such as models='hf:FOLDER lora=8'"
-                )
+                text = f"models: client {client} has '{info.model}' without adapters"
+                raise UserError(f"{text}: method=hetlora needs lora=RANK, as in hf:FOLDER lora=8")
         self.most = max(map(rank_of, self.roster.infos.values()), default=0)
 
     def download(self, info: ClientInfo, round_: int) -> Payload:

@@ -256,11 +256,9 @@ def read_reply(message: Message, limit: int = QUERY_BYTES) -> Reply:
         if "error" in info:
             lost = info.get("state-lost") is True
             raise Rejected(failure_text(info["error"], info.get("log"), info.get("about")))
-        metrics = {
-            key: float(value)  # type: ignore[arg-type]
-            for record in content.metric_records.values()
-            for key, value in record.items()
-        }
+        metrics: dict[str, float] = {}
+        for record in content.metric_records.values():
+            metrics |= {key: float(value) for key, value in record.items()}  # type: ignore[arg-type]
         return Reply(info, metrics, arrays_of(message), size)
     except Exception as error:  # bytes of the other side can raise any error
         ours = isinstance(error, Rejected)

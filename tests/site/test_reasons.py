@@ -132,7 +132,7 @@ def test_only_a_word_and_a_number_go_up(tmp_path, capfd, monkeypatch):
 
 def test_a_state_that_is_not_finite_is_never_the_newest(tmp_path, capfd):
     config = tiny(tmp_path, method="standalone", lr=1e30, rounds=2, max_skipped_rounds=5)
-    with pytest.raises(RunFailed, match="'model/.*' is not finite after round 1, so "):
+    with pytest.raises(RunFailed, match="'model/.*' is not finite after round 1: "):
         simulate(config)
     (run,) = (tmp_path / "runs").iterdir()
     for record in RunFolder(run).read_rounds():

@@ -79,12 +79,13 @@ def test_nothing_that_reads_what_others_sent_can_unpickle() -> None:
         assert not {name.split(".")[0] for name in imports(path)} & never, path
 
 
-def test_a_dry_run_and_lists_do_without_torch(tmp_path: Path) -> None:
+def test_a_dry_run_lists_and_a_mistake_do_without_torch(tmp_path: Path) -> None:
     """It takes two seconds; only names of the form module:NAME may import it."""
-    for words in (["sweep", "paper/as-published", "--dry-run"], ["methods"], ["keys", "fedgen"]):
-        code = f"import sys; from fedhet.cli.app import execute; execute({words}); "
-        code += "assert 'torch' not in sys.modules"
-        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    sweep, mistake = ["sweep", "paper/as-published", "--dry-run"], ["run", "fedgen", "rounds=x"]
+    for words, code in ((sweep, 0), (["methods"], 0), (["keys", "fedgen"], 0), (mistake, 2)):
+        program = f"import sys; from fedhet.cli.app import execute; code = execute({words}); "
+        program += f"assert code == {code} and 'torch' not in sys.modules"
+        subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
 
 
 # --- Flower: its public names anywhere, all others in one module ------------------------------

@@ -41,13 +41,14 @@ def run(  # noqa: PLR0913, PLR0917  (one argument per option)
 ) -> None:
     """Run a configuration; the last line printed is the run folder."""
     from fedhet.config.load import find_preset, load_noted
-    from fedhet.engines import session
-    from fedhet.engines.fork_server import start_early
 
     words = list(overrides or [])
     words += [f"{key}={value}" for key, value in (("out", out), ("name", name)) if value]
     path = find_preset(config)
     loaded, notes = load_noted(path, words, deployed=superlink is not None)
+    from fedhet.engines import session  # torch: a mistake above is told without it
+    from fedhet.engines.fork_server import start_early
+
     if superlink is None and loaded.engine == "processes":
         start_early()
     console = session.Console(tell, partial(common.RunProgress, quiet=as_json))

@@ -1,7 +1,5 @@
 """What is listed and explained: methods, models, keys, partitions, runs, help."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -50,9 +48,7 @@ def test_partition_as_a_table_and_a_picture_if_asked_for(capsys, here):
     assert "<svg" in (here / "deal.svg").read_text()
 
 
-def test_the_command_line_does_not_wait_for_torch(capsys):
-    program = "import sys, fedhet.cli; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+def test_the_version_and_help(capsys):
     assert execute([]) == execute(["--version"]) == 0
     assert f"fedhet {fedhet.__version__}\n" in capsys.readouterr().out
 

@@ -47,7 +47,7 @@ def test_a_file_that_is_missing_or_is_no_preset_is_told_what_to_do(capsys, here)
         (["run", "patients.csv"], "`fedhet init patients.csv` writes a preset for data"),
         ([*table, "data-path=patents.csv"], "(did you mean 'patients.csv'?)"),
         (["init", "patients.cvs"], "(did you mean 'patients.csv'?)"),
-        (["init", "patients.csv"], "delete it, or give another name with --out"),
+        (["init", "patients.csv"], "delete it, or give --out"),
     ):
         assert says in refused(capsys, *words)
 

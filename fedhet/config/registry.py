@@ -57,11 +57,8 @@ def _class(kind: type[T] | str) -> type[T]:
     """Return the class, or that of ``"module:Class"``; UserError for a name nearly a hook's."""
     kind = resolve_name(kind) if isinstance(kind, str) else kind
     hooks = sorted({n for base in kind.__mro__[1:] for n in vars(base) if not n.startswith("_")})
-    for name in vars(kind):
-        if name in hooks or name.startswith("_"):
-            continue
-        close = difflib.get_close_matches(name, hooks, n=1, cutoff=0.85)
-        if close:
+    for name in (n for n in vars(kind) if n not in hooks and not n.startswith("_")):
+        if close := difflib.get_close_matches(name, hooks, n=1, cutoff=0.85):
             raise UserError(
                 f"{kind.__name__}: '{name}' is not a hook: did you mean '{close[0]}'? If it is "
                 f"your own, call it '_{name}'",

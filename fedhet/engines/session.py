@@ -302,10 +302,10 @@ def _how_to_go_on(launch: Launch, connection: str | None) -> str:
 
 def resolve_clients(config: RunConfig) -> RunConfig:
     """Return the configuration with a number for ``clients: 0``: of file or data, else 10."""
-    clients = config.clients or local_data.DEFAULT_CLIENTS
-    if not config.clients and config.partition == "file":
+    clients, kind = config.clients or local_data.DEFAULT_CLIENTS, config.partition
+    if not config.clients and kind == "file":
         clients = count_clients(config.partition_file)
-    elif not config.clients and (config.partition == "natural" or says_clients(config.partition)):
+    elif not config.clients and (kind == "natural" or says_clients(kind)):
         clients = len(local_data.reload_partition(config, 0)[1].ids)
     return config.model_copy(update={"clients": clients})
 

@@ -84,12 +84,12 @@ class Ledger:
         """Leave a client out of the round, with the reason."""
         reason = one_line(reason)
         log.warning("round %d: client %s is left out: %s", self.round.number, client, reason)
-        self.keep_out([(client, reason)])
+        self.round.failures.append({"client": client, "reason": reason})
 
     def skip(self, reason: str) -> None:
         """Record why the round was skipped, without naming a client."""
         log.warning("round %d is skipped: %s", self.round.number, one_line(reason))
-        self.keep_out([(files.NOBODY, one_line(reason))])
+        self.round.failures.append({"client": files.NOBODY, "reason": one_line(reason)})
 
     def online(self, clients: Iterable[str]) -> list[str]:
         """Return those of ``clients`` that are online; record the others as offline."""

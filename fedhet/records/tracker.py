@@ -35,7 +35,8 @@ class Tracker:
         """Every number of a line of ``rounds.jsonl``, under its own name, at its round."""
         if (send := self._log) is not None:
             numbers = {name: v for name, v in record.items() if isinstance(v, int | float)}
-            self._safely(lambda: send(numbers, numbers.pop("round")))
+            del numbers["round"]
+            self._safely(lambda: send(numbers, record["round"]))
 
     def _safely(self, action: Callable[[], Any]) -> Any:
         try:

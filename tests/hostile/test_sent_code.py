@@ -7,6 +7,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from helpers.applications import CLIENT, PROJECT, honest, packed
 
+from fedhet.deploy import bundle
 from fedhet.deploy.node import Node, NodePlan
 from fedhet.protocol.flower import OTHER_CODE, be_one_process, posted
 from fedhet.protocol.messages import Instruction, request
@@ -73,6 +74,7 @@ def site(tmp_path_factory, sent):
 
 ATTACKS = {
     "a changed byte": lambda sent: {CLIENT: b"#" + sent[CLIENT][1:]},
+    "a file less": lambda sent: {CLIENT: None},
     "one line more": lambda sent: {CLIENT: MARK + sent[CLIENT]},
     "one more file": lambda sent: {"fedhet/own.py": MARK},
     "torch": lambda sent: {"torch.py": MARK, "torch/__init__.py": MARK},
@@ -95,11 +97,28 @@ ATTACKS = {
 def test_what_a_server_sends_is_refused_and_leaves_no_mark(site, sent, attack):
     """Each comes between two honest messages of one run, as from a server that changes its mind."""
     assert "client" in told(site.ask())
-    reply = site.ask(sent | ATTACKS[attack](sent))
+    files = (sent | ATTACKS[attack](sent)).items()
+    reply = site.ask({name: text for name, text in files if text is not None})
     assert reply.error.code == OTHER_CODE
     assert reply.error.reason.endswith("install the same version")
     assert site.said[-1] == f"refused: {reply.error.reason}"
-    assert "client" in told(site.ask()) and not list(site.marks.iterdir())
+    again = dict(reversed(sent.items()))  # in any order
+    assert "client" in told(site.ask(again)) and not list(site.marks.iterdir())
+
+
+@pytest.mark.parametrize("content", [b"", b"no zip", packed({"a": b""}), packed(
+    {PROJECT: b"x" * (1 << 20)})])  # fmt: skip
+def test_what_is_no_application_is_refused_in_one_line(content):
+    assert "cannot be read" in bundle.difference(content, bundle.installed())
+
+
+def test_another_version_and_a_file_that_comes_twice_are_named(sent):
+    own, version = bundle.installed(), bundle.__version__
+    twice = packed(sent, (CLIENT, b"import os"))
+    assert f"such as '{CLIENT}'" in bundle.difference(twice, own)
+    newer = sent[PROJECT].replace(f'"{version}"'.encode(), b'"9.9"')
+    found = bundle.difference(packed(sent | {PROJECT: newer, CLIENT: b""}), own)
+    assert found == f"this run's fedhet 9.9 is not this site's {version}"
 
 
 def test_a_link_to_a_file_with_code_is_refused(site, sent):

@@ -108,7 +108,7 @@ def test_a_server_that_is_started_again_repeats_no_news_and_ends_what_died_with_
     link.all[1:] = [RunStatus(2, "finished:stopped", OLD, {}, "/runs/first")]
     link.known = [NodeStatus(7, "a", "offline", OLD), NodeStatus(8, "b", "online", NEW)]
     server._look(link)
-    assert said[3:] == ["a: offline", "b: online", "run first: finished:stopped"]
+    assert said[3:] == ["a: offline", "b: online"]
 
 
 def test_a_node_says_that_a_run_waits_for_another(tmp_path):

@@ -302,7 +302,7 @@ def test_test_rows_that_are_given_are_the_test_split(tmp_path):
 @pytest.mark.parametrize(
     ("data", "part"),
     [
-        ({"n": NORTH, "s": (SOUTH[0][:, :3], SOUTH[1])}, r"'n' are float32 of shape \(4,\), .*'s'"),
+        ({"n": NORTH, "s": (SOUTH[0][:, :3], SOUTH[1])}, r"'n' is float32 of shape \(4,\), .*'s'"),
         ({"n": (NORTH[0], NORTH[1][:-1])}, r"client 'n': y is int64 of shape \(59,\).* 60"),
         ({"n": (NORTH[0], NORTH[1] + 0.5)}, "client 'n': y has the value .*5, which is no class"),
         ({"n": (NORTH[0], [None] * 60)}, r"client 'n': y\[0\] is missing"),
@@ -310,7 +310,7 @@ def test_test_rows_that_are_given_are_the_test_split(tmp_path):
         ({"n": FRAME, "s": FRAME.rename(columns={"a": "e"})},
          "client 'n' has a column 'a', client 's' has none"),
         ({"n": (np.zeros((9, 3, 8, 8), np.uint8), [0] * 9), "s": (np.zeros((9, 3, 8, 8)), [0] * 9)},
-         "client 'n' are uint8 of shape .* of client 's' float64 of shape .* all floats or none"),
+         "client 'n' is uint8 of shape .* of 's' float64 of shape .* all floats or none"),
         ({"n": (np.full((9, 2, 5), np.nan), [0] * 9)}, r"client 'n': x\[0, 0, 0\] is nan"),
         ({"n": (np.full((9, 3, 16, 16), 2.5), [0] * 9)}, "float images from 2.5 .client 'n'"),
         ({}, "there is no client"),

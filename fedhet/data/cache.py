@@ -135,24 +135,20 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
     if twice := [name for name in wanted if wanted.count(name) > 1]:
         raise UserError(f"classes: {twice[0]!r} is named twice")
     cache = (cache_dir or default_cache_dir()).expanduser().absolute()
-    source = find_source(
-        name, data_path=data_path, seed=seed, downloads=cache / "downloads", reading=reading
-    )
-    material = json.dumps(
-        [_FORMAT, source.key, image.shape, wanted, window, *["standardised"] * standardise]
-    )
-    folder = cache / hashlib.sha256(material.encode()).hexdigest()
+    downloads = cache / "downloads"
+    source = find_source(name, data_path=data_path, seed=seed, downloads=downloads, reading=reading)
+    key = [_FORMAT, source.key, image.shape, wanted, window, *["standardised"] * standardise]
+    folder = cache / hashlib.sha256(json.dumps(key).encode()).hexdigest()
     # Without the lock: a complete entry must open from a read-only folder, too.
     if (found := _load(folder)) is not None:
         return found
     try:
         private_folder(cache)
         with FileLock(f"{folder}.lock", mode=0o600):
-            if (found := _load(folder)) is not None:  # another process was first
-                return found
-            with appearing(folder) as temporary:
-                _write(temporary, source, image, wanted, partial(_make_room, cache))
-                shutil.rmtree(folder, ignore_errors=True)  # one that is damaged
+            if _load(folder) is None:  # else another process was first
+                with appearing(folder) as temporary:
+                    _write(temporary, source, image, wanted, partial(_make_room, cache))
+                    shutil.rmtree(folder, ignore_errors=True)  # one that is damaged
             if (found := _load(folder)) is not None:
                 return found
     except OSError as error:

@@ -51,7 +51,7 @@ _SITE_WORDS = _words(
     "school store region country provider practice surgeon physician cohort source site hospital "
     "clinic center centre person subject user participant zentrum standort abteilung centro"
 )
-PERSON = re.compile(  # names of columns that say whose a row is, or of what it was cut
+_PERSON = re.compile(  # names of columns that say whose a row is, or of what it was cut
     r"(?!(len|length|time|days|duration)_)(\w+_)?(patient(en)?|pat|proband(en)?|versuchsperson"
     r"|versicherten|paciente|sujeto?|dossier|pseudonym|person|subject|subj|sub|participant|individual|animal"
     r"|mouse|rat|donor|child|infant|mother|family|household|recording|record|scan|slide|lesion|case"
@@ -123,6 +123,11 @@ def snake(name: str) -> str:
     """Return ``PatientID`` as ``patient_id``."""
     parted = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("ô", "o")
     return re.sub(r"[^a-z0-9]+", "_", parted).strip("_")
+
+
+def is_person(name: str) -> bool:
+    """Return whether a column's name may say whose a row is, or of what it was cut."""
+    return _PERSON.fullmatch(snake(name)) is not None
 
 
 def cut_labels(middle: float) -> str:
@@ -283,7 +288,7 @@ class Column:
         share = self.known / max(1, different)
         if share <= 1 or different < 5:  # noqa: PLR2004
             return False
-        if PERSON.fullmatch(name):
+        if _PERSON.fullmatch(name):
             return different > CODES or share <= CODES or bool(_PERSON_ALONE.fullmatch(name))
         if different <= CLASSES or share > CLASSES or name in _SITES:
             return False
@@ -301,6 +306,8 @@ def _text(value: Any) -> str:
 
 # --- all columns ----------------------------------------------------------------
 
+Columns = Mapping[str, Column]
+
 
 class Description:
     """The columns of a file and their roles; ``reading`` has what was proposed beside the keys.
@@ -309,9 +316,7 @@ class Description:
     well, for a preset that a person reads.
     """
 
-    def __init__(
-        self, columns: Mapping[str, Column], reading: Reading, propose: Collection[str] = ()
-    ) -> None:
+    def __init__(self, columns: Columns, reading: Reading, propose: Collection[str] = ()) -> None:
         self.columns = columns
         if not reading.target:
             reading = replace(reading, target=_one_named(columns, reading, _TARGETS, "is_class"))
@@ -327,7 +332,7 @@ class Description:
                 sites = math.prod(columns[name].values for name in reading.site)
                 fewest = [
                     name for name, one in columns.items()
-                    if name not in reading.keyed and PERSON.fullmatch(snake(name))
+                    if name not in reading.keyed and is_person(name)
                     and 5 <= one.values <= one.known / sites  # noqa: PLR2004
                 ][:1]  # fmt: skip
                 fewest = [*reading.site, *fewest] if fewest else []
@@ -476,9 +481,7 @@ class Description:
         ]  # fmt: skip
 
 
-def _one_named(
-    columns: Mapping[str, Column], reading: Reading, names: frozenset[str], fits: str
-) -> str:
+def _one_named(columns: Columns, reading: Reading, names: frozenset[str], fits: str) -> str:
     """Return the one free column of such a name whose values fit; empty for none or several."""
     free = {name: one for name, one in columns.items() if name not in reading.keyed}
     fitting = [name for name, one in free.items() if snake(name) in names and getattr(one, fits)]

@@ -207,9 +207,7 @@ def open_zip(path: Path) -> zipfile.ZipFile:
 # --- many images ----------------------------------------------------------------
 
 
-def decode_all(
-    root: Path, names: Sequence[str], shape: Shape, *, scans: bool = False
-) -> Iterator[Decoded]:
+def decode_all(root: Path, names: Sequence[str], shape: Shape, *, scans: bool) -> Iterator[Decoded]:
     """Yield the image of each name, uint8 of that shape (with ``scans`` float32).
 
     Names are below ``root``, a folder or a zip. Threads decode, so that it works in every process
@@ -485,8 +483,8 @@ def image_column(file: RowFile, root: Path, reading: Reading) -> tuple[str, bool
 
     def names_files(column: str) -> bool:
         cells = [*map(str, values[column])]
-        share = np.mean([bool(_find(ends, cell)) for cell in cells]) if cells else 0
-        return share > 0.5 or bool(share and np.mean([*map(is_image, cells)]) > 0.5)  # noqa: PLR2004
+        found, most = sum(bool(_find(ends, cell)) for cell in cells), len(cells) / 2
+        return found > most or (found > 0 and sum(map(is_image, cells)) > most)
 
     free = [name for name in values if name not in reading.taken]
     columns = [name for name in free if name in embedded or names_files(name)]
@@ -538,9 +536,8 @@ def images_of(
         )
         if names
     ]
-    content = keys.content(
-        image, warnings, [f"images by column '{column}' (image)", said], file.found
-    )
+    notes = [f"images by column '{column}' (image)", said]
+    content = keys.content(image, warnings, notes, file.found)
     if embedded:
         pictures = _of_cells(file, column, {*map(int, chosen)}, root, image)
     else:
@@ -551,8 +548,6 @@ def images_of(
 def _of_cells(
     file: RowFile, column: str, wanted: set[int], root: Path, image: Inputs
 ) -> Iterator[Decoded]:
-    """Yield the images in the cells of those rows."""
-
     def read(cell: Any) -> bytes:
         struct = isinstance(cell, Mapping)
         inner = cell.get("bytes") or root / cell["path"] if struct else cell

@@ -110,21 +110,13 @@ class Inputs:
         return high, wide, channels
 
     def zeros(self, count: int) -> npt.NDArray[Any]:
-        """Return ``count`` examples as stored, all zero: images are black, texts empty.
-
-        (n, ...) uint8 for images of 8 bits, int32 for tokens, else float32.
-        """
+        """Return examples (n, ...) as stored, all zero: uint8 images, int32 tokens, or float32."""
         dtypes = {IMAGE: np.float32 if self.scan else np.uint8, TOKENS: np.int32}
-        dtype = dtypes.get(self.kind, np.float32)
-        return np.zeros((count, *self.stored), dtype=dtype)
+        return np.zeros((count, *self.stored), dtype=dtypes.get(self.kind, np.float32))
 
     def blank(self, count: int) -> npt.NDArray[Any]:
-        """Return a batch of ``count`` as a model gets it, all zero.
-
-        (B, ...) int64 for tokens, else float32.
-        """
-        dtype = np.int64 if self.kind == TOKENS else np.float32
-        return np.zeros((count, *self.shape), dtype=dtype)
+        """Return a batch (B, ...) as a model gets it, all zero: int64 tokens, or float32."""
+        return np.zeros((count, *self.shape), np.int64 if self.kind == TOKENS else np.float32)
 
     def __str__(self) -> str:
         """Return words for messages, such as ``signal of shape (6, 128)``."""

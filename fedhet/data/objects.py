@@ -202,12 +202,9 @@ def _arrays(what: str, values: Mapping[str, Any]) -> Given:
     for client, _, other, _ in pieces:
         mixed = (x.dtype.kind == "f") != (other.dtype.kind == "f") and x.ndim > 2  # noqa: PLR2004
         if mixed or other.shape[1:] != x.shape[1:]:  # rows of a table may be mixed
-            one, two = ((str(a.dtype), a.shape[1:]) for a in (x, other))
-            must = "all must be of one shape, and all floats or none"
-            raise UserError(
-                f"data: examples of client '{first}' are {one[0]} of shape {one[1]}, of client "
-                f"'{client}' {two[0]} of shape {two[1]}: {must}"
-            )
+            one, two = (f"{a.dtype} of shape {a.shape[1:]}" for a in (x, other))
+            must = "must be of one shape, and all floats or none"
+            raise UserError(f"data: x of client '{first}' is {one}, of '{client}' {two}: {must}")
     names, codes = np.unique(np.concatenate([y for *_, y in pieces]), return_inverse=True)
     if all(name.lstrip("-").isdigit() for name in names.tolist()):
         order = np.argsort(names.astype(np.int64))

@@ -265,7 +265,6 @@ def classes_per_client(rng: np.random.Generator, data: Content, config: RunConfi
 
 
 def _sizes(data: Content) -> Indices:
-    """Return the examples of each class (C,)."""
     return np.bincount(data.labels, minlength=len(data.classes)).astype(np.int64)
 
 
@@ -394,9 +393,8 @@ def check_groups(data: Content, config: RunConfig) -> None:
 
 def _owners(data: Content, config: RunConfig) -> tuple[Indices, int]:
     """Draw the client (n,) of every example, -1 for none, and their number."""
-    kind, clients, total, most = (
-        config.partition, config.clients, len(data.labels), len(data.classes)
-    )  # fmt: skip
+    kind, clients = config.partition, config.clients
+    total, most = len(data.labels), len(data.classes)
     if kind.startswith(PREFIX):
         return _flower_owner(data, config)
     by_class = kind == "classes-per-client"
@@ -469,11 +467,10 @@ def about_classes(data: Content, what: str) -> list[str]:
     """Return lines about classes that may be one, or are too small; UserError for one class."""
     sizes = _sizes(data)
     if len(data.labels) > 1 == np.count_nonzero(sizes):
-        raise UserError(
-            f"all {len(data.labels):,} {what} have the same class, "
-            f"'{data.classes[int(sizes.argmax())]}': check target, whether the file is complete, "
-            "and the level of the folder" + "".join(f"; {note}" for note in data.notes[:1])
-        )
+        check = "check target, whether the file is complete, and the level of the folder"
+        check += "".join(f"; {note}" for note in data.notes[:1])
+        same = f"have the same class, '{data.classes[int(sizes.argmax())]}'"
+        raise UserError(f"all {len(data.labels):,} {what} {same}: {check}")
     lines = [
         f"classes {', '.join(map(repr, same))} differ only in case or spaces: "
         f"labels={{{same[0]}: [{', '.join(same)}], ...}} joins them"
@@ -496,22 +493,18 @@ def about_classes(data: Content, what: str) -> list[str]:
             lines.append(f"sites do not have the same classes ({both}): {joins}")
             break
     if alone := [data.classes[label] for label in np.flatnonzero(sizes == 1)]:
-        lines.append(
-            f"{len(alone)} classes have one {what.removesuffix('s')}, which cannot be trained on "
-            f"and tested: {listed(alone, _NAMED)}; labels can put classes together"
-        )
+        one = f"{len(alone)} classes have one {what.removesuffix('s')}, which cannot be trained on"
+        lines.append(f"{one} and tested: {listed(alone, _NAMED)}; labels can join classes")
     return lines
 
 
-def _about_groups(
-    clients: Sequence[ClientSplit], data: Content, config: RunConfig
-) -> Iterator[str]:
+def _about_groups(splits: Sequence[ClientSplit], data: Content, config: RunConfig) -> Iterator[str]:
     """Yield lines about test examples whose group is in train, too, and windows cut by time."""
     if not len(data.groups):
         return
     what, by = noun(config.dataset), data.group_by
     train, tested = (
-        np.concatenate([data.groups[getattr(one, part)] for one in clients])
+        np.concatenate([data.groups[getattr(one, part)] for one in splits])
         for part in ("train", "test")
     )
     seen, number = int(np.isin(tested, train).sum()), len(np.unique(tested))
@@ -540,9 +533,7 @@ def _about_groups(
 def _about_clients(partition: Partition, data: Content, config: RunConfig) -> Iterator[str]:
     """Yield lines about classes and clients that will not do what the user may expect."""
     what, names, ids = noun(config.dataset), np.array(data.classes), np.array(partition.ids)
-    held, tested = (
-        partition.counts(data.labels, len(names), parts) for parts in (SPLITS, ["test"])
-    )
+    held, tested = (partition.counts(data.labels, len(names), p) for p in (SPLITS, ["test"]))
     owners = (held > 0).sum(axis=0)
     unowned = names[(owners == 0) & (_sizes(data) > 0)]
     for which, text in (
@@ -587,6 +578,10 @@ def _flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
     columns |= {"site": [data.site_names[k] for k in data.sites]} if data.site_names else {}
     try:
         signature(make).bind_partial(**keywords)  # a misspelt keyword before a missing one
+        signature(make).bind(**keywords)
+        for key, value in given.items():
+            if isinstance(takes[key].default, bool) and not isinstance(value, bool):
+                raise TypeError(f"{key}={value} is not allowed: true or false")
         partitioner = make(**keywords)
         datasets: Any = import_module("datasets")
         datasets.disable_progress_bars()
@@ -594,9 +589,8 @@ def _flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
         found = int(partitioner.num_partitions)
         held = [np.array(partitioner.load_partition(k)["index"], np.int64) for k in range(found)]
     except Exception as error:  # whatever another's code raises for such values
-        raise UserError(
-            f"partition: '{kind}' cannot be made: {brief(error)}; it takes {', '.join(takes)}"
-        ) from error
+        what = f"cannot be made: {brief(error)}; it takes {', '.join(takes)}"
+        raise UserError(f"partition: '{kind}' {what}") from error
     _check_count(config.clients, found, f"'{kind}' makes {found}")
     sizes = [len(mine) for mine in held]
     owner[np.concatenate(held)] = np.repeat(np.arange(found), sizes)

@@ -137,9 +137,7 @@ class TablePreparation(Preparation):
         super().__init__(inputs)
         values = dict(inputs.categories)
         self.plain = [i for i, name in enumerate(inputs.columns) if name not in values]
-        self.coded = [
-            (i, len(values[name])) for i, name in enumerate(inputs.columns) if name in values
-        ]
+        self.coded = [(i, len(values[n])) for i, n in enumerate(inputs.columns) if n in values]
         for name, start in (("median", 0.0), ("mean", 0.0), ("deviation", 1.0)):
             self.register_buffer(name, torch.full((len(self.plain),), start))
 
@@ -179,9 +177,8 @@ def preparation(inputs: Inputs) -> Preparation:
 def _deviation(mean: Tensor, variance: Tensor) -> Tensor:
     """Return the standard deviation; 1 where it is nothing beside the mean."""
     deviation = variance.clamp(min=0.0).sqrt()
-    return torch.where(
-        deviation > 1e-6 * mean.abs().clamp(min=1e-6), deviation, torch.ones_like(deviation)
-    )
+    small = 1e-6 * mean.abs().clamp(min=1e-6)
+    return torch.where(deviation > small, deviation, torch.ones_like(deviation))
 
 
 # --- random views ----------------------------------------------------------------

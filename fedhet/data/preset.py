@@ -13,7 +13,7 @@ import numpy as np
 from fedhet.config.schema import RunConfig
 from fedhet.data import describe, formats, rows
 from fedhet.data.cache import Dataset
-from fedhet.data.describe import PERSON, Description, Unclear, snake
+from fedhet.data.describe import Description, Unclear
 from fedhet.data.images import MAX_DEPTH, files_below, image_column, is_image
 from fedhet.data.inputs import GAPS, IMAGE, SIGNAL, TABLE, TOKENS, Reading, counted, listed, noun
 from fedhet.data.partition import about_classes
@@ -29,9 +29,7 @@ _MODELS = {  # and the learning rate
     TABLE: (["@table-5"], 0.05), TOKENS: (["@tokens-5"], 0.1),
 }  # fmt: skip
 _RATE = 0.01  # highest where `class-weights` are offered: with larger ones rare rows diverge
-_WEIGHTS = (
-    "in training a rare class counts as much as a common one; its probabilities are then too high"
-)
+_WEIGHTS = "in training a rare class counts as a common one; its probabilities are then too high"
 _ROWS = ("", "table", "texts", "signals")
 _HEADS = ("column", "kind", "values", "gaps", "examples", "is", "why")
 
@@ -133,7 +131,7 @@ def _of_windows(keys: Keys, given: Mapping[str, Any], place: Path) -> list[str]:
     taken = {*arrays.used, *keys.get("site", ()), *given.get("group", ())}
     persons = [
         name for name in arrays.columns
-        if name not in taken and PERSON.fullmatch(snake(name)) and arrays.has_column(name)
+        if name not in taken and describe.is_person(name) and arrays.has_column(name)
         and "group" not in given and arrays.rows([name])[name].duplicated().mean() >= 0.5  # noqa: PLR2004
     ][:1]  # fmt: skip
     keys |= {"group": persons} if persons else {}

@@ -401,7 +401,6 @@ class CsvFile(RowFile):
         return {"quotechar": self.form.quote, "quoting": csv.QUOTE_MINIMAL}
 
     def _frames(self, columns: list[str], texts: Collection[str]) -> Iterator[pd.DataFrame]:
-        """See :class:`RowFile`."""
         gaps = {style(one) for one in self.form.missing for style in (str.lower, str.upper)}
         try:
             with self._open() as file:
@@ -497,7 +496,6 @@ class FrameFile(RowFile):
             self.found.append(f"keys without effect on this file: {listed(idle)}")
 
     def _frames(self, columns: list[str], texts: Collection[str]) -> Iterator[pd.DataFrame]:
-        """See :class:`RowFile`."""
         stored = [self._stored[name] for name in columns]
         try:
             for frame in self._batches(stored, _size(len(columns))):

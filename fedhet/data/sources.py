@@ -19,15 +19,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from fedhet import plugins
-from fedhet.data.images import (
-    Decoded,
-    decoded,
-    image_folder,
-    image_stream,
-    image_table,
-    images_of,
-    to_pixels,
-)
+from fedhet.data import images
 from fedhet.data.inputs import (
     DATASETS,
     HUB,
@@ -81,8 +73,7 @@ def find_source(  # noqa: PLR0911  (one for each form of a name)
 
         return Source(["given", name, repr(reading)], given)
     if name.partition(":")[0] == "synthetic":
-        synthetic = Synthetic.named(name, seed)
-        return Source([repr(synthetic)], synthetic.stream, synthetic.examples)
+        return _synthetic(name, seed)
     if plugins.is_own("dataset", name):
         return _own(name, data_path)
     known = [*IMAGE_SETS, *DATASETS, *plugins.installed("dataset")]
@@ -91,11 +82,10 @@ def find_source(  # noqa: PLR0911  (one for each form of a name)
 
 
 def _of_images(data_path: str, reading: Reading) -> Source:
-    """Return images in folders of classes, or those that a table lists."""
     path = Path(data_path)
     if reading.image or reading.target or (path.is_file() and path.suffix.lower() != ".zip"):
-        return image_table(data_path, reading)
-    return image_folder(data_path, reading.group)
+        return images.image_table(data_path, reading)
+    return images.image_folder(data_path, reading.group)
 
 
 def _of_files(name: str, data_path: str, reading: Reading) -> Source:
@@ -148,7 +138,7 @@ def _of_hub(dataset: str, data_path: str, reading: Reading) -> Source:
         pictures = [name for name, kind in data.features.items() if type(kind).__name__ == "Image"]
         if pictures and not own.text:
             named = replace(own, image=own.image or pictures[0])
-            return images_of(file, Path(data_path), named, image, classes)
+            return images.images_of(file, Path(data_path), named, image, classes)
         return (table.of_texts if own.text else table.of_table)(file, own, classes)
 
     return Source(["hub", dataset, data_path, files, repr(reading)], stream)
@@ -231,56 +221,48 @@ _CHUNK = 2048
 _BLOBS = 4
 
 
-@dataclass(frozen=True)
-class Synthetic:
-    """Images of which number i belongs to class i mod C: a fixed scene a class, and noise."""
+def _synthetic(name: str, seed: int) -> Source:
+    """Return images of which number i is of class i mod C: a fixed scene a class, and noise."""
+    match = _FORM.fullmatch(name)
+    words = match.groups() if match else ("0", "0")
+    examples, count = int(words[0] or 6000), int(words[1] or 10)
+    if not examples >= count >= 2:  # noqa: PLR2004
+        forms = "synthetic, synthetic:EXAMPLES or synthetic:EXAMPLESxCLASSES, with 2 classes"
+        raise UserError(f"dataset {name!r}: must be {forms} or more, and no fewer examples")
+    labels = np.arange(examples, dtype=np.int64) % count
 
-    examples: int
-    num_classes: int
-    seed: int
-
-    @staticmethod
-    def named(name: str, seed: int) -> "Synthetic":
-        """Return the source of that name; raise UserError for one that is not of the form."""
-        match = _FORM.fullmatch(name)
-        count, classes = match.groups() if match else ("0", "0")
-        made = Synthetic(int(count or 6000), int(classes or 10), seed)
-        if not made.examples >= made.num_classes >= 2:  # noqa: PLR2004
-            forms = "synthetic, synthetic:EXAMPLES or synthetic:EXAMPLESxCLASSES, with 2 classes"
-            raise UserError(f"dataset {name!r}: must be {forms} or more, and no fewer examples")
-        return made
-
-    def stream(self, image: Inputs, classes: tuple[str, ...]) -> Stream:
-        """Return the examples of the classes that are wanted."""
-        names = tuple(f"class-{label}" for label in range(self.num_classes))
-        labels = np.arange(self.examples, dtype=np.int64) % self.num_classes
+    def stream(image: Inputs, classes: tuple[str, ...]) -> Stream:
+        names = tuple(f"class-{label}" for label in range(count))
         kept, new_labels = select("synthetic", names, labels, classes)
         about = Content(image, new_labels, classes or names, paths=tuple(map(str, kept)))
-        return image_stream(about, self._pictures(labels[kept], image.image_shape))
+        patterns = _patterns(seed, count, image.image_shape)
+        return images.image_stream(about, _pictures(seed, patterns, labels[kept]))
 
-    def _patterns(self, shape: tuple[int, ...]) -> Examples:
-        """Return uint8 (C, *shape) in 0..135, the same scene at every size."""
-        rng = generator(self.seed, "synthetic-patterns")
-        blobs = (self.num_classes, _BLOBS)
-        centre, width = rng.uniform(0, 1, (*blobs, 2)), rng.uniform(0.08, 0.25, blobs)
-        colour = rng.uniform(0, 1, (*blobs, 3))[..., : shape[2]]
-        down, across = ((np.arange(side) + 0.5) / side for side in shape[:2])
-        scale = -0.5 / width[..., None] ** 2
-        rows = np.exp((down - centre[..., :1]) ** 2 * scale)
-        columns = np.exp((across - centre[..., 1:]) ** 2 * scale)
-        scene = np.einsum("kby,kbx,kbc->kyxc", rows, columns, colour, optimize=True)
-        return np.asarray(135 * np.minimum(scene, 1), dtype=np.uint8)
+    return Source(["synthetic", examples, count, seed], stream, examples)
 
-    def _pictures(self, labels: Indices, shape: tuple[int, ...]) -> Iterator[Decoded]:
-        """Add pattern, brightness 0..40 per image and noise 0..80 per value: at most 255."""
-        patterns = self._patterns(shape)
-        for chunk, start in enumerate(range(0, len(labels), _CHUNK)):
-            rng = generator(self.seed, "synthetic-noise", round_=chunk)
-            wanted = labels[start : start + _CHUNK]
-            images = rng.integers(0, 81, (len(wanted), *shape), dtype=np.uint8)
-            images += patterns[wanted]
-            images += rng.integers(0, 41, (len(wanted), 1, 1, 1), dtype=np.uint8)
-            yield from map(Decoded, images)
+
+def _patterns(seed: int, count: int, shape: tuple[int, ...]) -> Examples:
+    """Return uint8 (C, *shape) in 0..135, the same scene at every size."""
+    rng, blobs = generator(seed, "synthetic-patterns"), (count, _BLOBS)
+    centre, width = rng.uniform(0, 1, (*blobs, 2)), rng.uniform(0.08, 0.25, blobs)
+    colour = rng.uniform(0, 1, (*blobs, 3))[..., : shape[2]]
+    down, across = ((np.arange(side) + 0.5) / side for side in shape[:2])
+    scale = -0.5 / width[..., None] ** 2
+    rows = np.exp((down - centre[..., :1]) ** 2 * scale)
+    columns = np.exp((across - centre[..., 1:]) ** 2 * scale)
+    scene = np.einsum("kby,kbx,kbc->kyxc", rows, columns, colour, optimize=True)
+    return np.asarray(135 * np.minimum(scene, 1), dtype=np.uint8)
+
+
+def _pictures(seed: int, patterns: Examples, labels: Indices) -> Iterator[images.Decoded]:
+    """Add pattern, brightness 0..40 per image and noise 0..80 per value: at most 255."""
+    for chunk, start in enumerate(range(0, len(labels), _CHUNK)):
+        rng = generator(seed, "synthetic-noise", round_=chunk)
+        wanted = labels[start : start + _CHUNK]
+        pixels = rng.integers(0, 81, (len(wanted), *patterns.shape[1:]), dtype=np.uint8)
+        pixels += patterns[wanted]
+        pixels += rng.integers(0, 41, (len(wanted), 1, 1, 1), dtype=np.uint8)
+        yield from map(images.Decoded, pixels)
 
 
 # --- a user's function ----------------------------------------------------------------
@@ -390,13 +372,13 @@ def loaded(
             yield stored[kept[start : start + _CHUNK]]
         return about
     shape = image.image_shape
-    flags = decoded(Image.fromarray(stored[0]), shape).flags  # all are of one size
-    pictures = (Decoded(to_pixels(Image.fromarray(stored[k]), shape), flags) for k in kept)
-    return (yield from image_stream(replace(about, paths=tuple(map(str, kept))), pictures))
+    flags = images.decoded(Image.fromarray(stored[0]), shape).flags  # all are of one size
+    pixels = (images.to_pixels(Image.fromarray(stored[k]), shape) for k in kept)
+    pictures = (images.Decoded(one, flags) for one in pixels)
+    return (yield from images.image_stream(replace(about, paths=tuple(map(str, kept))), pictures))
 
 
 def _check_labels(examples: Examples, labels: Examples, classes: tuple[str, ...]) -> None:
-    """Raise ValueError for examples that are not labelled."""
     if not examples.ndim or not len(examples):
         raise ValueError("there are no examples")
     if labels.shape != examples.shape[:1] or labels.dtype.kind not in "iu":

@@ -17,19 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedhet.data import formats
-from fedhet.data.describe import (
-    PERSON,
-    about_site,
-    cut_labels,
-    described,
-    leaks,
-    named_columns,
-    need,
-    present,
-    site_like,
-    snake,
-)
+from fedhet.data import describe, formats
 from fedhet.data.inputs import (
     MAX_SIDE,
     MAX_SIZE,
@@ -73,10 +61,8 @@ def _refuse_unknown(
     values: pd.Series, codes: Indices, where: Callable[[int], str], key: str, known: Sequence[str]
 ) -> None:
     for row, value in values[codes == _UNKNOWN].items():
-        raise UserError(
-            f"{where(row)}: {shown(str(value))} is not in {key} ({listed(known)}): add it there, "
-            "or correct the file"
-        )
+        what = f"{shown(str(value))} is not in {key} ({listed(known)})"
+        raise UserError(f"{where(row)}: {what}: add it there, or correct the file")
 
 
 def places_of(values: Sequence[str], key: str) -> dict[str, int]:
@@ -97,9 +83,7 @@ class Classes:
     def __init__(self, reading: Reading, wanted: tuple[str, ...]) -> None:
         declared = tuple(name for name, _ in reading.labels)
         if wanted and declared and set(wanted) != set(declared):
-            raise UserError(
-                f"classes: {listed(wanted)} must be names of labels, {listed(declared)}"
-            )
+            raise UserError(f"classes: {listed(wanted)} must be in labels: {listed(declared)}")
         self._reading, self._names = reading, wanted or declared
         self._code = {} if declared else places_of(wanted, "classes")
         self._ranges: list[tuple[float, float, int]] = []
@@ -156,7 +140,7 @@ class Classes:
             text = (
                 f"target: '{self._reading.target}' {'is' if surely else 'may be'} a measurement: "
                 f"{len(values):,} different values, {values[0]:g} to {values[-1]:g}; divide it by "
-                f"{cut_labels(values[len(values) // 2])}"
+                f"{describe.cut_labels(values[len(values) // 2])}"
             )
             if surely:
                 raise UserError(text)
@@ -175,11 +159,8 @@ class Classes:
             again = sum(enough(part in known for part in split[name]) for name in joined)
             several += joined if 2 * again >= len(joined) else []
         if several:
-            raise UserError(
-                f"target: '{self._reading.target}' has several classes in one cell "
-                f"({shown(several[0])}), which are not supported: join values with labels, or make "
-                "a column for one class"
-            )
+            cell = f"has several classes in one cell ({shown(several[0])}), which is not supported"
+            raise UserError(f"target: '{self._reading.target}' {cell}: join values with labels")
 
 
 # --- clients, groups and times ---------------------------------------------------------------
@@ -225,14 +206,14 @@ class Keys:
         """Return the columns that are read as texts: target, site, group, time, and suspects.
 
         ``features`` are read in any case, and ``others`` are no suspects. Raise UserError as
-        :func:`present`.
+        :func:`fedhet.data.describe.present`.
         """
-        self.reading = reading = present(file, self.reading)
-        need(file, [reading.target], "target")
+        self.reading = reading = describe.present(file, self.reading)
+        describe.need(file, [reading.target], "target")
         if not self._sites.names:  # else one more file of a folder
             self._sites = _Codes(reading.site, self._missing)
         taken = reading.taken - {*reading.ignore} | {*others, reading.text, reading.time}
-        persons = (n for n in file.columns if n not in taken and PERSON.fullmatch(snake(n)))
+        persons = (n for n in file.columns if n not in taken and describe.is_person(n))
         columns = [reading.group] if reading.group else [[name] for name in persons]
         groups = self._groups or [_Codes(names, self._missing) for names in columns]
         self._groups = [one for one in groups if {*one.names} <= {*file.columns}]
@@ -358,11 +339,9 @@ class TableRows:
         if bad := [name for name in self.plain if frame[name].dtype.kind not in "iuf"]:
             column = frame[bad[0]].dropna()
             word = column[to_numbers(column, file.form).isna()]
-            raise UserError(
-                f"{file.at(word.index[0], bad[0])}: {shown(str(word.iloc[0]))} is not a number: "
-                f"name columns of words ({listed(bad)}) in ignore or, with their values, in "
-                "categories; decimal and gaps say how numbers are written"
-            )
+            what = f"{file.at(word.index[0], bad[0])}: {shown(str(word.iloc[0]))} is not a number"
+            keys = f"name columns of words ({listed(bad)}) in ignore, or with values in categories"
+            raise UserError(f"{what}: {keys}; decimal and gaps say how numbers are written")
         numbers = np.empty((len(frame), len(self.inputs.columns)), dtype=np.float32)
         with np.errstate(over="ignore"):
             for place, name in enumerate(self.inputs.columns):
@@ -394,7 +373,7 @@ class TableRows:
 
 def of_table(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
     """Return the rows of a file, in its order: the columns that are features."""
-    reading, description = described(file, given)
+    reading, description = describe.described(file, given)
     for name, values in reading.categories:
         if name in reading.taken or (reading.declared and not values):
             taken = "needs its values on a node, and is no target, site, group, split-by or ignored"
@@ -430,21 +409,21 @@ def of_table(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
     seen = np.concatenate(sampled)
     if not (reading.site or reading.declared or file.site is not None):
         pairs = zip(features, seen.T, strict=True)
-        different = {n: len(np.unique(x[~np.isnan(x)])) for n, x in pairs if site_like(n)}
+        different = {n: len(np.unique(x[~np.isnan(x)])) for n, x in pairs if describe.site_like(n)}
         likely = [name for name, many in different.items() if 2 <= many <= len(seen) // 10]  # noqa: PLR2004
-        lines += [about_site(name) for name in likely[:1]]
+        lines += [describe.about_site(name) for name in likely[:1]]
     infinite = listed([f"{name} ({count:,})" for name, count in rows.infinite.items()])
     warning = infinite and f"infinite numbers count as gaps: {infinite}"
     content = keys.content(rows.inputs, [warning], lines, file.found)
     if reading.declared:
         return content
-    leaking = leaks(features, seen, content.labels[np.concatenate(places)], reading.target)
+    leaking = describe.leaks(features, seen, content.labels[np.concatenate(places)], reading.target)
     return replace(content, warnings=(*content.warnings, *leaking))
 
 
 def left_columns(file: RowFile, reading: Reading) -> list[str]:
     """Return the columns that may be features: no key names them, and they are no index."""
-    return [name for name in named_columns(file, reading) if name not in reading.taken]
+    return [name for name in describe.named_columns(file, reading) if name not in reading.taken]
 
 
 # --- texts ----------------------------------------------------------------
@@ -466,7 +445,7 @@ def token_ids(texts: Sequence[str], inputs: Inputs) -> npt.NDArray[np.int32]:
 
 def of_texts(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
     """Return the texts of a file, in its order, with the target and the sites."""
-    reading, _ = described(file, given, text=True)
+    reading, _ = describe.described(file, given, text=True)
     lines = [f"the texts are those of '{reading.text}'"] if not given.text else []
     used = {reading.text, *reading.taken, *file.index}
     if unused := [name for name in file.columns if name not in used]:
@@ -511,7 +490,7 @@ class Npz(RowFile):
             raise UserError(f"{self.where}: not a valid NPZ file: {one_line(error)}") from error
         self.columns = list(self._file)
         self.used = (self.one_of(("x", "X")), self.one_of(TARGETS))
-        need(self, self.used[:1], "signals")
+        describe.need(self, self.used[:1], "signals")
         x = self._array(self.used[0])
         what = f"x of shape {x.shape} is"
         if x.dtype.kind not in "biuf" or x.ndim not in (2, 3) or not x.size:
@@ -638,7 +617,7 @@ def cut_recordings(
     A recording ends where time goes back, or another key begins. With ``steps`` windows have that
     length; else recordings of equal length stay whole. One text is the file's number.
     """
-    need(file, [reading.time, *channels], "channels")
+    describe.need(file, [reading.time, *channels], "channels")
     table, when = TableRows(Inputs.table(channels)), reading.time
     values, frames = [], []
     for part, frame in file.chunks([*texts, when], channels):
@@ -653,9 +632,7 @@ def cut_recordings(
     return windows, rows.iloc[starts], np.searchsorted(new, starts, side="right"), line
 
 
-def _cut(
-    new: npt.NDArray[Any], rows: int, length: int, *, whole: bool
-) -> tuple[npt.NDArray[np.int64], int, str]:
+def _cut(new: Indices, rows: int, length: int, *, whole: bool) -> tuple[Indices, int, str]:
     """Return first rows of the windows, their length, and a line about how they were cut."""
     sizes = np.diff(np.append(new, rows))
     common, count = Counter(sizes.tolist()).most_common(1)[0]

@@ -7,19 +7,23 @@ import pytest
 from fedhet.cli.app import execute
 from fedhet.config.load import load_config
 from fedhet.data.cache import open_dataset
+from fedhet.errors import UserError
 
 
 @pytest.fixture
 def opened(tmp_path):
-    """Write a file and open it; without content one that is there."""
+    """Write a file and open it; without content one that is there. An error is one line."""
 
     def open_(content, reading, name="p.csv", dataset="table", **keywords):
         path = tmp_path / name
         if content is not None:
             path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return open_dataset(
-            dataset, data_path=str(path), reading=reading, cache_dir=tmp_path / "cache", **keywords
-        )
+        keywords |= {"data_path": str(path), "cache_dir": tmp_path / "cache"}
+        try:
+            return open_dataset(dataset, reading=reading, **keywords)
+        except UserError as error:
+            assert "\n" not in str(error)
+            raise
 
     return open_
 

@@ -149,7 +149,8 @@ def test_keys_that_cannot_be_followed_are_one_line(tmp_path, keys, reason):
         load_partition(config, config.clients)
 
 
-def test_a_node_keeps_groups_and_time(tmp_path):
+def test_a_node_keeps_groups_and_counts_them(tmp_path):
+    """Five visits of a patient are one patient: a class of 14 is rare."""
     config = _table(
         tmp_path, group="patient", categories="{sex: [m, f]}", labels="{well: [0], ill: [1]}"
     )
@@ -157,20 +158,12 @@ def test_a_node_keeps_groups_and_time(tmp_path):
     data = load_local(config, node, simulated=False)
     parts = [set(data.dataset.groups[getattr(data.split, part)]) for part in PARTS]
     assert sum(map(len, parts)) == 30 and all(parts)
-    (tmp_path / "other.csv").write_text(TABLE.replace("patient", "person"))
-    with pytest.raises(UserError, match="group: .* has no column 'patient'"):
-        load_local(config, node | {"data-dir": str(tmp_path / "other.csv")}, simulated=False)
-
-
-def test_a_class_of_one_patient_is_rare(tmp_path):
-    """Five visits of a patient are one patient, where the run keeps patients together."""
-    config = _table(
-        tmp_path, group="patient", categories="{sex: [m, f]}", labels="{well: [0], ill: [1]}"
-    )
-    data = load_local(config, {"data-dir": config.data_path, "name": "a"}, simulated=False)
     assert without_rare(data, 5)[1] == []
     with pytest.raises(Refused, match="no class has min-class=14 training groups"):
         without_rare(data, 14)
+    (tmp_path / "t.csv").write_text(TABLE.replace("patient", "person"))
+    with pytest.raises(UserError, match="group: .* has no column 'patient'"):
+        load_local(config, node, simulated=False)
 
 
 def _recordings(tmp_path, count, steps, **keys):
@@ -210,23 +203,21 @@ def test_a_long_recording_is_cut_by_time(tmp_path):
     assert any("fewer than 3 recordings, and was cut by time" in line for line in made.warnings)
 
 
-def _images(tmp_path):
-    """Three images of each of sixteen patients, of one class each."""
-    rng = np.random.default_rng(0)
-    for patient in range(16):
-        folder = tmp_path / "in" / "ab"[patient % 2]
-        folder.mkdir(parents=True, exist_ok=True)
-        for k in range(3):
-            image = Image.fromarray(rng.integers(0, 255, (16, 16, 3), dtype=np.uint8))
-            image.save(folder / f"p{patient:02}_{k}_left.png")
+def _images(tmp_path, names, **keys):
+    """Write images of two classes in turn; return a run's configuration."""
+    image = Image.fromarray(np.zeros((16, 16, 3), np.uint8))
+    for k, name in enumerate(names):
+        (tmp_path / "in" / "ab"[k % 2]).mkdir(parents=True, exist_ok=True)
+        image.save(tmp_path / "in" / "ab"[k % 2] / f"{name}.png")
     return small(
         tmp_path, dataset="image-folder", data_path=str(tmp_path / "in"), image_size=16,
-        partition="iid", clients=2, group="{group}_*.png",
+        partition="iid", clients=2, **keys,
     )  # fmt: skip
 
 
 def test_images_are_grouped_by_their_paths(tmp_path):
-    config = _images(tmp_path)
+    names = [f"p{patient:02}_{k}_left" for k in range(3) for patient in range(16)]
+    config = _images(tmp_path, names, group="{group}_*.png")
     dataset, made = load_partition(config, 2)
     assert "16 groups by {group}_*.png" in dataset.notes[0]
     assert [path[2:5] for path in dataset.paths[:4]] == ["p00", "p00", "p00", "p02"]
@@ -242,55 +233,36 @@ def test_images_are_grouped_by_their_paths(tmp_path):
     assert load_dataset(folder).groups.tolist() == [0] * 24 + [1] * 24
 
 
-def _named(tmp_path, names):
-    """Images of two classes by names; the pattern that is printed, and the groups by it."""
-    image = Image.fromarray(np.zeros((16, 16, 3), np.uint8))
-    for k, name in enumerate(names):
-        (tmp_path / "in" / "ab"[k % 2]).mkdir(parents=True, exist_ok=True)
-        image.save(tmp_path / "in" / "ab"[k % 2] / f"{name}.png")
-    config = small(
-        tmp_path, dataset="image-folder", data_path=str(tmp_path / "in"), image_size=16,
-        partition="iid", clients=2,
-    )  # fmt: skip
+SUFFIX = "{group}{suffix}.png"
+NAMED = {  # names of images; the pattern that is said, and the names of the first group
+    "letters": ([f"{k:05}{end}" for k in range(20) for end in ("", "a", "b")], SUFFIX,
+                ["00000", "00000a", "00000b"]),
+    "numbers": ([f"scan_{k}_{e}" for k in range(20) for e in (1, 2)], SUFFIX,
+                ["scan_0_1", "scan_0_2"]),
+    "eyes": ([f"P{k:02}-{e}" for k in range(20) for e in "LR"], SUFFIX, ["P00-L", "P00-R"]),
+    "words": ([f"{k:03}_img{e}" for k in range(20) for e in (1, 2)], SUFFIX,
+              ["000_img1", "000_img2"]),
+    "persons": ([f"sub-{k // 3:02}_ses-{k % 3}_T1w" for k in range(60)], "{group}_*.png",
+                [f"sub-00_ses-{k}_T1w" for k in range(3)]),
+    "in both classes": ([f"{k // 4:03}{'pq'[k // 2 % 2]}" for k in range(80)],
+                        "{folder}/{group}{suffix}.png", ["000p", "000q"]),
+    **{form: ([form.format(k) for k in range(100)], "", [])
+       for form in ("img_{:04}", "{:04}", "scan_1_{}", "x{}y")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_images_whose_names_are_alike_are_said_with_the_pattern_to_copy(tmp_path, case):
+    names, pattern, first = NAMED[case]
+    config = _images(tmp_path, names)
     lines = [line for line in load_partition(config, 2)[1].warnings if "share their stem" in line]
-    if not lines:
-        return "", []
-    pattern = re.search("group='(.*)'", lines[0])[1]
-    dataset, made = load_partition(config.model_copy(update={"group": (pattern,)}), 2)
-    assert {len(one) for one in _places(made, dataset.groups)} == {1}
-    names = [path[2:-4] for path in dataset.paths]
-    return pattern, [sorted(n for n, g in zip(names, dataset.groups, strict=True) if g == code)
-                     for code in np.unique(dataset.groups)]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("form", "ends"),
-    [
-        ("{:05}{}", ["", "a", "b"]), ("scan_{}{}", ["_1", "_2"]), ("P{:02}{}", ["-L", "-R"]),
-        ("{:03}{}", ["_img1", "_img2"]),
-    ],
-)  # fmt: skip
-def test_images_whose_names_differ_in_a_suffix_are_said(tmp_path, form, ends):
-    expected = [[form.format(k, end) for end in ends] for k in range(20)]
-    pattern, groups = _named(tmp_path, [name for group in expected for name in group])
-    assert pattern == "{group}{suffix}.png" and sorted(groups) == sorted(map(sorted, expected))
-
-
-def test_images_whose_names_begin_with_a_person_are_said(tmp_path):
-    names = [f"sub-{k // 3:02}_ses-{k % 3}_T1w" for k in range(60)]
-    pattern, groups = _named(tmp_path, names)
-    assert pattern == "{group}_*.png" and len(groups) == 20
-
-
-@pytest.mark.parametrize("form", ["img_{:04}", "{:04}", "scan_1_{}", "x{}y"])
-def test_numbered_images_are_no_groups(tmp_path, form):
-    assert _named(tmp_path, [form.format(k) for k in range(100)]) == ("", [])
-
-
-def test_names_that_every_folder_has_are_of_its_own(tmp_path):
-    names = [f"{k // 4:03}{'pq'[k // 2 % 2]}" for k in range(80)]  # in both classes
-    pattern, groups = _named(tmp_path, names)
-    assert pattern == "{folder}/{group}{suffix}.png" and len(groups) == 40
+    assert [re.search("group='?([^ ']*)", line)[1] for line in lines] == [pattern] * bool(pattern)
+    if pattern:
+        dataset, made = load_partition(config.model_copy(update={"group": (pattern,)}), 2)
+        assert {len(one) for one in _places(made, dataset.groups)} == {1}
+        own = [path[2:-4] for path in np.array(dataset.paths)[dataset.groups == 0]]
+        assert sorted(own) == first and len(names) % len(first) == 0
+        assert np.ptp(np.bincount(dataset.groups)) == 0
 
 
 def test_arrays_of_windows_are_grouped(tmp_path):
@@ -315,5 +287,5 @@ def test_test_examples_that_stand_in_train_are_counted(tmp_path):
     tests = sum(len(one.test) for one in made.clients)
     (line,) = dataset.about_repeats(made.clients)
     assert line.startswith(f"{tests} of {tests} test examples also stand in train")
-    dataset, made = load_partition(_table(tmp_path, TABLE), 2)
+    dataset, made = load_partition(_table(tmp_path, seed=1), 2)
     assert dataset.about_repeats(made.clients) == []

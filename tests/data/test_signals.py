@@ -50,9 +50,8 @@ HOSTILE = {
 @pytest.mark.parametrize("case", HOSTILE)
 def test_arrays_that_are_no_signals(npz_of, case):
     arrays, message = HOSTILE[case]
-    with pytest.raises(UserError, match=message) as found:
+    with pytest.raises(UserError, match=message):
         npz_of(**arrays)
-    assert "\n" not in str(found.value)
 
 
 def test_damage_is_named(tmp_path, npz_of):

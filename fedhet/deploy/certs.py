@@ -14,7 +14,6 @@ import contextlib
 import ipaddress
 import os
 import re
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -48,7 +47,6 @@ _LABEL = r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"
 _HOST = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
 CA_DAYS, DAYS = 3650, 825
 _SKEW = timedelta(hours=1)  # a machine whose clock is behind accepts them, too
-DAY = 86_400.0  # seconds between warnings of the same
 SOON = timedelta(days=30)  # before the end of a certificate
 RENEW = "renew it with `fedhet certs --renew` where ca.key is"
 Files = dict[Path, tuple[bytes, int]]  # contents and mode
@@ -358,20 +356,20 @@ class Certificates:
         for path in self._known:
             with contextlib.suppress(UserError):
                 self._known[path] = read_certificate(path)
-        self._warned: float | None = None
+        self._warned: set[Path] = set()
 
     def look(self) -> list[Path]:
         """Return those that were replaced since the last look; print a line for each."""
-        renewed, now = [], time.monotonic()
-        warn = self._warned is None or now - self._warned > DAY
+        renewed = []
         for path, before in self._known.items():
             with contextlib.suppress(UserError):  # not whole yet
                 certificate = self._known[path] = read_certificate(path)
                 if before not in (None, certificate):
                     renewed.append(path)
+                    self._warned.discard(path)
                     until = f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
                     self.say(f"'{path}' was renewed: it is valid until {until}")
-                if warn and (text := warning(certificate)):
+                if path not in self._warned and (text := warning(certificate)):
+                    self._warned.add(path)
                     self.say(f"'{path}' {text}: {RENEW}")
-        self._warned = now if warn else self._warned
         return renewed

@@ -27,7 +27,8 @@ NEVER = 0.0  # seconds; a heartbeat interval that is out of every server's bound
 UNAUTHORIZED = 401
 TIMEOUT = 60.0  # seconds for a server that is busy
 TOLD_AFTER = 10.0  # seconds of waiting after which a line is printed
-REFUSED = "refused"  # code of the error of a certificate, for which waiting seldom helps
+OTHER_TIME = (9, 10)  # OpenSSL's codes of a certificate that is not valid now
+REFUSED = "refused"  # code of the error of another certificate, for which waiting does not help
 KINDS = ("https", "all", "http")  # of proxies; the last is never used for TLS
 PORTS = 1 << 16
 PROXY = re.compile(
@@ -109,7 +110,7 @@ def reach(server: str, ca: Path) -> httpx.Response:
     """Make a request without effect at ``host:port``, and return the answer.
 
     Raises UserError with the reason for a server that cannot be reached, with the code
-    ``REFUSED`` for its certificate.
+    ``REFUSED`` for a certificate of another CA or name.
     """
     via(server)
     try:
@@ -122,7 +123,8 @@ def reach(server: str, ca: Path) -> httpx.Response:
         if (cause := _refused(error)) is not None:
             text = f"the server's certificate is refused: {cause.verify_message}{via(server)}"
             need = f"it must be from the CA in '{ca}', for this name, and valid ({RENEW})"
-            raise UserError(f"{server}: {text}: {need}", REFUSED) from error
+            code = "" if cause.verify_code in OTHER_TIME else REFUSED
+            raise UserError(f"{server}: {text}: {need}", code) from error
         text = str(error) or type(error).__name__
         if "WRONG_VERSION_NUMBER" in text:  # OpenSSL's words for an answer in plain text
             text = "it answers without TLS, so it is not `fedhet server`"

@@ -198,16 +198,16 @@ class FederationServer:
                 how = " before this start" if not before and node.since < self._begun else how
                 self.say(f"{node.name or node.id}: {node.status}{how}")
         for run in control.runs():
-            before, self._runs[run.id] = self._runs.get(run.id, ""), run.status
-            old = not before and run.started < self._begun
-            name = Path(run.folder).name or str(run.id)
-            if old and run.status in BEGUN:  # so nodes are free, and `status` says what is so
+            before, status = self._runs.get(run.id, ""), run.status
+            old, name = not before and run.started < self._begun, Path(run.folder).name
+            if old and status in BEGUN:  # so nodes are free, and `status` says what is so
                 control.stop(run.id)
-                self._runs[run.id] = "finished:stopped"
+                status = "finished:stopped"
                 how = f"fedhet resume {run.folder or 'RUN'} --superlink {self.folder.tls}"
-                self.say(f"run {name} ended with the last server; to go on: {how}")
-            elif run.status != before and not old:
-                self.say(f"run {name}: {run.status}")
+                self.say(f"run {name or run.id} ended with the last server; to go on: {how}")
+            elif status != before and not old:
+                self.say(f"run {name or run.id}: {status}")
+            self._runs[run.id] = status
 
 
 def _stop(started: list[subprocess.Popen[bytes]]) -> None:

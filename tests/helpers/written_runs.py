@@ -39,11 +39,29 @@ def write_clients(folder: Path, tests) -> None:
     (folder / "clients.csv").write_text("\n".join(lines) + "\n")
 
 
+def write_summary(folder: Path, **keys) -> None:
+    """``summary.json``."""
+    (folder / "summary.json").write_text(json.dumps({"reason": "", "run_sha256": "ab"} | keys))
+
+
+def write_run(path: Path, config: dict, lines=(), tests=(), **summary) -> Path:
+    """A run folder of these lines of ``rounds.jsonl`` and accuracies, ended if it has a summary."""
+    (path / "checkpoint").mkdir(parents=True)
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    identity = {"experiment": "x", "config": config}
+    (path / "checkpoint" / "run.json").write_text(json.dumps(identity))
+    if lines:
+        (path / "rounds.jsonl").write_text("".join(lines))
+    if tests:
+        write_clients(path, tests)
+    if summary:
+        write_summary(path, **summary)
+    return path
+
+
 def make_run(folder: Path, method: str, seed: int, tests, **changes) -> Path:
-    """A run folder written by hand: ``tests`` are the clients' accuracies after each round."""
-    own = {
-        key: changes.pop(key) for key in list(changes) if key in ("name", "flops", "status", "loss")
-    }
+    """A completed run: ``tests`` are the clients' accuracies after each round."""
+    own = {key: changes.pop(key) for key in ("name", "flops", "status", "loss") if key in changes}
     name = own.get("name", f"{method}-s{seed}")
     config = build_config(
         {
@@ -52,25 +70,18 @@ def make_run(folder: Path, method: str, seed: int, tests, **changes) -> Path:
             **{key.replace("_", "-"): value for key, value in changes.items()},
         }
     )  # fmt: skip
-    path = folder / name
-    path.mkdir(parents=True)
-    (path / "config.yaml").write_text(yaml.safe_dump(config.flat()))
-    flops = own.get("flops", 1e12)
-    more = {"val_accuracy_mean": 1.0, "train_flops": flops, "sha256": sha256_of(method, seed)}
+    more = {"train_flops": own.get("flops", 1e12), "sha256": sha256_of(method, seed)}
     lines = [
         round_line(r, sum(row) / len(row), own.get("loss", 0.5), **more)
         for r, row in enumerate(tests, start=1)
     ]
-    (path / "rounds.jsonl").write_text("".join(lines))
-    write_clients(path, tests)
+    path = write_run(
+        folder / name, config.flat(), lines, tests, method=method, reason="not finite",
+        status=own.get("status", "completed"), best_validation_test_accuracy_mean=5.0,
+        wall_seconds=7200.0, failures=[], rounds=len(tests), run_sha256=sha256_of(method, seed),
+        test_accuracy_mean=sum(tests[-1]) / len(tests[-1]),
+    )  # fmt: skip
     (path / "partition.csv").write_text("client,a,b\n" + "".join(f"{k},3,0\n" for k in range(4)))
-    summary = {
-        "method": method, "status": own.get("status", "completed"), "reason": "not finite",
-        "best_validation_test_accuracy_mean": 5.0, "wall_seconds": 7200.0, "failures": [],
-        "rounds": len(tests), "test_accuracy_mean": sum(tests[-1]) / len(tests[-1]),
-        "run_sha256": sha256_of(method, seed),
-    }  # fmt: skip
-    (path / "summary.json").write_text(json.dumps(summary))
     return path
 
 

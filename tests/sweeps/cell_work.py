@@ -8,38 +8,23 @@ import sys
 import time
 from pathlib import Path
 
-import yaml
-from helpers.written_runs import round_line, write_clients
+from helpers.written_runs import round_line, write_clients, write_run, write_summary
 
 from fedhet.config.load import load_config
 from fedhet.records.run_folder import source_digest, versions
 
 
-def write_summary(folder: Path, **keys) -> None:
-    (folder / "summary.json").write_text(json.dumps({"reason": "", "run_sha256": "ab"} | keys))
-
-
 def leave(out, cell, *, status="completed", reason="", rounds=2, loss=0.5, torch=None, silent=()):
     """A run folder as a cell leaves it; nobody replied in the ``silent`` rounds."""
-    folder = out / cell.name
-    folder.mkdir(parents=True)
-    (folder / "checkpoint").mkdir()
-    (folder / "checkpoint" / "run.json").write_text("{}")
-    offline = [{"client": "0", "reason": "no node is connected"}]
+    nobody = {"replied": 0, "failures": [{"client": "0", "reason": "no node is connected"}]}
     lines = [
-        round_line(r, 50.0, None, replied=0, failures=offline) if r in silent else
-        round_line(r, 50.0, loss)
+        round_line(r, 50.0, None, **nobody) if r in silent else round_line(r, 50.0, loss)
         for r in range(1, rounds + 1)
-    ]  # fmt: skip
-    (folder / "rounds.jsonl").write_text("".join(lines))
-    (folder / "config.yaml").write_text(yaml.safe_dump(cell.config.flat()))
-    write_clients(folder, [[50.0]])
-    if status:
-        write_summary(folder, status=status, reason=reason, rounds=rounds)
-    made = {
-        "source_sha256": source_digest(),
-        "versions": versions() | ({"torch": torch} if torch else {}),
-    }
+    ]
+    summary = {"status": status, "reason": reason, "rounds": rounds} if status else {}
+    folder = write_run(out / cell.name, cell.config.flat(), lines, [[50.0]], **summary)
+    made = {"source_sha256": source_digest(), "versions": versions()}
+    made["versions"] |= {"torch": torch} if torch else {}
     (folder / "environment.json").write_text(json.dumps(made))
 
 
@@ -83,14 +68,11 @@ def sleep(_words: list[str]) -> int:
 def trial(words: list[str]) -> int:
     """Leave a run whose validation accuracy is best at lr 0.01, and whose test says 0.03."""
     config = load_config(Path(words[1]))
-    folder = Path(words[words.index("--out") + 1]) / words[-1]
-    folder.mkdir(parents=True)
     good = 90.0 - 1000 * abs(config.lr - 0.01) + config.seed - getattr(config.params, "lam", 0)
     loss = None if config.lr == 0.003 and config.method == "standalone" else 1.0
     first = round_line(1, 1.0, val_accuracy_mean=99.0)
     last = round_line(2, 1000 * config.lr, loss, val_accuracy_mean=good)
-    (folder / "rounds.jsonl").write_text(first + last)
-    (folder / "config.yaml").write_text(Path(words[1]).read_text())
-    write_clients(folder, [[1.0], [1000 * config.lr]])
-    write_summary(folder, status="completed", rounds=2)
+    folder = Path(words[words.index("--out") + 1]) / words[-1]
+    tests = [[1.0], [1000 * config.lr]]
+    write_run(folder, config.flat(), [first, last], tests, status="completed", rounds=2)
     return 0

@@ -84,8 +84,6 @@ def test_a_completed_cell_that_no_report_could_read_is_a_failure(
     for cell in cells[:2]:
         folder = make_run(tmp_path, "standalone", 0, [[1.0, 2.0], [3.0, 4.0]], name=cell.name)
         (folder / "config.yaml").write_text(yaml.safe_dump(cell.config.flat()))
-        (folder / "checkpoint").mkdir(exist_ok=True)
-        (folder / "checkpoint" / "run.json").write_text("{}")
     (tmp_path / cells[0].name / file).write_text(content)
     broken, whole = concluded(tmp_path, cells[:2])
     assert (broken.state, whole.state) == ("damaged", "finished")

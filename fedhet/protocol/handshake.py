@@ -191,8 +191,16 @@ class Roster:
 
     def admit(self, info: ClientInfo, key: SumKey | None = None) -> None:
         """Add a client, or check that a returning one declares what it declared before."""
-        if key is not None:
-            self._check_key(info.client, key)
+        before = self.keys.get(info.client, key)
+        if key is not None and before is not None:
+            if before.public != key.public:
+                raise ValueError(
+                    f"client '{info.client}' has lost its key for the sums of this run, and the "
+                    "others know that one only"
+                )
+            others = (one for client, one in self.keys.items() if client != info.client)
+            if any(key.public == one.public for one in others):
+                raise ValueError(f"client '{info.client}' tells another client's key")
         if difference := self._differs(info):
             raise ValueError(difference)
         if self.classes:
@@ -203,16 +211,6 @@ class Roster:
         self.generations.setdefault(info.client, 0)
         if key is not None:
             self.keys[info.client] = key
-
-    def _check_key(self, client: str, key: SumKey) -> None:
-        before = self.keys.get(client)
-        if before is not None and before.public != key.public:
-            raise ValueError(
-                f"client '{client}' has lost its key for the sums of this run, and the others know "
-                "that one only"
-            )
-        if any(key.public == one.public for other, one in self.keys.items() if other != client):
-            raise ValueError(f"client '{client}' tells another client's key")
 
     def accept(self, client: str, round_: int, digest: str) -> None:
         """Record that a client goes on from its state of this round, which has this digest."""
@@ -235,7 +233,12 @@ class Roster:
         while the union has more than ``most`` classes, those with most of their own; and those with
         a class outside the list. Raises RunFailed if no client is left.
         """
-        self._fix_inputs()
+        forms = Counter(own for client in self.ids if (own := self.infos[client].inputs))
+        if self.inputs is None and forms:
+            self.inputs = forms.most_common(1)[0][0]
+        for client in self.ids:
+            if difference := self._differs(self.infos[client]):
+                self._drop(client, difference)
         if not configured:
             self._bound_union(most)
         lists = {info.classes for info in self.infos.values()}
@@ -248,15 +251,6 @@ class Roster:
                 self._drop(client, str(error))
         if not self.infos:
             raise RunFailed(f"no client is left: {'; '.join(sorted(self.refused.values()))}")
-
-    def _fix_inputs(self) -> None:
-        """Set the form of examples to that of most clients, unless the run names it."""
-        forms = Counter(own for client in self.ids if (own := self.infos[client].inputs))
-        if self.inputs is None and forms:
-            self.inputs = forms.most_common(1)[0][0]
-        for client in self.ids:
-            if difference := self._differs(self.infos[client]):
-                self._drop(client, difference)
 
     def _differs(self, info: ClientInfo) -> str:
         known, own = self.inputs, info.inputs
@@ -441,7 +435,11 @@ class Handshake:
                 tell(text)
             time.sleep(self._mail.interval)
         if not nodes:
-            self._until_heard()
+            deadline = time.monotonic() + HEARD  # Flower drops the reason at the end of the run
+            while self._notices and time.monotonic() < deadline:
+                self._notices.poll()
+                if self._notices:
+                    self._notices.pause()
             reasons = reasons or "no node is online"
             if self._final(expected, settled=True):
                 raise RunFailed(f"no node can take part in this run: {reasons}")
@@ -508,14 +506,6 @@ class Handshake:
                 request(QUERY, node, why, QUERY_TTL) for node, why in whys.items()
             )
             self._notices.poll()
-
-    def _until_heard(self) -> None:
-        """Wait until refused nodes have the reason, which Flower drops at the end of the run."""
-        deadline = time.monotonic() + HEARD
-        while self._notices and time.monotonic() < deadline:
-            self._notices.poll()
-            if self._notices:
-                self._notices.pause()
 
     def _answered(self, asked: Message, message: Message) -> list[str]:
         """Take in one answer; return the id of the new client, if it is one."""

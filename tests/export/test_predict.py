@@ -86,7 +86,7 @@ def test_unreadable_files_are_named_and_left_out(model, tmp_path, capsys):
 CARDS = (
     ({"architecture": "cnn-1"}, "do not fit card.yaml"),
     ({"architecture": "cnn-5 weights=/no/such"}, "names a file of weights"),
-    ({"architecture": "hf:network/../x untrained"}, "names a file of weights"),
+    ({"architecture": "hf:network/../x untrained"}, "you did not make it: give --trust"),
     ({"format": 2}, "not of format 1"),
     ({"hyper-parameters": {"d1": -1}}, "d1"),
 )

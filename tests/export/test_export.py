@@ -1,22 +1,27 @@
-"""`fedhet export`: the model that a client takes home is the one that ran."""
+"""`fedhet export`: the model that a client takes home is the one that ran, as ONNX too."""
 
+import importlib.util
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from export.exported import percent, recorded, states
 from helpers.pictures import images_of
+from helpers.pretrained import bert, texts
 from helpers.products import PRODUCT, short
 from helpers.tiny import tiny
 from safetensors.torch import load_file
 
+from fedhet.cli import app as cli
 from fedhet.cli.app import execute
 from fedhet.errors import UserError
+from fedhet.export import model
 from fedhet.export.model import export, load_model, rebuild
 from fedhet.site.state import FileStore
-from fedhet.testing import simulate
+from fedhet.testing import simulate, small
 
 MORE = [
     *(("fedmrl", {"inference": kind, "report_all_inference": True})
@@ -109,15 +114,15 @@ def fails(state, out):
 def test_what_is_no_state_folder(run, model, copied, tmp_path):
     config, folder = run
     out = tmp_path / "m"
-    assert "is neither an exported model" in fails(tmp_path / "nowhere", out)
-    assert "did you mean" in fails(copied.parent, out)
-    assert f"did you mean '{model}'" in fails(model.parent, out)
-    said = fails(folder.path, out)  # the run folder instead of a client's state
-    assert str(states(folder, config)["0"]) in said
-    (copied / "client.json").write_text("{")
-    assert "client.json is damaged" in fails(copied, out)
-    (copied / "client.json").write_text("{}")
-    assert "do not fit client.json" in fails(copied, out)
+    for place, says in (
+        (tmp_path / "nowhere", "is neither an exported model"),
+        (copied.parent, "did you mean"), (model.parent, f"did you mean '{model}'"),
+        (folder.path, str(states(folder, config)["0"])),  # the run instead of a client's state
+    ):  # fmt: skip
+        assert says in fails(place, out)
+    for text, says in (("{", "client.json is damaged"), ("{}", "do not fit client.json")):
+        (copied / "client.json").write_text(text)
+        assert says in fails(copied, out)
 
 
 def test_what_holds_no_good_generation(copied, tmp_path):
@@ -168,3 +173,63 @@ def test_standardised_images_are_prepared_as_in_training(tmp_path):
         assert prepared.shape == (len(stored), *loaded.inputs.shape)
         assert prepared.mean(dim=(0, 2, 3)).abs().max() < 1e-3
         assert (prepared.std(dim=(0, 2, 3)) - 1).abs().max() < 1e-2
+
+
+WITH_ONNX = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")),
+    reason="needs the extra onnx",
+)
+
+
+@WITH_ONNX
+@pytest.mark.parametrize("method", ["fedmrl", "fedapen"])
+def test_onnx_answers_as_torch_does(tmp_path, method):
+    import onnxruntime
+
+    config = tiny(tmp_path, method=method, rounds=1, **short(method))
+    folder, _ = simulate(config)
+    data = images_of(config, "0")
+    out = export(states(folder, config)["0"], tmp_path / "model", onnx=True)
+    loaded, card = load_model(out)
+    assert 0 <= card["onnx"]["max-logit-difference"] < 1e-4
+    session = onnxruntime.InferenceSession(
+        str(out / "model.onnx"), providers=["CPUExecutionProvider"]
+    )
+    for count in (1, 3, 5):  # the batch is free
+        inputs, _ = data.batch(torch.arange(count))
+        (got,) = session.run(None, {"images": inputs.contiguous().numpy()})
+        assert np.allclose(got, loaded(inputs).numpy(), atol=1e-5)
+    assert {path.name for path in out.iterdir()} == {"card.yaml", "model.onnx", "model.safetensors"}
+
+
+@WITH_ONNX
+@pytest.mark.parametrize(("method", "width"), [("fedssa", 12), ("fedmrl", 24)])
+def test_a_network_of_texts_takes_its_tokenizers_ids_behind_those_of_a_shared_model(
+    tmp_path, method, width
+):
+    network = bert(tmp_path / "bert")
+    config = small(
+        tmp_path, method=method, rounds=1, clients=2, models=[f"hf:{network} lora=2"],
+        **texts(tmp_path / "data"), **short(method),
+    )  # fmt: skip
+    out = export(states(simulate(config)[0], config)["0"], tmp_path / "model", onnx=True)
+    card = load_model(out)[1]
+    assert card["onnx"]["shape"] == ["batch", width] and card["onnx"]["max-logit-difference"] < 1e-4
+
+
+@WITH_ONNX
+def test_onnx_that_differs_is_not_written(run, tmp_path, monkeypatch):
+    config, folder = run
+    monkeypatch.setattr(model, "_TOLERANCE", -1.0)
+    with pytest.raises(UserError, match="logits differ from torch's by "):
+        export(states(folder, config)["0"], tmp_path / "m", onnx=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_the_extra_nothing_is_written(run, tmp_path, monkeypatch, capsys):
+    config, folder = run
+    monkeypatch.setattr(model.importlib.util, "find_spec", lambda name: None)
+    state = str(states(folder, config)["0"])
+    assert cli.execute(["export", state, "--out", str(tmp_path / "m"), "--onnx"]) == 2
+    assert "pip install 'fedhet[onnx]'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

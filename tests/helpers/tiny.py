@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import fedhet
 from fedhet.config.schema import RunConfig
 from fedhet.testing import LocalGrid, small
 
@@ -31,3 +32,10 @@ def deployed(
             context.node_config.update({"state-dir": str(folder / "states" / str(node)), **keys})
 
     return prepare
+
+
+def run_by_name(config: RunConfig) -> dict[str, Any]:
+    """Run it as `fedhet run` does, in the engine that it names; return the summary."""
+    values = config.model_dump(by_alias=True, exclude_unset=True)
+    keys = {key.replace("-", "_"): value for key, value in values.items()}
+    return fedhet.run(progress=False, **keys).summary

@@ -1,4 +1,4 @@
-"""All models by name keep the contract; a user's factory is checked."""
+"""All models by name keep the contract, with their sizes and FLOPs; a user's factory is checked."""
 
 import copy
 import sys
@@ -8,27 +8,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.nn.functional import max_pool2d, relu
 
+from fedhet.config.load import build_config
 from fedhet.data.inputs import Inputs
 from fedhet.errors import UserError
 from fedhet.export.model import export
-from fedhet.models import build_model, model_sizes
+from fedhet.models import SplitModel, build_model, forward_flops, model_sizes, training_flops
+from fedhet.models.flops import FlopCounter
 from fedhet.models.networks import exchanged
 from fedhet.plugins import giving
+from fedhet.rng import torch_seeded
 from fedhet.testing import cut_and_resume, simulate, small
-
-
-def test_published_backbone_sizes() -> None:
-    # torchvision's documented parameters at 1000 classes, less its FC, plus projection and head
-    # (GoogLeNet's documented 6,624,904 has no auxiliary heads).
-    documented = {
-        "resnet18": (11_689_512, 512), "mobilenet_v2": (3_504_872, 1280),
-        "googlenet": (6_624_904, 1024), "shufflenet_v2_x1_0": (2_278_604, 1024),
-    }  # fmt: skip
-    for row in model_sizes(list(documented), 10, 500, Inputs.image(32)):
-        total, width = documented[row["name"]]
-        ours = total - (width + 1) * 1000 + (width + 1) * 500 + 501 * 10
-        assert row["parameters"] == ours, row["name"]
 
 
 class Good(nn.Module):
@@ -162,3 +153,158 @@ def test_a_module_that_cannot_be_imported(tmp_path, monkeypatch, module: str) ->
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match=f"cannot import '{module}'.*installed"):
         build_model(f"{module}:make", classes=4)
+
+
+SIZES = {  # parameters at 10 and at 100 classes
+    "cnn-1": (2_621_558, 2_666_648),
+    "cnn-2": (1_815_142, 1_860_232),
+    "cnn-3": (1_320_558, 1_365_648),
+    "cnn-4": (1_060_358, 1_105_448),
+    "cnn-5": (670_058, 715_148),
+}
+
+
+def cnn(name: str, classes: int, d: int = 500, size: int = 32) -> SplitModel:
+    return build_model(name, classes=classes, d=d, inputs=Inputs.image(size))
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_parameter_counts_of_the_papers(name: str) -> None:
+    for classes, expected in zip((10, 100), SIZES[name], strict=True):
+        assert sum(p.numel() for p in cnn(name, classes).parameters()) == expected
+
+
+def test_other_image_sizes_down_to_16() -> None:
+    for size in (16, 33):
+        assert cnn("cnn-5", 7, 12, size)(torch.zeros(2, 3, size, size)).shape == (2, 7)
+    with pytest.raises(UserError, match="image-size: 15 is not allowed: at least 16"):
+        cnn("cnn-1", 10, size=15)
+
+
+def test_pooling_before_relu_is_the_papers_network() -> None:
+    with torch_seeded(0, "test"):
+        model, x = cnn("cnn-5", 10), torch.randn(4, 3, 32, 32)
+
+    def paper() -> torch.Tensor:
+        h = max_pool2d(relu(model.conv1(x)), 2)
+        h = max_pool2d(relu(model.conv2(h)), 2)
+        return model.head(relu(model.fc2(relu(model.fc1(h.flatten(1))))))
+
+    outputs, gradients = [], []
+    for forward in (paper, lambda: model(x)):
+        model.zero_grad()
+        outputs.append(forward())
+        outputs[-1].square().sum().backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    assert torch.equal(*outputs)
+    for a, b in zip(*gradients, strict=True):
+        assert torch.equal(a, b)
+
+
+VGG = pytest.param("vgg11", marks=pytest.mark.matrix)  # 129 million parameters
+
+
+@pytest.mark.parametrize("name", ["squeezenet1_1", "mnasnet0_5", "mobilenet_v3_small", VGG])
+def test_what_ends_the_network_is_cut_and_what_stands_before_it_trains(name):
+    """A convolution, a Linear, the last of two Linears, the last of three."""
+    model = build_model(name, classes=3, d=7).train()
+    x = torch.rand(2, 3, 32, 32)
+    assert model.features(x).shape == (2, 7) and model.head.weight.shape == (3, 7)
+    model(x).sum().backward()
+    still = [n for n, p in model.named_parameters() if p.grad is None]
+    assert not still, still
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "says"),
+    [
+        ("alexnet", 32, "a forward of two 32 x 32 images fails"),
+        ("maxvit_t", 32, "takes no 32 x 32 images"),
+        ("vit_b_32", 40, "takes no 40 x 40 images: .*indivisible"),
+    ],
+)
+def test_a_network_that_does_not_fit_the_images_is_one_line(name, size, says):
+    with pytest.raises(UserError, match=f"'{name}'.*{says}") as error:
+        build_model(name, classes=3, inputs=Inputs.image(size))
+    assert "\n" not in str(error.value)
+
+
+def test_timm_by_name():
+    timm = pytest.importorskip("timm", reason="the extra `timm` is not installed")
+    assert timm.is_model("resnet10t")
+    assert build_model("timm:resnet10t", classes=3, d=7)(torch.rand(2, 3, 32, 32)).shape == (2, 3)
+    with pytest.raises(UserError, match="timm has no model 'resnet10'.*resnet10t"):
+        build_model("timm:resnet10", classes=3)
+
+
+def test_a_misspelt_name_is_answered_with_the_nearest():
+    with pytest.raises(UserError, match="'resnet5O'.*resnet50.*any classifier of torchvision"):
+        build_config({"models": "resnet5O"})
+
+
+# CNN-1 at 32 x 32, 10 classes: outputs x multiply-adds per output.
+CONV1 = 28 * 28 * 16 * (3 * 25)
+CONV2 = 10 * 10 * 32 * (16 * 25)
+FC = [800 * 2000, 2000 * 500, 500 * 10]
+MULTIPLY_ADDS = CONV1 + CONV2 + sum(FC)
+
+
+def test_training_flops_of_cnn_1() -> None:
+    model = build_model("cnn-1", classes=10)
+    batch = 4
+    x, y = torch.randn(batch, 3, 32, 32), torch.arange(batch)
+    # Backward: once for the weights, once for the input, which conv1 does not need.
+    expected = 2 * batch * (3 * MULTIPLY_ADDS - CONV1)
+    assert training_flops(lambda: nn.functional.cross_entropy(model(x), y)) == expected
+
+
+def test_training_costs_three_forwards_or_less() -> None:
+    """Convolutions in groups included, which torch's counter takes for whole ones."""
+    model = build_model("shufflenet_v2_x1_0", classes=3, d=5)
+    x = torch.randn(2, 3, 32, 32)
+    ratio = training_flops(lambda: model(x).sum()) / (2 * forward_flops(model, Inputs.image(32)))
+    assert 2.5 < ratio <= 3
+
+
+def test_a_frozen_part_costs_less() -> None:
+    model = build_model("cnn-5", classes=10).requires_grad_(requires_grad=False)
+    model.head.requires_grad_()
+    x = torch.randn(2, 3, 32, 32)
+    head = 2 * 2 * 500 * 10
+    assert (
+        training_flops(lambda: model(x).sum()) == 2 * forward_flops(model, Inputs.image(32)) + head
+    )
+
+
+def test_sizes_of_models() -> None:
+    """torchvision's documented parameters at 1000 classes, less its FC, plus projection and head.
+
+    GoogLeNet's documented 6,624,904 has no auxiliary heads.
+    """
+    documented = {
+        "resnet18": (11_689_512, 512), "mobilenet_v2": (3_504_872, 1280),
+        "googlenet": (6_624_904, 1024), "shufflenet_v2_x1_0": (2_278_604, 1024),
+    }  # fmt: skip
+    rng = torch.get_rng_state()
+    first, *rows = model_sizes(["cnn-1", *documented], 10, 500, Inputs.image(32))
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert first == {
+        "name": "cnn-1", "kind": "image", "parameters": 2_621_558, "mib": 2_621_558 * 4 / 2**20,
+        "buffers": 0, "forward_flops": 2 * MULTIPLY_ADDS,
+    }  # fmt: skip
+    assert 2 * MULTIPLY_ADDS == 9_651_600
+    for row, (total, width) in zip(rows, documented.values(), strict=True):
+        assert row["parameters"] == total - (width + 1) * 500 + 501 * 10, row["name"]
+    channels = 2 * (4800 + 3)  # mean and deviation, of BatchNorms and of the images
+    assert rows[0]["buffers"] == channels + 20, "and 20 counters"
+
+
+def test_an_operator_without_a_formula_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(4, 8)
+    for _ in range(2):
+        with caplog.at_level("WARNING", logger="fedhet"), FlopCounter() as counter:
+            torch.fft.rfft(x)
+            x.relu().sum()
+    assert counter.total == 0
+    named = [record.getMessage() for record in caplog.records]
+    assert len(named) == 1 and "_fft_r2c has no formula and is counted as 0" in named[0]

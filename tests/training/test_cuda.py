@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 from helpers.products import ANY, FIVE, SHORT
+from helpers.tiny import run_by_name
 from test_same_bytes import KINDS
 
-import fedhet
 from fedhet.testing import cut_and_resume, simulate, small
 from fedhet.training import loop
 
@@ -41,15 +41,6 @@ def config_of(folder, kind, method, **changes):
     data = KINDS[kind](folder) | {"partition": "iid"} if kind in KINDS else images
     short = SHORT.get(method, {}) | {"device": "cuda"}
     return small(folder, **{"method": method} | FEW | data | short | changes)
-
-
-def run_config(config):
-    """As `fedhet run` does, in the engine that it names."""
-    keys = {
-        key.replace("-", "_"): value
-        for key, value in config.model_dump(by_alias=True, exclude_unset=True).items()
-    }
-    return fedhet.run(progress=False, **keys).summary
 
 
 def summary(config):
@@ -91,10 +82,12 @@ def test_variants_repeat_themselves(tmp_path, caplog, variant):
     assert "stays eager" not in caplog.text
 
 
-def test_a_resumed_run_ends_with_the_same_bytes(tmp_path):
+def test_a_resumed_run_and_worker_processes_end_with_the_same_bytes(tmp_path):
     whole = summary(config_of(tmp_path / "a", "images", "fedssa"))
-    cut = cut_and_resume(config_of(tmp_path / "b", "images", "fedssa"), 2)
-    assert cut.read_summary()["run_sha256"] == whole["run_sha256"]
+    cut = cut_and_resume(config_of(tmp_path / "b", "images", "fedssa"), 2).read_summary()
+    elsewhere = config_of(tmp_path / "c", "images", "fedssa", engine="processes", actors=2)
+    workers = run_by_name(elsewhere)
+    assert whole["run_sha256"] == cut["run_sha256"] == workers["run_sha256"]
 
 
 def test_training_waits_for_the_device_once_an_epoch_at_most(tmp_path, monkeypatch):
@@ -116,13 +109,6 @@ def test_training_waits_for_the_device_once_an_epoch_at_most(tmp_path, monkeypat
     summary(config_of(tmp_path, "images", "fedmrl"))
     assert waits
     assert max(map(len, waits)) <= FEW["local_epochs"] + 1, waits[0]
-
-
-def test_worker_processes_end_with_the_bytes_of_one_process(tmp_path):
-    config = config_of(tmp_path / "a", "images", "fedssa", engine="processes", actors=2)
-    found = run_config(config)
-    again = summary(config_of(tmp_path / "b", "images", "fedssa"))
-    assert found["run_sha256"] == again["run_sha256"]
 
 
 def test_a_run_on_the_cpu_leaves_the_gpu_alone(tmp_path):

@@ -1,16 +1,38 @@
-"""The training loop against ``torch.optim``, bit for bit."""
+"""The training loop against ``torch.optim``, bit for bit; its steps, rates and class weights.
+
+A captured ``Step`` has a stand-in for CUDA's graph, which replays it; on a GPU: test_cuda.py.
+"""
 
 import itertools
+import logging
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from helpers.tiny import tiny
 from torch import nn
 
 from fedhet.config.load import build_config
+from fedhet.config.schema import RunConfig
 from fedhet.data.preparation import crop_flip, flip_erase_crop
 from fedhet.rng import generator, torch_seeded
-from fedhet.training.loop import Examples, Phase, make_optimiser, normalise, schedule, train
+from fedhet.testing import simulate
+from fedhet.training.loop import (
+    SGD,
+    WARM_UP,
+    Examples,
+    Phase,
+    Step,
+    StepCount,
+    images_in,
+    make_optimiser,
+    normalise,
+    schedule,
+    train,
+)
 
 RATES = (0.05, 0.01)
 
@@ -133,3 +155,103 @@ def test_flip_erase_crop_moves_flips_and_erases_prepared_images() -> None:
     assert 0.04 < lost[lost > 0].mean() < 0.2
     seen = views[whole & ~flipped, 0, 16, 16].unique()
     assert len(seen) == 81  # 9 x 9 places of the crop
+
+
+def steps_of(epochs, count=25, size=8):
+    """Sizes of the batches that a phase trains on."""
+    model, sizes = nn.Linear(2, 2), []
+
+    def loss(inputs, labels):
+        sizes.append(len(labels))
+        return model(inputs).sum()
+
+    data = Examples(torch.randn(count, 2), torch.zeros(count, dtype=torch.int64), lambda x: x)
+    phase = Phase(loss, [(model, 0.1)], epochs)
+    train(phase, data, RunConfig(batch_size=size), np.random.default_rng(0), 1)
+    assert images_in(phase, count, size) == sum(sizes)
+    return sizes
+
+
+def test_steps_are_a_part_of_an_epoch_or_several():
+    assert steps_of(1) == [8, 8, 9], "a last batch of one joins the batch before it"
+    assert steps_of(StepCount(2)) == [8, 8]
+    assert steps_of(StepCount(4)) == [8, 8, 9, 8]
+
+
+def test_every_cross_entropy_of_a_client_is_the_weighted_one():
+    for file in (Path(__file__).parents[2] / "clients").glob("*.py"):
+        assert "F.cross_entropy" not in file.read_text() or file.name == "base.py", file
+
+
+def test_balanced_weights_change_training_and_nothing_else(tmp_path):
+    keys = {"method": "fedapen", "rounds": 1, "partition": "dirichlet", "alpha": 0.5}
+    lines = []
+    for weights in ("none", "balanced"):
+        config = tiny(tmp_path, name=weights, local_steps=2, class_weights=weights, **keys)
+        lines += simulate(config)[0].read_rounds()
+    assert lines[0]["train_loss"] != lines[1]["train_loss"]
+    assert not any(line["failures"] for line in lines)
+
+
+SIZES = [8] * (WARM_UP + 1) + [5] + [8] * 3  # the batch of another size is eager
+
+
+def losses(make):
+    """Return the losses of batches of ``SIZES`` with the step that ``make`` makes."""
+    drawn, draws = torch.Generator().manual_seed(1), torch.Generator().manual_seed(3)
+    with torch_seeded(0, "graph step"):
+        model = nn.Linear(4, 3)
+    optimiser = SGD([(list(model.parameters()), 0.1)])
+
+    def body(inputs, labels):
+        noise = torch.randn(inputs.shape, generator=draws)
+        loss = nn.functional.cross_entropy(model(inputs + noise), labels)
+        loss.backward()
+        optimiser.step()
+        return loss.detach()
+
+    step = make(body, optimiser.clear, draws)
+    found = [
+        step(torch.randn(n, 4, generator=drawn), torch.randint(0, 3, (n,), generator=drawn))
+        for n in SIZES
+    ]
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize(("fails", "replays"), [(False, 4), (True, 0)])
+def test_losses_and_draws_are_the_eager_steps_to_the_bit(monkeypatch, caplog, fails, replays):
+    """Also where a capture fails, which is said once; what is captured has no effect."""
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    capturing, registered, replayed = [], [], []
+
+    @contextmanager
+    def graph(made):
+        if fails:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        capturing.append(made)
+        yield
+        capturing.clear()
+
+    def captured(body, clear, draws):
+        step = Step(
+            lambda *batch: torch.zeros(()) if capturing else body(*batch), clear, 8, [draws]
+        )
+
+        def replay():
+            replayed.append(draws)
+            step.clear()
+            step.loss = body(step.inputs, step.labels)
+
+        made = SimpleNamespace(register_generator_state=registered.append, replay=replay)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: made)
+        return step
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    with caplog.at_level(logging.WARNING, logger="fedhet"):
+        found = losses(captured)
+    assert torch.equal(found, losses(lambda body, clear, _: Step(body, clear)))
+    assert len(registered) == 1 and replayed == registered * replays
+    assert caplog.text.count("training stays eager") == fails

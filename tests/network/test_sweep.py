@@ -5,7 +5,6 @@ import subprocess
 from pathlib import Path
 
 import psutil
-import pytest
 import yaml
 from helpers.pace import PATIENCE
 from helpers.programs import wait_for
@@ -64,12 +63,3 @@ def test_a_killed_sweep_ends_its_cells_and_goes_on_with_them(tmp_path) -> None:
     assert json.loads(summary.read_text())["status"] == "stopped"
     assert execute(["sweep", str(path), "--out", str(out)]) == 0
     assert hashes(out) == alone(path)
-
-
-@pytest.mark.network
-def test_two_sweeps_share_their_cells(tmp_path) -> None:
-    paths = [preset(tmp_path, name, 0, 1) for name in ("tiny", "other")]
-    both = [start(path) for path in paths]
-    assert ["2 finished" in one.communicate(timeout=PATIENCE)[0] for one in both] == [True, True]
-    assert [one.returncode for one in both] == [0, 0]
-    assert len(hashes(tmp_path / "out")) == 2 and hashes(tmp_path / "out") == alone(paths[0])

@@ -3,7 +3,6 @@
 
 import re
 import warnings
-import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ import pandas as pd
 from fedhet.data.inputs import existing, listed
 from fedhet.errors import UserError, brief
 
-_PACKED = ("", ".gz", ".bz2", ".xz", ".zip")
 ROW_SUFFIXES = (
-    *(f".{one}{packed}" for one in ("csv", "tsv", "data") for packed in _PACKED),
+    *(f".{one}{packed}" for one in ("csv", "tsv", "data") for packed in ("", ".gz")),
     ".parquet", ".xlsx", ".xlsm", ".dta", ".sav", ".sas7bdat", ".arff", ".svm", ".libsvm",
     ".jsonl", ".ndjson", ".feather",
 )  # fmt: skip
@@ -38,7 +36,8 @@ _OTHERS: tuple[tuple[str, bytes, str, str], ...] = (
     (".wav", rb"RIFF.{4}WAVE", "a WAV recording", f"{_SIGNALS}: scipy.io.wavfile reads it"),
     (".edf .bdf .hea", b"", "a recording of biosignals", f"{_SIGNALS}, such as with mne"),
     (".sqlite .db .sqlite3", rb"SQLite format 3", "an SQLite database", _SAVE),
-    (".zst .7z .rar .tar .tar.gz .tgz", rb"\x28\xb5\x2f\xfd|7z\xbc\xaf|Rar!", "an archive",
+    (".zip .bz2 .xz .zst .7z .rar .tar .tar.gz .tgz",
+     rb"BZh|\xfd7zXZ|\x28\xb5\x2f\xfd|7z\xbc\xaf|Rar!", "an archive",
      "unpack it and give the file"),
     (".ts", rb"(#[^\n]*\n)*@problem[nN]ame", "a file of sktime", _SIGNALS),
     ("", rb"(?i).*@attribute\s+\S+\s+relational", "a relational ARFF", _SIGNALS),
@@ -177,16 +176,3 @@ _READERS: tuple[tuple[str, str, bytes, Callable[[Path], Any]], ...] = (
     ("LIBSVM", "", rb"\s*[-+\w.]+(\s+\d+:[-+\d.eE]+)+\s*(#.*)?\r?\n?", _libsvm),
     ("JSON", "", rb"\s*[{\[]", _json),
 )
-
-
-def zipped_table(path: Path, suffixes: tuple[str, ...]) -> str:
-    """Return the one table in a zip; raise UserError for several, none, or a damaged zip."""
-    if not zipfile.is_zipfile(path):
-        raise UserError(f"data-path {path}: a damaged zip or workbook")
-    with zipfile.ZipFile(path) as archive:
-        names = [one for one in archive.namelist() if not one.startswith("__MACOSX")]
-    tables = [name for name in names if name.lower().endswith(suffixes)]
-    if len(tables) != 1:
-        what = f"this zip has {len(tables)} tables of {len(names)} files: unpack it"
-        raise UserError(f"data-path {path}: {what}")
-    return tables[0]

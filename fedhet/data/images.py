@@ -381,8 +381,8 @@ def _scan(root: Path) -> _Tree:
 
         for name in names if root.is_dir() else ():
             refuse_other(root / name)
-        what = f"no images found; expected <class>/<image> that end in {' '.join(sorted(SUFFIXES))}"
-        raise UserError(f"data-path {root}: {what}")
+        what = f"<class>/<image> that end in {' '.join(sorted(SUFFIXES))}"
+        raise UserError(f"data-path {root}: no images (unpack a table); expected {what}")
     return _Tree(tuple(images), tuple(sorted(classes)), tuple(sorted(ignored)), prefix, level)
 
 
@@ -424,7 +424,7 @@ def image_table(data_path: str, reading: Reading) -> Source:
 
     paths = formats.find_files("image-folder", data_path, formats.ROW_SUFFIXES)
     root = paths[0].parent
-    files = _images_below(root)
+    files = images_below(root)
 
     def stream(image: Inputs, classes: tuple[str, ...]) -> Stream:
         file = rows.open_rows(paths, reading.form)
@@ -435,7 +435,8 @@ def image_table(data_path: str, reading: Reading) -> Source:
     return Source(["image-table", *stats, repr(reading)], stream)
 
 
-def _images_below(root: Path) -> list[str]:
+def images_below(root: Path) -> list[str]:
+    """Return the images in a folder and below it, relative to it, sorted."""
     return sorted(filter(is_image, files_below(root, "data-path", MAX_DEPTH)))
 
 
@@ -449,7 +450,7 @@ _Ends = dict[tuple[str, ...], set[str]]  # image files by how a table may name t
 def _ends_below(root: Path) -> _Ends:
     """Return images by the ends of their paths, each with and without the name's ending."""
     named: _Ends = {}
-    for file in _images_below(root):
+    for file in images_below(root):
         *above, name = _parts(file)
         for ending in (name, PurePosixPath(name).stem):
             for start in range(len(above) + 1):

@@ -54,10 +54,8 @@ class Given:
         """Return the wanted examples; ``reading`` says which column of a frame is what."""
         if self.frame is not None:
             file = rows.of_frame(self.frame, reading.form)
-            return (table.of_texts if reading.text else table.of_table)(file, reading, classes)
-        return self._of_arrays(image, classes)
-
-    def _of_arrays(self, image: Inputs, classes: tuple[str, ...]) -> Stream:
+            read = table.of_texts if reading.text else table.of_table
+            return (yield from read(file, reading, classes))
         about = yield from loaded("data", lambda: cast("Data", self.data), image, classes)
         inputs, size = about.inputs, about.inputs.zeros(1).nbytes * len(about.labels)
         line = (

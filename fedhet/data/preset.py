@@ -1,6 +1,5 @@
 """``fedhet init``: what is understood of a file, and a preset that runs it."""
 
-import contextlib
 import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from fedhet.config.schema import RunConfig
 from fedhet.data import describe, formats, rows
 from fedhet.data.cache import Dataset
 from fedhet.data.describe import Description, Unclear
-from fedhet.data.images import MAX_DEPTH, files_below, image_column, is_image
+from fedhet.data.images import image_column, images_below, is_image
 from fedhet.data.inputs import GAPS, IMAGE, SIGNAL, TABLE, TOKENS, Reading, counted, listed, noun
 from fedhet.data.partition import about_classes
 from fedhet.data.table import Npz
@@ -99,25 +98,20 @@ def _write(target: Path, keys: Keys, dataset: Dataset) -> None:
 
 def _dataset(path: Path, given: Mapping[str, Any]) -> tuple[Path, str]:
     """Return the path to read and the dataset that it is; empty where its rows must say."""
-    zipped = path.suffix.lower() == ".zip"
     if given.get("dataset"):
         return path, given["dataset"]
     if path.is_dir() and formats.holds(path, formats.ROW_SUFFIXES):
-        images = any(map(is_image, files_below(path, "data-path", MAX_DEPTH)))
-        tables = formats.find_files("table", str(path), formats.ROW_SUFFIXES) if images else ()
-        for table in tables:
+        tables = formats.find_files("table", str(path), formats.ROW_SUFFIXES)
+        for table in tables if images_below(path) else ():
             if image_column(rows.open_rows([table]), table.parent, Reading())[0]:
                 return table, "image-folder"
         return path, ""
     if formats.holds(path, (*formats.NPZ_SUFFIXES, ".npy")):
         return path, "signals"
-    if zipped:
-        with contextlib.suppress(UserError):
-            formats.zipped_table(path, formats.ROW_SUFFIXES)
-            return path, ""
     if is_image(path.name) and not path.is_dir():
         raise UserError(f"'{path}' is one image: give the folder with a folder for each class")
-    return path, "image-folder" if path.is_dir() or zipped or given.get("image") else ""
+    images = path.is_dir() or path.suffix.lower() == ".zip" or given.get("image")
+    return path, "image-folder" if images else ""
 
 
 def _of_windows(keys: Keys, given: Mapping[str, Any], place: Path) -> list[str]:
@@ -125,9 +119,8 @@ def _of_windows(keys: Keys, given: Mapping[str, Any], place: Path) -> list[str]:
     first = formats.find_files("signals", str(place), formats.NPZ_SUFFIXES)[0]
     arrays = Npz(first, keys.get("axes", ""))
     keys["axes"] = arrays.axes
-    names = [name for name in arrays.columns if describe.site_like(name)]
-    if names and "site" not in given and place.is_file():  # in a folder each is a site
-        keys["site"] = names
+    if "site" not in given and place.is_file():  # in a folder each is a site
+        keys |= {"site": names} if (names := [*filter(describe.site_like, arrays.columns)]) else {}
     taken = {*arrays.used, *keys.get("site", ()), *given.get("group", ())}
     persons = [
         name for name in arrays.columns
@@ -229,19 +222,17 @@ def _choose(keys: Keys, description: Description) -> list[str]:
 
 def _table(description: Description) -> list[list[object]]:
     """Return a line for each column, but not for hundreds of numbers alike."""
-    names = [*description.columns]
-    if len(names) > _SHOWN:
+    columns = [*description.columns.values()]
+    if len(columns) > _SHOWN:
         plain = {*description.of(describe.NUMBER)[_SHOWN // 2 :]}
-        names = [name for name in names if name not in plain][:_SHOWN]
+        columns = [one for one in columns if one.name not in plain][:_SHOWN]
     lines: list[list[object]] = []
-    for name in names:
-        one = description.columns[name]
+    for one in columns:
         examples = ", ".join(one_line(value, 24) for value in one.examples)
-        role = description.roles[name]
-        lines.append([name, one.kind, f"{one.values:,}", one.gaps, examples, *role])
-    if rest := len(description.columns) - len(names):
-        lines.append([f"and {rest:,} more", *[""] * 6])
-    return lines
+        cells = [one.name, one.kind, f"{one.values:,}", one.gaps, examples]
+        lines.append([*cells, *description.roles[one.name]])
+    rest = len(description.columns) - len(columns)
+    return [*lines, [f"and {rest:,} more", *[""] * 6]] if rest else lines
 
 
 def _is_uneven(dataset: Dataset) -> bool:
@@ -265,8 +256,7 @@ def _training(keys: Keys, given: Mapping[str, Any], dataset: Dataset) -> Keys:
         keys["partition"] = "natural" if natural else "iid"
     if keys["partition"] == "natural":
         keys["clients"] = 0
-    else:
-        keys.setdefault("clients", int(max(2, min(5, len(dataset.labels) // 30))))
-    rest = {"models": models, "method": "fedssa", "rounds": 20, "local-epochs": 2,
-            "batch-size": 16, "lr": rate}  # fmt: skip
+    clients = int(max(2, min(5, len(dataset.labels) // 30)))
+    rest = {"clients": clients, "models": models, "method": "fedssa", "rounds": 20,
+            "local-epochs": 2, "batch-size": 16, "lr": rate}  # fmt: skip
     return keys | {key: value for key, value in rest.items() if key not in keys}

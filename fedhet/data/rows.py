@@ -4,14 +4,11 @@ Nothing here knows a target or a site. A file has columns; some are asked for as
 as numbers where they are numbers.
 """
 
-import bz2
 import codecs
 import csv
 import gzip
 import io
-import lzma
 import re
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
@@ -25,7 +22,6 @@ from charset_normalizer import from_bytes
 from clevercsv import Detector
 
 from fedhet.data import formats
-from fedhet.data.formats import ROW_SUFFIXES
 from fedhet.data.inputs import MAX_COLUMNS, Form, listed
 from fedhet.errors import UserError, one_line
 
@@ -49,9 +45,6 @@ _ENCODINGS = (
 )  # fmt: skip
 # Comments, empty lines and Excel's line of the separator, above the header.
 _TOP = re.compile(r'\ufeff?([ \t]*(#[^\r\n]*|"?sep=."?)?[ \t]*(\r\n|\r|\n))*')
-_UNPACK: dict[bytes, Callable[..., Any]] = {
-    b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open,
-}  # fmt: skip
 _PARTS = {"train", "training", "test", "testing", "val", "valid", "validation"}
 _Record = tuple[int, list[str]]  # the line that a row ends in, and its fields
 Rows = tuple["RowFile", pd.DataFrame]
@@ -245,12 +238,8 @@ class CsvFile(RowFile):
         if self._data is not None:
             return io.BytesIO(self._data)
         with self.path.open("rb") as file:
-            head = file.read(6)
-        if head.startswith(b"PK\x03\x04"):
-            member = formats.zipped_table(self.path, ROW_SUFFIXES)
-            return zipfile.ZipFile(self.path).open(member)
-        unpack = next((one for mark, one in _UNPACK.items() if head.startswith(mark)), open)
-        return cast("IO[bytes]", unpack(self.path, "rb"))
+            packed = file.read(2) == b"\x1f\x8b"
+        return cast("IO[bytes]", gzip.open(self.path) if packed else self.path.open("rb"))
 
     def _open(self) -> IO[str]:
         """Open the file at its first row; pandas would count a name of two lines as one."""

@@ -1,8 +1,6 @@
 """Files of other programs, and images that a table lists: read, or named with what to do."""
 
-import bz2
 import io
-import zipfile
 
 import numpy as np
 import pandas as pd
@@ -20,11 +18,6 @@ READING = Reading(target="ill", site=("site",))
 ARFF = "@relation r\n@attribute site {a,b}\n@attribute age numeric\n@attribute ill {0,1}\n@data\n"
 
 
-def zipped(path):
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("p.csv", CSV)
-
-
 WRITERS = {
     "p.xlsx": lambda path: FRAME.to_excel(path, index=False),
     "p.dta": lambda path: FRAME.to_stata(path, write_index=False),
@@ -32,8 +25,6 @@ WRITERS = {
     "p.arff": lambda path: path.write_text(ARFF + FRAME.to_csv(index=False, header=False)),
     "p.jsonl": lambda path: FRAME.to_json(path, orient="records", lines=True),
     "p.json": lambda path: FRAME.to_json(path, orient="records"),
-    "p.csv.bz2": lambda path: path.write_bytes(bz2.compress(CSV)),
-    "p.csv.zip": zipped,
 }
 
 
@@ -74,6 +65,7 @@ def test_a_title_above_the_header_of_a_sheet_is_left_out_and_said(tmp_path, open
 
 NAMED = {  # first bytes of a file, and the format that is named
     "p.dcm": (b"\0" * 128 + b"DICM", "DICOM"), "p.nii": (b"\0" * 344 + b"n+1\0", "NIfTI"),
+    "p.csv.zip": (b"PK", "an archive: unpack it"), "p.tsv": (b"BZh", "an archive: unpack it"),
     "p.pkl": (b"\x80\x04\x95", "a Python pickle"),
     "p.csv": (b"\x00\x01\xff" * 99, "a file of an unknown format"),
     "p.mat": (b"MATLAB 5.0 MAT-file", "a file of MATLAB: scipy.io.loadmat"),

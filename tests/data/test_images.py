@@ -125,7 +125,7 @@ WRONG = {
     "": "data-path is empty",
     "missing": "does not exist",
     "no.zip": "neither a folder nor a readable zip",
-    "text.zip": "no images found",
+    "text.zip": "no images .unpack a table",
     "bad": "of 1 files none is an image .a/1.png",
 }
 

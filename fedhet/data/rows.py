@@ -339,7 +339,8 @@ class CsvFile(RowFile):
             which = "row below the title" if title else "first line"
             looks = f"the {which} looks like data ({one_line(', '.join(head), 60)})"
             names = one_line(",".join(f"c{k}" for k in range(1, width + 1)), 60)
-            raise NoHeader(f"{self.where}: {looks}: name the columns: columns={names}", width)
+            how = f"without a header, name the columns: columns={names}"
+            raise NoHeader(f"{self.where}: {looks}: {how}", width)
         return not data or head[: len(given)] == given
 
     def _is_data(self, cells: list[str], body: Sequence[list[str]]) -> bool:

@@ -128,17 +128,15 @@ def _finish(ax: Axes, x: str, y: str = "") -> None:
 def _name_ends(ax: Axes, ends: Sequence[tuple[str, float, float, str]]) -> None:
     """Write names beside the axes: ``ends`` are (name, x, y, colour)."""
     ax.autoscale_view()  # until then the limits are not those of the data
-    step = min(10.5 / ax.get_window_extent().height, 1 / max(1, len(ends)))
     to_axes = ax.transData + ax.transAxes.inverted()
-    places = sorted((*to_axes.transform((px, py))[::-1], name, c) for name, px, py, c in ends)
-    slots: list[float] = []
-    for y_end, *_ in places:
-        slots.append(max(y_end, slots[-1] + step if slots else step / 2))
-    for i in reversed(range(len(slots))):
-        slots[i] = min(slots[i], slots[i + 1] - step if i + 1 < len(slots) else 1 - step / 2)
-    for (y_end, x_end, name, colour), slot in zip(places, slots, strict=True):
-        ax.plot([x_end, 1.05], [y_end, slot], transform=ax.transAxes, color=colour, lw=0.5,
-                alpha=0.45, clip_on=False)  # fmt: skip
+    places = sorted((*to_axes.transform((x, y))[::-1], name, c) for name, x, y, c in ends)
+    step = min(10.5 / ax.get_window_extent().height, 1 / max(1, len(ends)))
+    shift = step * (np.arange(len(ends)) + 0.5)  # upwards off each other, then below the top
+    rising = np.maximum.accumulate([y for y, *_ in places] - shift).clip(0)
+    slots = rising.clip(max=1 - step * len(ends)) + shift
+    for (y, x, name, colour), slot in zip(places, slots, strict=True):
+        ax.plot([x, 1.05], [y, slot], transform=ax.transAxes, color=colour, lw=0.5, alpha=0.45,
+                clip_on=False)  # fmt: skip
         ax.text(1.06, slot, _label(name, 24), transform=ax.transAxes, fontsize=8.5, va="center",
                 color=colour)  # fmt: skip
 

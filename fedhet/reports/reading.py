@@ -222,14 +222,6 @@ class RunRecord:
         """The precision that the run was made in."""
         return str(self.config.get("precision", DEFAULTS["precision"]))
 
-    @property
-    def order(self) -> tuple[Any, ...]:
-        """Settings by data and size, the papers' order of methods, defaults before ablations."""
-        keys = self.setting.keys
-        place = list(SPELT).index(self.method) if self.method in SPELT else len(SPELT)
-        return (self.setting.data, keys["clients"], keys["fraction"], self.setting.conditions,
-                place, self.method, len(self.keys), _json(self.keys), self.block)  # fmt: skip
-
     def place(self) -> None:
         """Split the configuration into the setting's keys and the method's own off their defaults.
 
@@ -499,7 +491,15 @@ def arrange(runs: Sequence[RunRecord], left_out: list[LeftOut]) -> list[RunRecor
         _choose_precision(group)
         group[0].setting.name(run.title for run in group)
     _tell_titles_apart([group[0].setting for group in together.values()])
-    return sorted(first.values(), key=lambda run: run.order)
+    papers = {name: place for place, name in enumerate(SPELT)}  # the order of their tables
+
+    def order(run: RunRecord) -> tuple[Any, ...]:
+        """By data and size, then the papers' order of methods, defaults before ablations."""
+        setting, at = run.setting, papers.get(run.method, len(papers))
+        return (setting.data, setting.keys["clients"], setting.keys["fraction"], setting.conditions,
+                at, run.method, len(run.keys), _json(run.keys), run.block)  # fmt: skip
+
+    return sorted(first.values(), key=order)
 
 
 def _differing(maps: Sequence[Mapping[str, Any]]) -> list[str]:

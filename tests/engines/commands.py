@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 from helpers.pace import PATIENCE
-from helpers.programs import wait_for
+from helpers.programs import Process, wait_for
 
 from fedhet.engines import grid
 from fedhet.engines.launch import Launch
@@ -26,57 +25,42 @@ WORK = (
 )  # fmt: skip
 
 
-class Command:
-    """A ``fedhet`` command; ``children`` are all its descendants when last looked at."""
+class Command(Process):
+    """A ``fedhet`` command with its run folder, which runs in the folder of its log."""
 
-    def __init__(self, folder: Path, *words: str, **how) -> None:
+    def __init__(self, folder: Path, *words: str, env=os.environ, log: Path | None = None) -> None:
         self.folder = folder
-        self.children: dict[int, psutil.Process] = {}
-        how = {"env": dict(os.environ), "text": True, **how}
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "fedhet", *words],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, **how,
-        )  # fmt: skip
+        words = (sys.executable, "-P", "-m", "fedhet", *words)
+        super().__init__(words, log or folder.with_suffix(".out"), env)
+        self.start()
 
     def rounds(self) -> list[dict]:
-        try:
-            lines = (self.folder / "rounds.jsonl").read_text().splitlines(keepends=True)
-        except OSError:
-            return []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return RunFolder(self.folder).read_rounds()
 
     def wait_rounds(self, count: int) -> None:
         """Until that many rounds are finished; the command must still run then."""
         wait_for(
-            lambda: len(self.rounds()) >= count or self.process.poll() is not None,
+            lambda: len(self.rounds()) >= count or not self.running(),
             f"{count} rounds", pause=0.02,
         )  # fmt: skip
-        assert self.process.poll() is None, self.process.communicate()
-        self.look()
+        assert self.running(), self.log.read_text()
+        self.children()
 
-    def look(self) -> list[psutil.Process]:
-        found = psutil.Process(self.process.pid).children(recursive=True)
-        self.children |= {one.pid: one for one in found}
-        return found
-
-    def end(self) -> tuple[int, str, str]:
-        """Exit code, stdout and stderr; its children have gone as well."""
+    def ended(self) -> tuple[int, str]:
+        """Exit code and what it printed; its children have gone as well."""
         try:
-            out, err = self.process.communicate(timeout=PATIENCE)
-            _, alive = psutil.wait_procs(self.children.values(), timeout=10)
+            code = self.popen.wait(PATIENCE)
+            _, alive = psutil.wait_procs(self.tree.values(), timeout=10)
             assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
         finally:
-            self.process.kill()
-            for one in self.children.values():
-                if one.is_running():
-                    one.kill()
-        return self.process.returncode, out, err
+            self.kill()
+        return code, self.log.read_text()
 
 
-def run(base: Path, name: str, *words: str, **how) -> Command:
+def run(base: Path, name: str, *words: str, env=os.environ) -> Command:
     """Start the quickstart, made small."""
     where = (f"out={base}", f"name={name}")
-    return Command(base / name, "run", "quickstart", *WORK, *words, *where, **how)
+    return Command(base / name, "run", "quickstart", *WORK, *words, *where, env=env)
 
 
 def launched(config, name: str, on_rounds=lambda _: None) -> RunFolder:

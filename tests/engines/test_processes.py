@@ -92,13 +92,14 @@ def test_workers_that_die_cost_nothing_but_time_and_who_kills_them_is_left_out(t
 def test_a_killed_command_leaves_nothing_and_its_run_goes_on(tmp_path):
     """In a bare environment and on one CPU, as `taskset -c`: with one worker."""
     env = {k: v for k, v in os.environ.items() if k.lower() != "no_proxy"} | PROXIES | BARE
-    cpu = min(os.sched_getaffinity(0))
-    alone = {"env": env, "preexec_fn": lambda: os.sched_setaffinity(0, {cpu})}
-    command = run(tmp_path, "cut", "rounds=4000", "actors=0", **alone)
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})
+    command = run(tmp_path, "cut", "rounds=4000", "actors=0", env=env)
+    os.sched_setaffinity(0, cpus)
     command.wait_rounds(1)
-    assert len(command.children) == 2
-    command.process.kill()
-    code, _, said = command.end()
+    assert len(command.children()) == 2
+    command.popen.kill()
+    code, said = command.ended()
     assert code == -signal.SIGKILL and "2 clients, 1 training process(es)" in said
     rounds = f"rounds={len(command.rounds()) + 1}"
     assert execute(["resume", str(command.folder), rounds, "engine=inline"]) == 0

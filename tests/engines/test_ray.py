@@ -15,13 +15,13 @@ def test_a_run_on_ray_is_private_and_an_interrupt_leaves_nothing(tmp_path, monke
     command.wait_rounds(1)
     listening = {
         (one.name(), connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port)
-        for one in command.look()
+        for one in command.children()
         if one.is_running()
         for connection in one.net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     }
-    command.process.send_signal(signal.SIGINT)
-    code, _, err = command.end()
+    command.popen.send_signal(signal.SIGINT)
+    code, err = command.ended()
     assert code == 130 and "fedhet resume" in err and "Traceback" not in err, err
     assert {"gcs_server", "raylet"} <= {name for name, *_ in listening}
     assert {ip for _, ip, _ in listening} == {"127.0.0.1"}

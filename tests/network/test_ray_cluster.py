@@ -30,7 +30,7 @@ def test_ray_nodes_give_the_same_bytes_and_resume_goes_on_without_them(cluster, 
     (tmp_path / "preset.yaml").write_text(json.dumps(KEYS))
     words = ["run", str(tmp_path / "preset.yaml"), f"out={tmp_path}", "name=run"]
     env = os.environ | {"RAY_ADDRESS": cluster.address}
-    code, _, error = Command(tmp_path / "run", *words, env=env).end()
+    code, error = Command(tmp_path / "run", *words, env=env).ended()
     assert code == 0, error
     assert "engine=ray, since RAY_ADDRESS is set" in error
     assert all(node.running() for node in cluster.nodes)  # somebody else's: left as it was

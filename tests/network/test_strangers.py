@@ -28,8 +28,8 @@ def test_workers_find_the_users_own_method_and_our_modules(tmp_path, monkeypatch
     (here / "queue.py").write_text(RAISE)
     shutil.copy(EXAMPLES / "fedmd.py", here / "mine" / "own.py")
     words = ["method=mine.own:METHOD", *SMALL, f"engine={engine}", "name=a", "actors=1"]
-    command = Command(here / "runs" / "a", "run", "quickstart", *words, cwd=here)
-    code, _, said = command.end()
+    command = Command(here / "runs" / "a", "run", "quickstart", *words, log=here / "out")
+    code, said = command.ended()
     assert code == 0, said
     assert summary(command.folder)["failures"] == []
     assert command.rounds()[1]["downlink_floats"] == 4 * 8 * 10

@@ -69,17 +69,6 @@ def test_the_content_is_on_the_disk_before_the_name_and_the_name_before_the_end(
     assert synced == ["named"] and (tmp_path / "x").read_text() == "newer"
 
 
-@pytest.mark.usefixtures("usual_umask")
-def test_only_what_is_private_is_closed_to_others(tmp_path):
-    for name, private in (("open", False), ("closed", True)):
-        with replacing(tmp_path / name, private=private) as new:
-            new.write_text("x")
-    with appearing(tmp_path / "folder") as new:
-        (new / "x").write_text("x")
-    assert (mode(tmp_path / "open"), mode(tmp_path / "closed")) == (0o644, 0o600)
-    assert (mode(tmp_path / "folder"), mode(tmp_path / "folder" / "x")) == (0o700, 0o600)
-
-
 def test_a_folder_appears_whole_and_synced(tmp_path, synced):
     (tmp_path / ".out.tmp").mkdir()
     (tmp_path / ".out.tmp" / "of a killed process").touch()

@@ -76,11 +76,6 @@ def plain(words):
     return from_run_config(with_overrides(PROJECT, read_run_config([words])))[0]
 
 
-def test_what_flwr_run_is_given_takes_effect():
-    config = plain("mu0=0.3 models='cnn-5,cnn-4' partition='dirichlet' alpha=0.5")
-    assert (config.params.mu0, config.models, config.alpha) == (0.3, ("cnn-5", "cnn-4"), 0.5)
-
-
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -96,24 +91,18 @@ def test_what_flwr_run_is_given_in_vain_is_one_line(words, text):
 
 MISTAKES = {
     "method=fedsa": "method: unknown value 'fedsa' (did you mean 'fedssa'?); allowed: ",
-    "fraction=1.5": "fraction: '1.5' is not allowed",
     "rounds=ten": "rounds: 'ten' is not allowed: a whole number",
-    "lr=nan": "lr: 'nan' is not allowed",
     "evaluate-all=maybe": "evaluate-all: 'maybe' is not allowed: true or false",
-    "models=": "models: '' is not allowed",
     "partition=file": "partition-file: '' is not allowed",
     "name=../x": "name: '../x' is not allowed",
     "split=8:1": "split: '8:1' is not allowed",
-    "clients=4 min-replies=5": "min-replies: 5 is more than the 4 clients",
     "alpha=0.5": "alpha: '0.5' has no effect: partition=classes-per-client; it is for",
     "partition=dirichlet3": "partition: 'dirichlet3' is not allowed: input should be",
     "partition=natural": "partition: 'natural' is not allowed with dataset=digits",
     f"dataset=table models=cnn-1 data-path={__file__}": "model 'cnn-1' is for images",
     "models=@table-9": "models: group '@table-9' is unknown (did you mean",
-    "image-size=large": "image-size: 'large' is not allowed",
     "augment=jitter-scale": "augment: 'jitter-scale' is not allowed with dataset=digits",
     "method=fedkd compress-down=true fraction=0.5": "fraction=0.5",
-    "method=fedkd t-end=0.9": "t-end: 0.9 is not allowed",
     "method=fedmrl matryoshka=false inference=mix-small": "inference: ",
     "method=fd dp-clip=1 dp-epsilon=8 dp-delta=1e-5": "dp-clip: 1 is not allowed with method=fd",
     "rounds = 3": "'rounds' is not a setting: write KEY=VALUE without spaces around '=', such as",

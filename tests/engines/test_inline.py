@@ -45,24 +45,17 @@ def test_a_clients_traceback_is_on_the_console_and_in_the_log(tmp_path, capsys, 
         }
 
 
-def test_when_a_mistake_that_nobody_survived_is_mended_more_rounds_are_asked_for(
-    tmp_path, monkeypatch
-):
+def test_after_rounds_that_nobody_survived_more_of_them_are_asked_for(tmp_path, monkeypatch):
     said = []
-
-    def receive(self, payload):
-        raise TypeError("by hand")
-
+    console = session.Console(said.append, RunProgress)
     with monkeypatch.context() as patch:
-        patch.setattr(FedSSAClient, "receive", receive)
+        patch.setattr(FedSSAClient, "receive", lambda self, payload: 1 / 0)
         with pytest.raises(RunFailed, match="no round came about"):
-            console = session.Console(said.append, RunProgress)
             session.start(small(tmp_path, rounds=1, name="broken"), "", console)
-    run = str(tmp_path / "runs" / "broken")
-    program, *words = said[-1].removeprefix("continue it with: ").split()
-    assert (program, words) == ("fedhet", ["resume", run, "rounds=2"]) and execute(words) == 0
-    records = RunFolder(tmp_path / "runs" / "broken").read_rounds()
-    assert [record["replied"] > 0 for record in records] == [False, True]
+    run = tmp_path / "runs" / "broken"
+    assert said[-1] == f"continue it with: fedhet resume {run} rounds=2"
+    assert execute(["resume", str(run), "rounds=2"]) == 0
+    assert [record["replied"] > 0 for record in RunFolder(run).read_rounds()] == [False, True]
 
 
 def test_an_error_of_the_server_is_shown_and_fails_the_run(tmp_path, capsys, monkeypatch):

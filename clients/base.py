@@ -28,30 +28,12 @@ from fedhet.protocol.checks import check_dtypes, check_shapes, finite_norm
 from fedhet.protocol.flower import NumPyClient, Scalar
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.rng import generator, torch_seed, torch_seeded
+from fedhet.site import state
 from fedhet.site.limits import Limits, check_steps
 from fedhet.site.local_data import LocalData, examples_of
 from fedhet.site.privacy import Budget, UploadProtection
-from fedhet.site.state import (
-    BEST,
-    PREDICTIONS,
-    VALIDATION,
-    FileStore,
-    Modules,
-    fill,
-    instance,
-    not_finite,
-    to_bundle,
-)
-from fedhet.training.loop import (
-    Examples,
-    Fixed,
-    Phase,
-    StepCount,
-    outputs_on,
-    phase_flops,
-    set_trainable,
-    train,
-)
+from fedhet.training import loop
+from fedhet.training.loop import Examples, Phase
 from fedhet.training.metrics import evaluate, own_metrics
 
 __all__ = ["MethodClient", "Needs", "Setup"]
@@ -70,7 +52,7 @@ class Setup:
     classes: Sequence[str]
     model: str
     device: torch.device
-    store: FileStore
+    store: state.FileStore
     simulated: bool = True
     limits: Limits = field(default_factory=Limits)
     protection: UploadProtection = field(default_factory=UploadProtection)  # noise, or masks
@@ -113,10 +95,10 @@ class MethodClient(NumPyClient, Generic[P]):
         self.d = setup.config.representation
         small = setup.config.small_model  # what networks of equal shapes have in common
         self._kind = (type(self), setup.model, self.classes, self.inputs, self.d, small)
-        self.modules: Modules = {}
+        self.modules: state.Modules = {}
         self.tensors: dict[str, Tensor] = {}
         self.saved_digest = ""  # of the state that was stored last
-        self._fixed = Fixed(())
+        self._fixed = loop.Fixed(())
         self.round = 0
         self.shared_classes = setup.protection.shared  # whose rows are averaged; None: all
         self.sent_all = setup.config.summed  # by secure-sum, everybody the same
@@ -193,9 +175,9 @@ class MethodClient(NumPyClient, Generic[P]):
         return cast("SplitModel", self.modules["model"])
 
     @property
-    def local_work(self) -> int | StepCount:
+    def local_work(self) -> int | loop.StepCount:
         """Length of a phase of local training: ``local-epochs``, or ``local-steps`` if set."""
-        return StepCount(self.config.local_steps) or self.config.local_epochs
+        return loop.StepCount(self.config.local_steps) or self.config.local_epochs
 
     def cross_entropy(
         self, logits: Tensor, labels: Tensor, targets: Tensor | None = None
@@ -264,7 +246,11 @@ class MethodClient(NumPyClient, Generic[P]):
         if not torch.equal(kept.get("key", marked[:0]), marked):
             data = self.examples(part, raw=True)
             model.eval()
-            rows = outputs_on(model.answers, data, self.config) if len(data) else torch.zeros(0, 1)
+            rows = (
+                loop.outputs_on(model.answers, data, self.config)
+                if len(data)
+                else torch.zeros(0, 1)
+            )
             kept = {"key": marked, "x": rows.cpu(), "y": data.labels.cpu()}
             self.setup.store.keep(f"{ANSWERS}-{part}", kept)
             kept = self.setup.store.kept(f"{ANSWERS}-{part}")
@@ -328,11 +314,11 @@ class MethodClient(NumPyClient, Generic[P]):
             shuffle = generator(self.config.seed, "shuffle", self.setup.data.client, self.round)
             phases = self.phases()
             for number, phase in enumerate(phases):
-                set_trainable(list(self.modules.values()), phase, self._fixed)
+                loop.set_trainable(list(self.modules.values()), phase, self._fixed)
                 kind = (*self._kind, number, phase.name, data.examples.shape[1:])
                 generators = self._generators
-                flops += phase_flops(kind, phase, data, self.config, self.modules, generators)
-                loss = train(phase, drawn, self.config, shuffle, self.round).item()
+                flops += loop.phase_flops(kind, phase, data, self.config, self.modules, generators)
+                loss = loop.train(phase, drawn, self.config, shuffle, self.round).item()
                 metrics[f"train_loss_{phase.name}".rstrip("_")] = loss
                 if phase.after is not None:
                     phase.after()
@@ -380,7 +366,7 @@ class MethodClient(NumPyClient, Generic[P]):
                 confusion = result.confusion() if part == "test" else confusion
         if self.config.keep_predictions:
             self.setup.store.describe(self.description())
-            self.setup.store.keep(PREDICTIONS, kept)
+            self.setup.store.keep(state.PREDICTIONS, kept)
         return confusion
 
     def _take_up(self, config: Mapping[str, Scalar]) -> int:
@@ -397,12 +383,12 @@ class MethodClient(NumPyClient, Generic[P]):
         self.restore(generation, str(config.get("digest", "")))
         if generation == 0 and len(stored) > 1:
             raise Refused("generation 0 is no longer kept: it has trained since", Code.GENERATION)
-        score = store.read_note(VALIDATION) if self.config.keep_best and generation else None
+        score = store.read_note(state.VALIDATION) if self.config.keep_best and generation else None
         if score is not None and score["generation"] == generation:
-            best = store.read_note(BEST)
+            best = store.read_note(state.BEST)
             if best is None or score["value"] > best["value"]:
                 store.keep_best(generation)
-                store.write_note(BEST, score)
+                store.write_note(state.BEST, score)
         return generation
 
     def score_received(self) -> None:
@@ -462,7 +448,7 @@ class MethodClient(NumPyClient, Generic[P]):
         key = (*self._kind, self.config.params, self.config.models, str(self.device))
         self.tensors = {name: t.to(self.device) for name, t in self.initial_tensors().items()}
         fresh = generation == 0
-        self.modules, self._fixed = instance(key, self._initialised, self.device, fresh=fresh)
+        self.modules, self._fixed = state.instance(key, self._initialised, self.device, fresh=fresh)
         nn.ModuleList(self.modules.values()).eval()
         if fresh:
             fitted = self.modules.get(PREPARATION)  # to the train split, and saved with the model
@@ -471,7 +457,7 @@ class MethodClient(NumPyClient, Generic[P]):
         else:
             bundle = self.setup.store.load(generation, digest)
             try:
-                kept = fill(self.modules, bundle)
+                kept = state.fill(self.modules, bundle)
                 for name, tensor in self.tensors.items():
                     self.tensors[name] = kept.pop(name).to(tensor.device).view_as(tensor)
                 if kept:
@@ -480,7 +466,7 @@ class MethodClient(NumPyClient, Generic[P]):
                 text = f"generation {generation} does not fit models with {self.classes} classes"
                 raise Refused(f"{text}: {brief(error)}", Code.STATE) from error
 
-    def _initialised(self, purpose: str) -> Modules:
+    def _initialised(self, purpose: str) -> state.Modules:
         with torch_seeded(self.config.seed, purpose, self.setup.data.client):
             built = self.build()
         if self.inputs.fitted:
@@ -498,8 +484,8 @@ class MethodClient(NumPyClient, Generic[P]):
             raise UserError(text, Code.METHOD)
         names = (name for name in metrics if "accuracy" in name and name not in BESIDE_ACCURACY)
         scores = ((name, float(metrics[name])) for name in names)
-        bundle = to_bundle(self.modules, self.tensors, scores)
-        if lost := not_finite(bundle):
+        bundle = state.to_bundle(self.modules, self.tensors, scores)
+        if lost := state.not_finite(bundle):
             text = f"'{lost}' is not finite after round {generation}: the state before it is kept"
             raise RunFailed(f"{text}; use a smaller lr, or grad-clip")
         self.setup.store.describe(self.description())
@@ -508,7 +494,7 @@ class MethodClient(NumPyClient, Generic[P]):
         if self.config.keep_best and value is not None:
             worth = -float(value) if METRICS[self.config.metric].less_is_better else float(value)
             note = {"generation": self.round, "value": worth}
-            self.setup.store.write_note(VALIDATION, note)
+            self.setup.store.write_note(state.VALIDATION, note)
 
     def description(self) -> dict[str, Any]:
         """Return values that rebuild this client without the run's configuration and examples."""

@@ -63,11 +63,8 @@ class FedAPENClient(AveragingClient[FedAPENParams]):
 
     def build(self) -> dict[str, nn.Module]:
         """Return w_k, theta and lambda."""
-        return {
-            "model": self.local_model(),
-            "small": self.as_sent_first(self.new_small),
-            "ensemble": Ensemble(),
-        }
+        modules = super().build() | {"small": self.as_sent_first(self.new_small)}
+        return modules | {"ensemble": Ensemble()}
 
     @property
     def ensemble(self) -> Ensemble:
@@ -89,16 +86,12 @@ class FedAPENClient(AveragingClient[FedAPENParams]):
             self.score_received()
             return [Phase(self.loss, groups, self.local_work)]
         rest = np.setdiff1d(np.arange(len(labels)), held)
+        rate = self.params.lr_ensemble * schedule(self.config, self.round)
         learning = Phase(
-            self.ensemble_loss,
-            [(self.ensemble, self.params.lr_ensemble * schedule(self.config, self.round))],
-            self.params.ensemble_epochs,
-            images=torch.from_numpy(held).to(self.device),
-            after_step=self.ensemble.clip,
-            after=self.score_received,
-            name="ensemble",
-            plain=True,
-        )
+            self.ensemble_loss, [(self.ensemble, rate)], self.params.ensemble_epochs,
+            images=torch.from_numpy(held).to(self.device), after_step=self.ensemble.clip,
+            after=self.score_received, name="ensemble", plain=True,
+        )  # fmt: skip
         images = torch.from_numpy(rest).to(self.device)
         return [learning, Phase(self.loss, groups, self.local_work, images=images)]
 

@@ -23,11 +23,8 @@ class FedKDClient(MethodClient[FedKDParams]):
 
     def build(self) -> dict[str, nn.Module]:
         """Return mentor, student, W_h; with ``compress-down`` the student received last."""
-        modules = {
-            "model": self.local_model(),
-            "student": self.new_small(),
-            "projector": nn.Linear(self.d, self.d, bias=False),
-        }
+        modules = super().build() | {"student": self.new_small()}
+        modules["projector"] = nn.Linear(self.d, self.d, bias=False)
         if self.params.compress_down:
             modules["received"] = self.new_small()
         return modules

@@ -27,17 +27,18 @@ Batch = tuple[Tensor, Tensor]
 Answer = Callable[[Mapping[str, Tensor], Tensor], tuple[Tensor, Tensor]]
 
 
-class Both(nn.Module):
-    """A model that answers with representations (B, d) and logits (B, C)."""
+class Guided(nn.Module):
+    """A model that answers with what is guided (B, w), its logits or features, and with logits."""
 
-    def __init__(self, model: SplitModel) -> None:
+    def __init__(self, model: SplitModel, guide: str) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.guide = model, guide
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return both."""
         features = self.model.features(inputs)
-        return features, self.model.head(features)
+        logits = self.model.head(features)
+        return (logits if self.guide == "logits" else features), logits
 
 
 @contextmanager
@@ -107,11 +108,6 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         """G (C, w)."""
         return cast("nn.ParameterDict", self.modules["guides"])["vectors"]
 
-    def outputs(self, inputs: Tensor) -> Tensor:
-        """Return what is guided: logits (B, C) or representations (B, d)."""
-        features = self.model.features(inputs)
-        return self.model.head(features) if self.params.guide == "logits" else features
-
     def receive(self, payload: Payload) -> None:
         """Take G of this round; no gradient is known yet."""
         super().receive(payload)
@@ -153,26 +149,23 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return CE + MSE to the guiding vectors of the labels."""
-        features = self.model.features(inputs)
-        logits = self.model.head(features)
-        guided = logits if self.params.guide == "logits" else features
+        guided, logits = Guided(self.model, self.params.guide)(inputs)
         pull = F.mse_loss(guided.float(), self.guides.detach()[labels])
         return self.cross_entropy(logits, labels) + pull
 
     def quiz_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return the quiz's CE after a guided step, with the gradient put in by hand."""
-        both = Both(self.model)
+        both = Guided(self.model, self.params.guide)
         both.train()
         for layer in self._fixed.layers:
             layer.training = False
         frozen = {id(p) for p in self._fixed.parameters}
         weights = {n: p for n, p in both.named_parameters() if id(p) not in frozen}
-        logits_first = self.params.guide == "logits"
 
         def answer(values: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
             buffers = {name: b.clone() for name, b in both.named_buffers()}
-            features, logits = functional_call(both, {**values, **buffers}, (x,))
-            return (logits if logits_first else features), logits
+            answers: tuple[Tensor, Tensor] = functional_call(both, {**values, **buffers}, (x,))
+            return answers
 
         quiz = self.examples("train").batch(self.quiz)
         with twice_differentiable():

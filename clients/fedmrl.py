@@ -7,6 +7,7 @@ every round; the trained one is kept as part of the client's inference model.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +24,10 @@ class FedMRLClient(AveragingClient[FedMRLParams]):
 
     def build(self) -> dict[str, nn.Module]:
         """Return F_k, G and P_k."""
-        return {
-            "model": self.local_model(),
-            "small": self.as_sent_first(
-                lambda: global_model(self.config, self.inputs, self.params, self.classes)
-            ),
-            "projector": nn.Linear(self.params.d1 + self.d, self.d),
-        }
+        params, inputs = self.params, self.inputs
+        small = partial(global_model, self.config, inputs, params, self.classes)
+        modules = super().build() | {"small": self.as_sent_first(small)}
+        return modules | {"projector": nn.Linear(params.d1 + self.d, self.d)}
 
     def learning_rates(self) -> dict[str, float]:
         """Return the rates of all three, which eq. 10 trains at once."""

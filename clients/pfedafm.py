@@ -42,11 +42,8 @@ class PFedAFMClient(AveragingClient[PFedAFMParams]):
 
     def build(self) -> dict[str, nn.Module]:
         """Return F_k, g and alpha."""
-        return {
-            "model": self.local_model(),
-            "extractor": self.new_extractor(),
-            "mixture": Mixture(self.d),
-        }
+        modules = super().build() | {"extractor": self.new_extractor()}
+        return modules | {"mixture": Mixture(self.d)}
 
     @property
     def mixture(self) -> Mixture:

@@ -45,11 +45,8 @@ class PFedMoEClient(AveragingClient[PFedMoEParams]):
 
     def build(self) -> dict[str, nn.Module]:
         """Return F_k, g and H_k."""
-        return {
-            "model": self.local_model(),
-            "extractor": self.new_extractor(),
-            "gate": Gate(self.inputs, self.d, self.params.gate_hidden),
-        }
+        modules = super().build() | {"extractor": self.new_extractor()}
+        return modules | {"gate": Gate(self.inputs, self.d, self.params.gate_hidden)}
 
     def learning_rates(self) -> dict[str, float]:
         """Return the rates of all three, which train at once."""

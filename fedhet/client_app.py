@@ -4,6 +4,7 @@ The messages of a simulated client may reach different processes. So this module
 caches of its process. A failure becomes a reply that names the reason.
 """
 
+import hashlib
 import math
 import os
 import secrets
@@ -314,16 +315,40 @@ def train(asked: Request) -> Reply:
     return reply
 
 
+def _digest_of_sent(asked: Request, cohort: Cohort) -> bytes:
+    """Return SHA-256 of all that must be the same for everybody whose vectors are summed.
+
+    The payload's bytes as they came, and what else decides the vectors: the kind of message, the
+    classes in their order, those that may be told, whether there are accuracies, the units of
+    words, the run's configuration.
+    """
+    record, what = asked.message.content.array_records.get("arrays"), asked.what
+    sent = bytes(record[messages.PACKED].data) if record else b""
+    may = "all" if cohort.shared is None else ",".join(map(str, cohort.shared))
+    about = [asked.kind, sent, asked.text, cohort.size, int(what.evaluate), may, *what.classes]
+    return hashlib.sha256(masks.encode(about)).digest()
+
+
+def _about_sum(asked: Request, kind: type[messages.Wired]) -> messages.Wired:
+    """Return what the record ``sum`` of a request says; raise Refused if it is no ``kind``."""
+    with errors.refusing(Code.INSTRUCTION):
+        record = asked.message.content.config_records.get(messages.SUM)
+        about, opens = messages.from_wire(kind, record or {}), asked.kind == messages.UNMASK
+        if isinstance(about, Survivors) and (about.boxes is not None) != opens:
+            raise ValueError("boxes: only messages that unmask have them")
+    return about
+
+
 def _part_of(asked: Request, data: LocalData) -> tuple[SumProtection, Reply | None]:
     """Return a client's part of the sum that a message asks for, and its answer if it gave one.
 
     Raises Refused for a cohort that the client's rules forbid.
     """
     kind, config, what, method = asked.kind, asked.config, asked.what, asked.method.strategy
-    cohort = masks.read_sum(Cohort, asked.message)
+    cohort = _about_sum(asked, Cohort)
     with errors.refusing(Code.INSTRUCTION):
         masks.fraction_bits(cohort.size, config.sum_range)  # raises for a size that fits no word
-    sent = masks.digest_of_sent(asked.message, what, cohort, asked.text)
+    sent = _digest_of_sent(asked, cohort)
     notes, fewest = asked.sum_notes(data.client), asked.limits.min_class or 0
     part = SumProtection(data, what.classes, config, method, cohort, sent, notes, fewest)
     rows = kind == messages.CONFUSION or method.sends_class_rows(config, config.params)
@@ -339,7 +364,7 @@ def _part_of(asked: Request, data: LocalData) -> tuple[SumProtection, Reply | No
 def introduce(asked: Request) -> Reply:
     """Keep the keys of the other members of the run's sums; say whose are not accepted."""
     with errors.refusing(Code.INSTRUCTION):
-        keys = masks.read_sum(Introduction, asked.message).by_client()
+        keys = _about_sum(asked, Introduction).by_client()
     notes, node = asked.sum_notes(), NodeCertificate.of(asked.node)
     strangers = notes.introduce(keys, node.ca if node is not None else None)
     return Reply({"client": notes.client, "strangers": strangers})
@@ -347,7 +372,7 @@ def introduce(asked: Request) -> Reply:
 
 def sign(asked: Request) -> Reply:
     """Sign the list of survivors. Needs no examples."""
-    survivors = masks.read_sum(Survivors, asked.message)
+    survivors = _about_sum(asked, Survivors)
     notes, what, node = asked.sum_notes(), asked.what, NodeCertificate.of(asked.node)
     if node is None:
         raise Refused("this node has no certificate", Code.PROOF)
@@ -358,7 +383,7 @@ def sign(asked: Request) -> Reply:
 
 def open_shares(asked: Request) -> Reply:
     """Open the boxes for this client, which unmask the round's sum. Needs no examples."""
-    survivors = masks.read_sum(Survivors, asked.message)
+    survivors = _about_sum(asked, Survivors)
     with asked.sum_notes().changing() as member:
         return Reply(to_wire(member.open_shares(asked.what.round, survivors)))
 

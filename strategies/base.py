@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Generic, cast
 
 import numpy as np
@@ -345,10 +346,8 @@ class MethodStrategy(Strategy, Generic[P]):
         timeout = min(self.aggregator.train_share * config.round_timeout, left)
         # After the last round there is none in which a late reply could count.
         least = config.min_replies if round_ < config.rounds else math.inf
-        replies = self._read(
-            exchange(grid, messages, timeout, self._limit, mail=self.mail, least=least,
-                     after=config.late_after)
-        )  # fmt: skip
+        late = partial(exchange, mail=self.mail, least=least, after=config.late_after)
+        replies = self._read(late(grid, messages, timeout, self._limit))
         checked = self.check_replies(round_, replies)
         for client, _ in replies:
             self.unanswered.pop(client, None)

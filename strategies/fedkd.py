@@ -165,9 +165,7 @@ class FedKDParams(Params):
 class FedKDStrategy(AveragingStrategy[FedKDParams]):
     """Adds the mean of compressed updates to the student."""
 
-    not_summed = (
-        "factors do not add up to the sum of updates; use method=fml, which is uncompressed"
-    )
+    not_summed = "factors do not add up to the sum of updates; use method=fml"
     upload_type = LowRank
     growing = ("update-ranks", "update")  # both are empty before the first update
     aggregations = ROBUST

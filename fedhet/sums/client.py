@@ -23,11 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, InvalidTag
-from cryptography.hazmat.primitives.asymmetric.ec import (
-    ECDSA,
-    EllipticCurvePrivateKey,
-    EllipticCurvePublicKey,
-)
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import Encoding, load_ssh_private_key
@@ -92,7 +88,7 @@ class Member:
     keys: Mapping[str, bytes]  # everybody's, its own among them
     terms: SumTerms = field(default_factory=SumTerms)
     kept: Commitment | None = None
-    certified: Mapping[str, EllipticCurvePublicKey] = field(default_factory=dict)
+    certified: Mapping[str, ec.EllipticCurvePublicKey] = field(default_factory=dict)
 
     def terms_for(self, cohort: Sequence[str]) -> SumTerms:
         """Return the terms of a cohort, whose members agree if all of their keys are certified."""
@@ -165,7 +161,7 @@ class Member:
         seeds = b"".join(secrets.pair_seed(client) for client in gone)
         return Opened(self.client, round_, b"".join(shares), seeds, tuple(closed))
 
-    def sign(self, round_: int, survivors: Survivors, key: EllipticCurvePrivateKey) -> bytes:
+    def sign(self, round_: int, survivors: Survivors, key: ec.EllipticCurvePrivateKey) -> bytes:
         """Return this client's signature of V, the survivors that it was told.
 
         The commitment in ``kept`` is to be written down before the signature is sent: a client
@@ -173,7 +169,7 @@ class Member:
         """
         kept, alive = self._may_speak(round_, survivors)
         self.kept = replace(kept, signed=alive)
-        return key.sign(self._list(kept, alive), ECDSA(SHA384()))
+        return key.sign(self._list(kept, alive), ec.ECDSA(SHA384()))
 
     def _may_speak(self, round_: int, survivors: Survivors) -> tuple[Commitment, tuple[str, ...]]:
         """Return the commitment and V in order, if this client may answer for V at all."""
@@ -198,7 +194,7 @@ class Member:
         text, valid = self._list(kept, alive), 0
         for client, signature in zip(survivors.members, survivors.signatures, strict=False):
             with contextlib.suppress(InvalidSignature, ValueError):
-                self.certified[client].verify(signature, text, ECDSA(SHA384()))
+                self.certified[client].verify(signature, text, ec.ECDSA(SHA384()))
                 valid += 1
         few = valid < self.terms.needed(len(kept.cohort))
         refuse({"survivors-not-signed": few or not kept.signed})
@@ -223,7 +219,7 @@ class Member:
 class NodeCertificate:
     """A node's own key with its certificate, and the certificate of the CA."""
 
-    key: EllipticCurvePrivateKey
+    key: ec.EllipticCurvePrivateKey
     certificate: x509.Certificate
     ca: x509.Certificate
 
@@ -241,7 +237,7 @@ class NodeCertificate:
             certificate, ca = map(x509.load_pem_x509_certificate, files)
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"node-config certificate: cannot be used: {error}") from error
-        if not isinstance(key, EllipticCurvePrivateKey):
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise UserError("node-config key: not an elliptic curve key")
         return cls(key, certificate, ca)
 

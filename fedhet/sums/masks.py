@@ -31,23 +31,12 @@ from cryptography.hazmat.primitives.hashes import SHA256, SHA384
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
-from flwr.app import Message
 from numpy.typing import NDArray
 from pydantic import Field, StrictBytes, StrictInt
 from pydantic.dataclasses import dataclass as wired
 
-from fedhet.errors import Code, Refused, refusing
-from fedhet.protocol.messages import (
-    PACKED,
-    SUM,
-    UNMASK,
-    WIRE,
-    Id,
-    Instruction,
-    SumRecord,
-    Wired,
-    from_wire,
-)
+from fedhet.errors import Code, Refused
+from fedhet.protocol.messages import WIRE, Id, SumRecord, from_wire
 
 # --- bytes ------------------------------------------------------------------------------------
 
@@ -422,28 +411,3 @@ class Opened:
     shares: StrictBytes
     seeds: StrictBytes
     closed: Ids = ()
-
-
-def digest_of_sent(message: Message, what: Instruction, cohort: Cohort, config: str) -> bytes:
-    """Return SHA-256 of all that must be the same for everybody whose vectors are summed.
-
-    The payload's bytes as they came, and what else decides the vectors: the kind of message, the
-    classes in their order, those that may be told, whether there are accuracies, the units of
-    words, the run's configuration.
-    """
-    record = message.content.array_records.get("arrays")
-    sent = bytes(record[PACKED].data) if record else b""
-    may = "all" if cohort.shared is None else ",".join(map(str, cohort.shared))
-    kind = message.metadata.message_type
-    parts: list[Part] = [kind, sent, config, cohort.size, int(what.evaluate), may, *what.classes]
-    return hashlib.sha256(encode(parts)).digest()
-
-
-def read_sum(kind: type[Wired], message: Message) -> Wired:
-    """Return what the record ``sum`` of a request says; raise Refused if it is no ``kind``."""
-    with refusing(Code.INSTRUCTION):
-        about = from_wire(kind, message.content.config_records.get(SUM) or {})
-        opens = message.metadata.message_type == UNMASK
-        if isinstance(about, Survivors) and (about.boxes is not None) != opens:
-            raise ValueError("boxes: only messages that unmask have them")
-    return about

@@ -24,35 +24,17 @@ from numpy.typing import NDArray
 from fedhet.config.schema import BESIDE_ACCURACY, METRICS, RunConfig
 from fedhet.errors import Rejected
 from fedhet.files import client_order
+from fedhet.protocol import messages
 from fedhet.protocol.checks import Checked, Valid, check_origin, check_shapes, check_trained
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake, Roster
 from fedhet.protocol.mail import exchange
-from fedhet.protocol.messages import (
-    AGREE,
-    CONFUSION,
-    INTRODUCE,
-    OWNERS,
-    QUERY_BYTES,
-    UNMASK,
-    Reply,
-    from_wire,
-    message_bytes,
-    request,
-)
+from fedhet.protocol.messages import QUERY_BYTES, Reply
 from fedhet.protocol.payload import Array, Payload, blank
 from fedhet.records.ledger import Ledger, next_attempt
 from fedhet.records.summary import EVERYBODY, UNSUMMED
 from fedhet.sums import masks
-from fedhet.sums.contribution import (
-    SPENT,
-    Summed,
-    SumMetrics,
-    Vector,
-    about_few,
-    matrix_of,
-    too_few,
-)
+from fedhet.sums.contribution import SPENT, SumMetrics, Vector, about_few, matrix_of, too_few
 from fedhet.sums.masks import Cohort, Introduction, Opened, SumKey, SumTerms, Survivors, Words
 
 log = logging.getLogger("fedhet")
@@ -213,11 +195,11 @@ class Attempt:
         try:
             # Where a member is gone and keys have proofs, the survivors first sign who is left.
             if self.collector.gone and self.agrees:
-                self._ask(AGREE, deadline)
-                if self._missing(AGREE):
+                self._ask(messages.AGREE, deadline)
+                if self._missing(messages.AGREE):
                     signed, needed = len(self._signatures), self.collector.needed
                     raise Rejected(f"{signed} of {needed} survivors signed the list of survivors")
-            self._ask(UNMASK, deadline)
+            self._ask(messages.UNMASK, deadline)
             words, largest = self.collector.total(), config.sum_range
             total = masks.from_words(words, masks.fraction_bits(self.cohort.size, largest))
             if (np.abs(total) > count * largest).any():  # masks of other payloads, or a false seed
@@ -229,7 +211,7 @@ class Attempt:
 
     def _missing(self, kind: str) -> list[str]:
         """Return the survivors whose answer is still needed."""
-        if kind == UNMASK:
+        if kind == messages.UNMASK:
             return self.collector.missing()
         if len(self._signatures) >= self.collector.needed:
             return []
@@ -243,8 +225,8 @@ class Attempt:
             return False
         try:
             check_origin(self.handshake.roster.infos[client], reply, self.round)
-            if kind == UNMASK:
-                self.collector.answer(client, from_wire(Opened, reply.info))
+            if kind == messages.UNMASK:
+                self.collector.answer(client, messages.from_wire(Opened, reply.info))
             else:
                 signature = reply.info.get("signature")
                 if not isinstance(signature, bytes) or not 0 < len(signature) <= masks.LONGEST:
@@ -267,18 +249,18 @@ class Attempt:
                 time.sleep(min(AGAIN, left))
                 self.handshake.query(patience=0.0)
             tries += 1
-            alive, messages = tuple(self.collector.survivors), {}
+            alive, requests = tuple(self.collector.survivors), {}
             signed = tuple(self._signatures.get(c, b"") for c in alive) if self._signatures else ()
             for client in (client for client in silent if client in nodes):
                 about = Survivors(alive, self.cohort.attempt)
-                if kind == UNMASK:
+                if kind == messages.UNMASK:
                     boxes = self.collector.boxes_for(client).tobytes()
                     about = Survivors(alive, self.cohort.attempt, boxes, signed)
                 what = self.handshake.instruction(round=self.round)
-                messages[client] = request(kind, nodes[client], what, left, about=about)
-            sent = sum(map(message_bytes, messages.values()))
+                requests[client] = messages.request(kind, nodes[client], what, left, about=about)
+            sent = sum(map(messages.message_bytes, requests.values()))
             self.ledger.round.counts["downlink_message_bytes"] += sent
-            exchange(grid, messages, left, lambda _: limit, partial(self._take, kind))
+            exchange(grid, requests, left, lambda _: limit, partial(self._take, kind))
 
 
 # --- the rounds of a run ---------------------------------------------------------------------
@@ -301,7 +283,7 @@ class SumLedger(Ledger):
         super().accept(client, round_, payload, reply)
         self.chain.add("upload", client, reply.metrics)
 
-    def add_total(self, total: Array, means: Mapping[str, Summed]) -> None:
+    def add_total(self, total: Array, means: Mapping[str, tuple[float, int]]) -> None:
         """Book the sum itself, and the means that were found in it."""
         self.chain.add("sum", "", {}, (total,))
         for name, (mean, clients) in means.items():
@@ -317,7 +299,7 @@ class SumLedger(Ledger):
                 about = f"participants_{name}"
                 self.round.numbers |= {f"{about}_mean": mean, f"{about}_clients": clients}
         if "test_accuracy" in means:
-            self.entries["evaluated_clients"] = means["test_accuracy"].clients
+            self.entries["evaluated_clients"] = means["test_accuracy"][1]
 
     def record(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
         """Return the round's record, without deviations and percentiles."""
@@ -418,14 +400,16 @@ class SumAggregator:
 
         Those whom most do not accept are left out, and then those who do not accept all.
         """
-        shake, roster, messages, failed = self.handshake, self.roster, {}, set[str]()
+        shake, roster, requests, failed = self.handshake, self.roster, {}, set[str]()
         every = set(roster.keys.items())
         due = {c: every - self.introduced.get(c, set()) for c in sorted(roster.nodes)}
         for client in (c for c, new in due.items() if new):
             about = Introduction.of(dict(sorted(due[client], key=lambda pair: pair[0])))
             node, what = roster.nodes[client], shake.instruction()
-            messages[client] = request(INTRODUCE, node, what, PATIENCE, about=about)
-        for client, reply in exchange(shake.grid, messages, self._short):
+            requests[client] = messages.request(
+                messages.INTRODUCE, node, what, PATIENCE, about=about
+            )
+        for client, reply in exchange(shake.grid, requests, self._short):
             strangers = reply.info.get("strangers")
             if reply.error or not isinstance(strangers, list | tuple):
                 failed.add(client)
@@ -463,7 +447,7 @@ class SumAggregator:
         while members != self._counted:
             self.shared, self._counted = None, None
             attempt = self._new(round_, members, len(self.roster.classes))
-            owners = np.rint(self._ask(attempt, OWNERS, self._short, deadline))
+            owners = np.rint(self._ask(attempt, messages.OWNERS, self._short, deadline))
             enough, before = self.config.sum_owners, self.few
             self.shared = tuple(np.flatnonzero(owners >= enough).tolist())
             self.few = too_few(owners, enough)
@@ -481,7 +465,7 @@ class SumAggregator:
             if self.config.sum_owners > 1:
                 members = self._count_owners(round_, members, deadline)
             attempt = self._new(round_, members, classes**2)
-            total = self._ask(attempt, CONFUSION, timeout, deadline)
+            total = self._ask(attempt, messages.CONFUSION, timeout, deadline)
         except Rejected as error:
             log.warning("confusion.csv is empty, the sum failed: %s", error)
             return {}
@@ -492,10 +476,10 @@ class SumAggregator:
         counts = self.ledger.round.counts
         members = attempt.members if len(attempt.members) >= attempt.collector.min_survivors else []
         about, message = attempt.cohort, self.handshake.message
-        messages = {c: message(kind, c, attempt.round, about=about) for c in members}
-        counts["downlink_message_bytes"] += sum(map(message_bytes, messages.values()))
+        requests = {c: message(kind, c, attempt.round, about=about) for c in members}
+        counts["downlink_message_bytes"] += sum(map(messages.message_bytes, requests.values()))
         grid = self.handshake.grid
-        for client, reply in exchange(grid, messages, timeout, lambda _: attempt.limit):
+        for client, reply in exchange(grid, requests, timeout, lambda _: attempt.limit):
             counts["uplink_message_bytes"] += reply.message_bytes
             try:
                 attempt.take(client, reply)

@@ -11,7 +11,6 @@ from helpers.built import forgotten
 from helpers.products import ANY, AVERAGED, PRODUCT, product, short
 from methods.byhand import ROUND, filled, same, some_arrays
 
-from fedhet.clients import base
 from fedhet.config.load import build_config, load_config
 from fedhet.config.registry import METHODS, method_keys
 from fedhet.config.schema import RunConfig, kebab
@@ -26,6 +25,7 @@ from fedhet.testing import (
     small,
     uploads_of,
 )
+from fedhet.training import loop
 
 ROOT = Path(__file__).resolve().parents[2]
 # Floats that a sampled client sends and is sent in round 3, with ten classes and CNN-5 for images
@@ -149,7 +149,7 @@ def test_a_step_leaves_the_other_networks_bit_identical(tmp_path, monkeypatch, m
     """With running statistics, which a forward pass moves as well."""
     keys = TINY | {"models": ["shufflenet_v2_x0_5"], "dataset": "synthetic:48x4", **keys_of(method)}
     client = make_client(small(tmp_path, method=method, **keys), 0, tmp_path)
-    trained, plain = [], base.train
+    trained, plain = [], loop.train
 
     def watched(phase, *rest):
         before = deepcopy(client.modules)
@@ -160,7 +160,7 @@ def test_a_step_leaves_the_other_networks_bit_identical(tmp_path, monkeypatch, m
         trained.append(changed)
         return loss
 
-    monkeypatch.setattr(base, "train", watched)
+    monkeypatch.setattr(loop, "train", watched)
     client.fit(some_arrays(client.shared()), ROUND)
     assert trained == STEPS[method]
 

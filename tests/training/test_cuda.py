@@ -105,7 +105,7 @@ def test_training_waits_for_the_device_once_an_epoch_at_most(tmp_path, monkeypat
                 waits.append([f"{one.filename}:{one.lineno}" for one in said])
 
     monkeypatch.setattr(loop, "WORTH_IT", 1 << 30)
-    monkeypatch.setattr("fedhet.clients.base.train", watched)
+    monkeypatch.setattr("fedhet.training.loop.train", watched)
     summary(config_of(tmp_path, "images", "fedmrl"))
     assert waits
     assert max(map(len, waits)) <= FEW["local_epochs"] + 1, waits[0]

@@ -442,8 +442,8 @@ class MethodClient(NumPyClient, Generic[P]):
     def restore(self, generation: int, digest: str = "") -> None:
         """Put modules, in evaluation mode, and tensors of ``generation`` in place; 0: initial ones.
 
-        ``digest`` is what the server names. Raise Refused if there is no such state, or
-        if it does not fit the modules.
+        ``digest`` is what the server names. Raise Refused if there is no such state, or from a
+        KeyError or RuntimeError if it does not fit the modules.
         """
         key = (*self._kind, self.config.params, self.config.models, str(self.device))
         self.tensors = {name: t.to(self.device) for name, t in self.initial_tensors().items()}
@@ -477,7 +477,8 @@ class MethodClient(NumPyClient, Generic[P]):
         """Store modules, tensors and the last accuracies, of ``metrics``, as ``generation``.
 
         ``source`` is the generation that the round began with, which stays as well. Raises
-        RunFailed if a tensor is not finite; the state before then stays the newest.
+        RunFailed if a tensor is not finite; the state before then stays the newest. Raises
+        UserError for a tensor that is not in :meth:`initial_tensors`.
         """
         if undeclared := sorted(self.tensors.keys() - self.initial_tensors().keys()):
             text = f"{type(self).__name__}: add tensor '{undeclared[0]}' to `initial_tensors`"

@@ -7,7 +7,6 @@ such step (``strategies/fedl2g.py`` has the formula). Inference is the model alo
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import cast
 
 import numpy as np
 import torch
@@ -23,7 +22,6 @@ from fedhet.rng import generator
 from fedhet.strategies.fedl2g import LARGEST, FedL2GParams, width_of
 from fedhet.training.loop import Phase, batches, schedule
 
-Batch = tuple[Tensor, Tensor]
 Answer = Callable[[Mapping[str, Tensor], Tensor], tuple[Tensor, Tensor]]
 
 
@@ -53,43 +51,6 @@ def twice_differentiable() -> Iterator[None]:
         torch.backends.mkldnn.enabled = fused
 
 
-def guiding_gradient(  # noqa: PLR0913, PLR0917  (all that the step depends on)
-    answer: Answer,
-    weights: Mapping[str, Tensor],
-    guides: Tensor,
-    sets: tuple[Batch, Batch],
-    lr: float,
-    cross_entropy: Callable[[Tensor, Tensor], Tensor],
-) -> tuple[Tensor, Tensor]:
-    """Return the quiz's loss after a guided step, and its gradient (C, w) to the guides (C, w).
-
-    ``answer(weights, x)`` gives the guided output (B, w) and logits (B, C); ``sets`` are the study
-    and the quiz batch. Exact: see the docstring of ``strategies/fedl2g.py``.
-    """
-    (study, labels), (quiz, answers) = sets
-    names = list(weights)
-    at = {name: weights[name].detach().requires_grad_() for name in names}
-    output, logits = answer(at, study)
-    loss = cross_entropy(logits, labels) + F.mse_loss(output.float(), guides[labels])
-    slopes = torch.autograd.grad(loss, list(at.values()), retain_graph=True, allow_unused=True)
-    moved = {
-        name: (w.detach() if slope is None else w.detach() - lr * slope).requires_grad_()
-        for (name, w), slope in zip(at.items(), slopes, strict=True)
-    }
-    quizzed = cross_entropy(answer(moved, quiz)[1], answers)
-    towards = torch.autograd.grad(quizzed, list(moved.values()), allow_unused=True)
-    # J v without forward mode: J^T u is linear in u, and its derivative by u along v is J v.
-    # Both are gradients of sums: for given gradients torch imports its compiler, a second of CPU.
-    u = torch.zeros_like(output, requires_grad=True)
-    dot = (output * u).sum()
-    back = torch.autograd.grad(dot, list(at.values()), create_graph=True, allow_unused=True)
-    pairs = [(b, v) for b, v in zip(back, towards, strict=True) if b is not None and v is not None]
-    (along,) = torch.autograd.grad(torch.stack([(b * v).sum() for b, v in pairs]).sum(), u)
-    gradient = torch.zeros_like(guides)
-    gradient.index_add_(0, labels, along.to(gradient.dtype) * (2 * lr / output.numel()))
-    return quizzed.detach(), gradient
-
-
 class FedL2GClient(ClassVectorClient[FedL2GParams]):
     """Receives guiding vectors, sends how they should move."""
 
@@ -106,7 +67,7 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
     @property
     def guides(self) -> Tensor:
         """G (C, w)."""
-        return cast("nn.ParameterDict", self.modules["guides"])["vectors"]
+        return self.modules["guides"].get_parameter("vectors")
 
     def receive(self, payload: Payload) -> None:
         """Take G of this round; no gradient is known yet."""
@@ -167,16 +128,45 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
             answers: tuple[Tensor, Tensor] = functional_call(both, {**values, **buffers}, (x,))
             return answers
 
-        quiz = self.examples("train").batch(self.quiz)
         with twice_differentiable():
-            value, gradient = guiding_gradient(
-                answer, weights, self.guides.detach(), ((inputs, labels), quiz),
-                self.config.lr * schedule(self.config, self.round), self.cross_entropy,
-            )  # fmt: skip
+            value, gradient = self.guiding_gradient(answer, weights, inputs, labels)
         both.eval()
         self.latest = gradient, labels
         pull = (self.guides * gradient).sum()
         return value + pull - pull.detach()
+
+    def guiding_gradient(
+        self, answer: Answer, weights: Mapping[str, Tensor], study: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the quiz's loss after a guided step, and its gradient (C, w) to the guides (C, w).
+
+        ``answer(weights, x)`` gives the guided output (B, w) and logits (B, C). Exact: see the
+        docstring of ``strategies/fedl2g.py``.
+        """
+        guides, lr = self.guides.detach(), self.config.lr * schedule(self.config, self.round)
+        at = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+        output, logits = answer(at, study)
+        loss = self.cross_entropy(logits, labels) + F.mse_loss(output.float(), guides[labels])
+        slopes = torch.autograd.grad(loss, list(at.values()), retain_graph=True, allow_unused=True)
+        moved = {
+            name: (w.detach() if slope is None else w.detach() - lr * slope).requires_grad_()
+            for (name, w), slope in zip(at.items(), slopes, strict=True)
+        }
+        quiz, answers = self.examples("train").batch(self.quiz)
+        quizzed = self.cross_entropy(answer(moved, quiz)[1], answers)
+        towards = torch.autograd.grad(quizzed, list(moved.values()), allow_unused=True)
+        # J v without forward mode: J^T u is linear in u, and its derivative by u along v is J v.
+        # Both are gradients of sums: for given gradients torch imports its compiler, a second of
+        # CPU.
+        u = torch.zeros_like(output, requires_grad=True)
+        dot = (output * u).sum()
+        back = torch.autograd.grad(dot, list(at.values()), create_graph=True, allow_unused=True)
+        pairs = zip(back, towards, strict=True)
+        terms = [(b * v).sum() for b, v in pairs if b is not None and v is not None]
+        (along,) = torch.autograd.grad(torch.stack(terms).sum(), u)
+        gradient = torch.zeros_like(guides)
+        gradient.index_add_(0, labels, along.to(gradient.dtype) * (2 * lr / output.numel()))
+        return quizzed.detach(), gradient
 
     def upload(self) -> Payload:
         """Return the gradients of seen classes, clipped, marked by whether they were studied."""

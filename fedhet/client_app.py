@@ -325,8 +325,8 @@ def _digest_of_sent(asked: Request, cohort: Cohort) -> bytes:
     record, what = asked.message.content.array_records.get("arrays"), asked.what
     sent = bytes(record[messages.PACKED].data) if record else b""
     may = "all" if cohort.shared is None else ",".join(map(str, cohort.shared))
-    about = [asked.kind, sent, asked.text, cohort.size, int(what.evaluate), may, *what.classes]
-    return hashlib.sha256(masks.encode(about)).digest()
+    about: list[masks.Part] = [asked.kind, sent, asked.text, cohort.size, int(what.evaluate), may]
+    return hashlib.sha256(masks.encode([*about, *what.classes])).digest()
 
 
 def _about_sum(asked: Request, kind: type[messages.Wired]) -> messages.Wired:

@@ -20,16 +20,8 @@ from numpy.typing import NDArray
 
 from fedhet.config.schema import RunConfig
 from fedhet.errors import Rejected, one_line
-from fedhet.protocol.checks import (
-    Checked,
-    Valid,
-    check_arrays,
-    check_origin,
-    check_trained,
-    long_steps,
-    read_confusion,
-    size,
-)
+from fedhet.protocol import checks
+from fedhet.protocol.checks import Checked, Valid
 from fedhet.protocol.handshake import ClientInfo, Handshake
 from fedhet.protocol.mail import exchange
 from fedhet.protocol.messages import CONFUSION, QUERY_BYTES, Reply
@@ -79,7 +71,7 @@ class Reference:
         """Root mean square of the values that the client started from."""
         if self.start is not None:
             return self.start
-        return 0.0 if self.payload is None else size(self.payload.flat)
+        return 0.0 if self.payload is None else checks.size(self.payload.flat)
 
 
 class _Method(Protocol):
@@ -132,7 +124,7 @@ class PlainAggregator:
             if valid[-1].step is not None:
                 steps[client] = valid[-1].step
         start = method.reference(valid[0].info).size if valid else 0.0
-        outliers = long_steps(steps, start, self.config.max_update_ratio, sigma(self.config))
+        outliers = checks.long_steps(steps, start, self.config.max_update_ratio, sigma(self.config))
         for one in valid:
             if one.info.client in outliers:
                 self.ledger.reject(one.info.client, outliers[one.info.client], one.reply)
@@ -148,7 +140,7 @@ class PlainAggregator:
 
     def _valid(self, info: ClientInfo, reply: Reply, trained: int, method: _Method) -> Valid:
         """Return a reply with its payload; raise Rejected if anything about it is wrong."""
-        check_trained(info, reply, trained, self.config, method.metric_ranges)
+        checks.check_trained(info, reply, trained, self.config, method.metric_ranges)
         images = reply.metrics.get("num-examples")
         if images != info.train_images:
             raise Rejected(f"num-examples is {images}, but it declared {info.train_images}")
@@ -159,7 +151,7 @@ class PlainAggregator:
             text = f"`upload_type` of {name} must be what the client's `upload` returns"
             raise Rejected(f"{error}; {text}") from error
         reference = method.reference(info)
-        length = check_arrays(payload, reference.payload, self.config.max_update_norm)
+        length = checks.check_arrays(payload, reference.payload, self.config.max_update_norm)
         method.check(info, payload)
         if reference.step is not None:
             length = reference.step(payload)
@@ -195,8 +187,8 @@ class PlainAggregator:
         matrices: dict[str, NDArray[np.int64]] = {}
         for client, reply in exchange(self.handshake.grid, messages, self.config.round_timeout):
             try:
-                check_origin(roster.infos[client], reply, round_)
-                matrices[client] = read_confusion(reply, len(roster.classes))
+                checks.check_origin(roster.infos[client], reply, round_)
+                matrices[client] = checks.read_confusion(reply, len(roster.classes))
             except Rejected as reason:
                 log.warning("client %s is not in confusion.csv: %s", client, one_line(str(reason)))
         return matrices

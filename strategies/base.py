@@ -367,12 +367,13 @@ class MethodStrategy(Strategy, Generic[P]):
 
         Those of another loop than this one are messages.
         """
-        clients, read = dict(zip(self.roster.nodes.values(), self.roster.nodes, strict=True)), []
-        for reply in replies:
-            if isinstance(reply, tuple):
-                read.append(reply)
-            elif client := clients.get(reply.metadata.src_node_id):
-                read.append((client, read_reply(reply, self._limit(client))))
+        clients = dict(zip(self.roster.nodes.values(), self.roster.nodes, strict=True))
+        read: list[tuple[str, Reply]] = []
+        for one in replies:
+            if isinstance(one, tuple):
+                read.append(one)
+            elif client := clients.get(one.metadata.src_node_id):
+                read.append((client, read_reply(one, self._limit(client))))
         read.sort(key=lambda pair: client_order(pair[0]))
         for client, reply in read:
             if reply.says("state-lost"):
@@ -431,7 +432,7 @@ class MethodStrategy(Strategy, Generic[P]):
         self.counted = replies is not None
         if replies is None:
             return None, None
-        numbers = dict(self.aggregator.combine(replies, self))
+        numbers: dict[str, Any] = dict(self.aggregator.combine(replies, self))
         self.ledger.round.numbers |= numbers
         return None, MetricRecord(numbers)
 

@@ -33,16 +33,11 @@ from fedhet.lazy import F, Tensor, nn, torch
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, Float32, Int64, Payload, rest
 from fedhet.rng import torch_seeded
+from fedhet.strategies import class_vectors
 from fedhet.strategies.aggregator import ROBUST
 from fedhet.strategies.averaging import AveragingStrategy
 from fedhet.strategies.base import Upload
-from fedhet.strategies.class_vectors import (
-    MOST_EPOCHS,
-    load_state,
-    server_generator,
-    state_arrays,
-    train_on_server,
-)
+from fedhet.strategies.class_vectors import MOST_EPOCHS
 
 PREFIX, MOMENTS = "generator.", "adam."  # of the names of G's arrays in a checkpoint, and of Adam's
 
@@ -116,14 +111,14 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
         super().aggregate(uploads, round_)
         weight, bias = (torch.from_numpy(tensor) for tensor in self.tensors)
         shares = torch.from_numpy(self._images()).float()
-        draws = server_generator(self.config, round_)
+        draws = class_vectors.server_generator(self.config, round_)
 
         def loss(count: Tensor) -> Tensor:
             features, labels = sampled(self.generator, self.params.noise, shares, int(count), draws)
             return F.cross_entropy(F.linear(features, weight, bias), labels)
 
         steps = torch.full((self.params.server_epochs,), self.config.batch_size)
-        numbers = train_on_server(self.generator, self.optimiser, loss, steps)
+        numbers = class_vectors.train_on_server(self.generator, self.optimiser, loss, steps)
         if numbers["server_discarded"]:
             self._forget_moments()
         return numbers
@@ -131,12 +126,12 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
     def arrays(self) -> dict[str, Array]:
         """Return the header by name, G's whole state, and Adam's moments."""
         moments = {name: tensor.numpy().copy() for name, tensor in self._moments()}
-        return super().arrays() | state_arrays(self.generator, PREFIX) | moments
+        return super().arrays() | class_vectors.state_arrays(self.generator, PREFIX) | moments
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""
         super().load({n: a for n, a in arrays.items() if not n.startswith((PREFIX, MOMENTS))})
-        load_state(self.generator, arrays, PREFIX)
+        class_vectors.load_state(self.generator, arrays, PREFIX)
         for name, tensor in self._moments():
             tensor.copy_(torch.tensor(arrays[name]))
 

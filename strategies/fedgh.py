@@ -23,14 +23,9 @@ from fedhet.lazy import F, Tensor, nn
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.rng import torch_seeded
+from fedhet.strategies import class_vectors
 from fedhet.strategies.base import Upload
-from fedhet.strategies.class_vectors import (
-    MOST_EPOCHS,
-    ClassVectorStrategy,
-    load_state,
-    state_arrays,
-    train_on_pairs,
-)
+from fedhet.strategies.class_vectors import MOST_EPOCHS, ClassVectorStrategy
 
 
 class FedGHParams(Params):
@@ -59,7 +54,7 @@ class FedGHStrategy(ClassVectorStrategy[FedGHParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Train the header for ``server-epochs`` over the pairs of this round."""
-        return train_on_pairs(self, self.header, self.pair_loss, uploads, round_)
+        return class_vectors.train_on_pairs(self, self.header, self.pair_loss, uploads, round_)
 
     def pair_loss(self, labels: Tensor, vectors: Tensor) -> Tensor:
         """Return the header's cross-entropy on mean representations."""
@@ -67,8 +62,8 @@ class FedGHStrategy(ClassVectorStrategy[FedGHParams]):
 
     def arrays(self) -> dict[str, Array]:
         """Return the global header: weight (C, d), bias (C,)."""
-        return state_arrays(self.header)
+        return class_vectors.state_arrays(self.header)
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""
-        load_state(self.header, arrays)
+        class_vectors.load_state(self.header, arrays)

@@ -98,6 +98,7 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
         """Start without factors; raise UserError for a client without adapters."""
         self.digest: Array = np.zeros(DIGITS, dtype=np.int64)
         self.layers: list[Factors] = []
+        self.alone = self.params.aggregate == "share-a"  # A is sent without B
         for client, info in self.roster.infos.items():
             if not rank_of(info):
                 text = f"models: client {client} has '{info.model}' without adapters"
@@ -108,12 +109,8 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
         """Return the first r_k columns of B and rows of A of each layer."""
         rank = rank_of(info)
         pairs = [(a[:rank].copy(), b[:, :rank].copy()) for b, a in self.layers]
-        sent = (one for pair in pairs for one in (pair[:1] if self._alone else pair))
+        sent = (one for pair in pairs for one in (pair[:1] if self.alone else pair))
         return Adapters(self.digest, tuple(sent))
-
-    @property
-    def _alone(self) -> bool:
-        return self.params.aggregate == "share-a"  # A is sent without B
 
     def reference(self, info: ClientInfo) -> Reference:
         """Return what the client was sent; nothing before any factors are known."""
@@ -123,7 +120,7 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
 
     def check(self, info: ClientInfo, payload: Adapters) -> None:
         """Check the digest, and that factors fit each other and the client's rank."""
-        rank, each = rank_of(info), 1 if self._alone else 2
+        rank, each = rank_of(info), 1 if self.alone else 2
         tensors = payload.tensors
         if payload.digest.shape != (DIGITS,) or not tensors or len(tensors) % each:
             raise Rejected("its adapters are not complete")
@@ -146,7 +143,7 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
                 log.warning("client %s: its network differs: not averaged", upload.info.client)
         total = sum(upload.weight for upload in kept)
         weights = [upload.weight / total for upload in kept]
-        stacks, alone = [upload.payload.tensors for upload in kept], self._alone
+        stacks, alone = [upload.payload.tensors for upload in kept], self.alone
         self.layers, squares = [], np.zeros(3)
         for place in range(0, len(stacks[0]), 1 if alone else 2):
             pairs = [
@@ -167,7 +164,7 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
     def _layer(self, stack: Sequence[Factors], weights: Sequence[float]) -> tuple[Factors, Array]:
         """Return B (m, R), A (R, n) of a layer, and squares of what means and ranks lose, of M."""
         mean_b, mean_a, rows = padded_means(stack, weights, self.most)
-        if self._alone:
+        if self.alone:
             return (np.zeros((0, self.most)), rows), np.zeros(3)
         u, s, v = decompose(stack, weights)
         difference = decompose([*stack, (mean_b, mean_a)], [*weights, -1.0])[1]

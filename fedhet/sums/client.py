@@ -37,18 +37,8 @@ from fedhet.protocol.payload import Empty, Payload
 from fedhet.site.local_data import LocalData
 from fedhet.site.privacy import Budget, UploadProtection, clipped, share_steps
 from fedhet.site.state import SUM_KEY, FileStore
-from fedhet.sums import masks
-from fedhet.sums.contribution import (
-    IMAGES,
-    SPENT,
-    Own,
-    Summand,
-    SumMetrics,
-    Vector,
-    cells_of,
-    coarse,
-    ownership,
-)
+from fedhet.sums import contribution, masks
+from fedhet.sums.contribution import Own, Summand, Vector
 from fedhet.sums.masks import Cohort, Opened, SumKey, SumTerms, Survivors, Words
 
 KEY, KEYS, LAST = SUM_KEY, "sum-keys", "sum-last"  # notes
@@ -418,24 +408,24 @@ class SumProtection(UploadProtection):
         """Return the masked vector of a client that has trained, with these ``numbers``."""
         shown = numbers
         if self.config.sum_metrics:
-            entries = SumMetrics(self.config.sum_range, self.method.metric_ranges)
+            entries = contribution.SumMetrics(self.config.sum_range, self.method.metric_ranges)
             images, split = float(sum(self.own.images)), self.data.split
             sizes = {"val": len(split.val), "test": len(split.test)}
-            summed = coarse(numbers, sizes, self.fewest) if self.fewest else numbers
-            self._put(entries.vector({**summed, IMAGES: images}))
-            shown = {name: value for name, value in numbers.items() if name == SPENT}
+            summed = contribution.coarse(numbers, sizes, self.fewest) if self.fewest else numbers
+            self._put(entries.vector({**summed, contribution.IMAGES: images}))
+            shown = {name: value for name, value in numbers.items() if name == contribution.SPENT}
         return self.masked(what, shown, digest=digest)
 
     def owners(self, what: Instruction) -> Reply:
         """Return the masked classes that this client has, with ones and zeros."""
-        self._put(ownership(self.own))
+        self._put(contribution.ownership(self.own))
         return self.masked(what)
 
     def confusion(self, what: Instruction, matrix: NDArray[np.int64]) -> Reply:
         """Return a masked confusion matrix; classes with too few owners have no entries."""
         own = self.own
-        matrix[~((ownership(own) > 0) & own.shares(np.arange(own.classes)))] = 0
-        self._put(cells_of(matrix, self.config.sum_range))
+        matrix[~((contribution.ownership(own) > 0) & own.shares(np.arange(own.classes)))] = 0
+        self._put(contribution.cells_of(matrix, self.config.sum_range))
         return self.masked(what)
 
     def masked(

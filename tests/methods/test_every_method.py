@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 from helpers.built import forgotten
-from helpers.products import ANY, AVERAGED, PRODUCT, product, short
+from helpers.products import ANY, AVERAGED, PRODUCT, short
 from methods.byhand import ROUND, filled, same, some_arrays
 
 from fedhet.config.load import build_config, load_config
@@ -163,17 +163,6 @@ def test_a_step_leaves_the_other_networks_bit_identical(tmp_path, monkeypatch, m
     monkeypatch.setattr(loop, "train", watched)
     client.fit(some_arrays(client.shared()), ROUND)
     assert trained == STEPS[method]
-
-
-@pytest.mark.parametrize("method", product("fedssa", "fedkd"))
-def test_the_common_settings_have_an_effect(tmp_path, method):
-    keys = {"method": method, "clients": 1, "dataset": "synthetic:24x3", "image_size": 16,
-            "batch_size": 8, "rounds": 1, **keys_of(method)}  # fmt: skip
-    plain = simulate(small(tmp_path, **keys))[0].read_rounds()[-1]
-    settings = {"augment": "crop-flip", "optimizer": "adam", "lr": 0.001, "lr_schedule": "cosine"}
-    changed = simulate(small(tmp_path, **keys, **settings))[0].read_rounds()[-1]
-    assert changed["failures"] == [] and changed["train_loss"] != plain["train_loss"]
-    assert changed["train_flops"] == plain["train_flops"]
 
 
 # --- files and keys -----------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from copy import deepcopy
 
 import numpy as np
-import pytest
 import torch.nn.functional as F
 from methods.byhand import ROUND, by_hand, check_round, configs, filled, overwritten
 
@@ -23,15 +22,6 @@ def test_one_round_by_hand(tmp_path):
 
     expected = by_hand(client, [loss], [[theta]], count=2)
     check_round(client, received, {"model": theta}, theta, expected)
-
-
-@pytest.mark.parametrize(
-    ("changes", "width"),
-    [({}, 500), ({"models": ["cnn-4"]}, 800), ({"small_model": "cnn-3"}, 1000)],
-)
-def test_which_model_that_is(tmp_path, changes, width):
-    client = make_client(fedavg(tmp_path, **changes), 0, tmp_path)
-    assert client.model.fc1.out_features == width
 
 
 def test_running_statistics_are_sent_averaged_and_never_below_zero(tmp_path):

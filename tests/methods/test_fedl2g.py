@@ -98,14 +98,6 @@ def test_other_classes_and_other_marks_are_refused(tmp_path, upload, says):
         strategy.check(strategy.roster.infos["0"], upload)
 
 
-@pytest.mark.parametrize(("guide", "rate"), [("logits", 0.1), ("features", 100.0)])
-def test_the_rate_is_the_authors_where_none_is_given(tmp_path, guide, rate):
-    strategy = make_strategy(fedl2g(tmp_path, guide=guide), [[0, 1]], [50], 3)
-    before, row = strategy.guides.copy(), np.full(strategy.guides.shape[1], 1e-3)
-    strategy.aggregate(uploads_of(strategy, {"0": vectors([0, 1], [1, 1], [row, row])}), 1)
-    assert np.allclose(before[:2] - strategy.guides[:2], rate * row, atol=1e-5)
-
-
 def test_a_long_gradient_is_clipped_by_the_client(tmp_path):
     client = make_client(fedl2g(tmp_path), 0, tmp_path)
     client.gradient = torch.ones(client.classes, client.classes) * 1e3

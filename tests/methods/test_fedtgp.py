@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from methods.byhand import check_prototypes, check_server, configs, drawn
 
 from fedhet.strategies.fedtgp import adaptive_margin, distances
-from fedhet.testing import make_client, make_strategy, uploads_of
+from fedhet.testing import make_client, make_strategy
 
 fedtgp = configs("fedtgp", server_epochs=3)
 
@@ -65,11 +65,3 @@ def test_the_margin_of_one_class_and_of_none_closer():
     assert adaptive_margin(torch.ones(1, 5), 7.0) == 7.0
     means = torch.tensor([[0.0], [1.0], [5.0]])
     assert adaptive_margin(means, 100.0) == pytest.approx(4.0)
-
-
-def test_only_known_classes_are_sent_down(tmp_path):
-    strategy = make_strategy(fedtgp(tmp_path), [[0, 1], [1, 3]], [50, 50], 4)
-    info = strategy.roster.infos["0"]
-    assert strategy.download(info, 1).floats == 0
-    strategy.aggregate(uploads_of(strategy, {"1": drawn([1, 3])}), 1)
-    assert strategy.download(info, 2).classes.tolist() == [1, 3]

@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 import torch.nn.functional as F
-from methods.byhand import by_hand, check_round, configs, overwritten, shuffler, train_images
+from methods.byhand import by_hand, check_round, configs, overwritten, shuffler
 
 from fedhet.data.inputs import SIGNAL, Inputs
 from fedhet.strategies.pfedes import PFedESParams, extractor
@@ -49,14 +49,6 @@ def test_the_output_has_the_shape_of_the_input(hidden, kernel, depth):
     images = torch.randn(2, 3, 33, 33)
     enhanced = extractor(params, Inputs.image(33))(images)
     assert enhanced.shape == images.shape and (enhanced >= 0).all()
-
-
-def test_inference_is_the_model_on_raw_images(tmp_path):
-    client = make_client(pfedes(tmp_path), 0, tmp_path)
-    inputs = train_images(client)[0][:4]
-    with torch.no_grad():
-        assert torch.equal(client.predict(inputs)[""], client.model(inputs))
-    assert tuple(client.inference_needs().modules) == ("model",)
 
 
 def test_the_extractor_of_signals_is_two_convolutions_over_time():

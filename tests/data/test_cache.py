@@ -162,14 +162,6 @@ def test_the_cache_keeps_to_its_limit(tmp_path, monkeypatch):
         opened(4)
 
 
-def test_digits_are_scikit_learns(tmp_path):
-    data = open_dataset("digits", cache_dir=tmp_path, image_size=8)
-    assert data.examples.shape == (1797, 8, 8, 3) and data.classes == tuple("0123456789")
-    assert data.paths[:2] == ("0", "1") and data.labels[:5].tolist() == [0, 1, 2, 3, 4]
-    # The first row of the first digit is 0 0 5 13 9 1 0 0 of 16.
-    assert data.examples[0, 0, :, 1].tolist() == [0, 0, 80, 207, 143, 16, 0, 0]
-
-
 def test_synthetic_is_seeded_and_balanced(tmp_path):
     data = open_dataset("synthetic:1000x20", cache_dir=tmp_path, seed=3)
     again = open_dataset("synthetic:1000x20", cache_dir=tmp_path / "b", seed=3)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import MethodType
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,6 @@ _TORCHVISION: dict[str, dict[str, Any]] = {
     "googlenet": {"aux_logits": False, "init_weights": False},
     "inception_v3": {"aux_logits": False, "init_weights": True},
 }
-T = TypeVar("T")
 _RGB = Inputs.image(32)
 EXAMPLES = {  # what a model is built for where no data set is named
     IMAGE: _RGB,
@@ -125,7 +124,7 @@ def check_model(model: object, name: str, classes: int, d: int, inputs: Inputs) 
     _of_two(split, name, inputs, forwards)
 
 
-def _of_two(model: nn.Module, name: str, inputs: Inputs, forward: Callable[[Tensor], T]) -> T:
+def _of_two(model: nn.Module, name: str, inputs: Inputs, forward: Callable[[Tensor], Any]) -> Any:
     """Return what ``forward`` makes of two examples (of the last id); UserError if it fails."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     try:
@@ -271,7 +270,7 @@ def _last_linear(model: nn.Module, name: str, inputs: Inputs) -> tuple[nn.Module
     given: list[Tensor] = []
     hook = last.register_forward_hook(lambda _, __, out: given.append(out))
     try:
-        answer: Any = _of_two(model, name, inputs, model)
+        answer = _of_two(model, name, inputs, model)
     finally:
         hook.remove()
     logits = len(given) == 1 and isinstance(answer, Tensor) and torch.equal(answer, given[0])

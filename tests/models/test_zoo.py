@@ -8,13 +8,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from torch.nn.functional import max_pool2d, relu
+from torch.nn import functional as F
 
 from fedhet.config.load import build_config
-from fedhet.data.inputs import Inputs
+from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
+from fedhet.data.preparation import preparation
 from fedhet.errors import UserError
 from fedhet.export.model import export
-from fedhet.models import SplitModel, build_model, forward_flops, model_sizes, training_flops
+from fedhet.models import (
+    MODELS,
+    build_model,
+    check_model,
+    forward_flops,
+    model_sizes,
+    training_flops,
+)
 from fedhet.models.flops import FlopCounter
 from fedhet.models.networks import exchanged
 from fedhet.plugins import giving
@@ -95,7 +103,7 @@ def mine(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("factory", ["Good", "WithForward"])
-def test_a_users_factory(mine: str, factory: str) -> None:
+def test_a_users_factory(mine: str, factory: str):
     model = build_model(f"{mine}:{factory}", classes=4, d=6, inputs=Inputs.image(20))
     assert torch.equal(model.body[1].running_var, torch.ones(4)), "the check left BatchNorm alone"
     x = torch.randn(3, 3, 20, 20)
@@ -109,14 +117,14 @@ def test_a_users_factory(mine: str, factory: str) -> None:
 
 
 @pytest.mark.parametrize("factory", MISTAKES)
-def test_a_users_mistakes(mine: str, factory: str) -> None:
+def test_a_users_mistakes(mine: str, factory: str):
     with pytest.raises(UserError, match=MISTAKES[factory][1]) as error:
         build_model(f"{mine}:{factory}", classes=4, d=6, inputs=Inputs.image(20))
     assert f"{mine}:{factory}" in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_tied_weights_stay_tied_in_sums_a_resumed_run_and_an_export(mine: str, tmp_path) -> None:
+def test_tied_weights_stay_tied_in_sums_a_resumed_run_and_an_export(mine: str, tmp_path):
     keys = {
         "method": "fedavg", "small_model": f"{mine}:tied", "secure_sum": "masked",
         "image_size": 20, "models": [f"{mine}:tied"], "dataset": "synthetic:60x4",
@@ -132,7 +140,7 @@ def test_tied_weights_stay_tied_in_sums_a_resumed_run_and_an_export(mine: str, t
     assert "body.4.weight" in names and "twin.weight" not in names, "sent once"
 
 
-def test_an_embedding_that_is_too_small_for_the_words_is_a_line_when_it_is_built() -> None:
+def test_an_embedding_that_is_too_small_for_the_words_is_a_line_when_it_is_built():
     def words(classes):
         layers = nn.Embedding(100, 8), nn.Flatten(), nn.Linear(32, classes)
         return nn.Sequential(*layers)
@@ -147,7 +155,7 @@ BROKEN = {"fedhet_test_broken": "import does_not_exist_anywhere",
 
 
 @pytest.mark.parametrize("module", BROKEN)
-def test_a_module_that_cannot_be_imported(tmp_path, monkeypatch, module: str) -> None:
+def test_a_module_that_cannot_be_imported(tmp_path, monkeypatch, module: str):
     if BROKEN[module]:
         (tmp_path / f"{module}.py").write_text(BROKEN[module])
     monkeypatch.syspath_prepend(tmp_path)
@@ -156,48 +164,42 @@ def test_a_module_that_cannot_be_imported(tmp_path, monkeypatch, module: str) ->
 
 
 SIZES = {  # parameters at 10 and at 100 classes
-    "cnn-1": (2_621_558, 2_666_648),
-    "cnn-2": (1_815_142, 1_860_232),
-    "cnn-3": (1_320_558, 1_365_648),
-    "cnn-4": (1_060_358, 1_105_448),
-    "cnn-5": (670_058, 715_148),
-}
+    "cnn-1": (2_621_558, 2_666_648), "cnn-2": (1_815_142, 1_860_232),
+    "cnn-3": (1_320_558, 1_365_648), "cnn-4": (1_060_358, 1_105_448), "cnn-5": (670_058, 715_148),
+}  # fmt: skip
 
 
-def cnn(name: str, classes: int, d: int = 500, size: int = 32) -> SplitModel:
+def cnn(name: str, classes: int, d: int = 500, size: int = 32) -> nn.Module:
     return build_model(name, classes=classes, d=d, inputs=Inputs.image(size))
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_parameter_counts_of_the_papers(name: str) -> None:
+def test_parameter_counts_of_the_papers(name: str):
     for classes, expected in zip((10, 100), SIZES[name], strict=True):
         assert sum(p.numel() for p in cnn(name, classes).parameters()) == expected
 
 
-def test_other_image_sizes_down_to_16() -> None:
+def test_other_image_sizes_down_to_16():
     for size in (16, 33):
         assert cnn("cnn-5", 7, 12, size)(torch.zeros(2, 3, size, size)).shape == (2, 7)
     with pytest.raises(UserError, match="image-size: 15 is not allowed: at least 16"):
         cnn("cnn-1", 10, size=15)
 
 
-def test_pooling_before_relu_is_the_papers_network() -> None:
+def test_pooling_before_relu_is_the_papers_network():
     with torch_seeded(0, "test"):
         model, x = cnn("cnn-5", 10), torch.randn(4, 3, 32, 32)
 
     def paper() -> torch.Tensor:
-        h = max_pool2d(relu(model.conv1(x)), 2)
-        h = max_pool2d(relu(model.conv2(h)), 2)
-        return model.head(relu(model.fc2(relu(model.fc1(h.flatten(1))))))
+        h = F.max_pool2d(F.relu(model.conv1(x)), 2)
+        h = F.max_pool2d(F.relu(model.conv2(h)), 2)
+        return model.head(F.relu(model.fc2(F.relu(model.fc1(h.flatten(1))))))
 
-    outputs, gradients = [], []
-    for forward in (paper, lambda: model(x)):
-        model.zero_grad()
-        outputs.append(forward())
-        outputs[-1].square().sum().backward()
-        gradients.append([p.grad.clone() for p in model.parameters()])
-    assert torch.equal(*outputs)
-    for a, b in zip(*gradients, strict=True):
+    outputs = [paper(), model(x)]
+    slopes = [torch.autograd.grad(one.square().sum(), model.parameters()) for one in outputs]
+    for a, b in zip(
+        *([one, *rest] for one, rest in zip(outputs, slopes, strict=True)), strict=True
+    ):
         assert torch.equal(a, b)
 
 
@@ -229,17 +231,14 @@ def test_a_network_that_does_not_fit_the_images_is_one_line(name, size, says):
     assert "\n" not in str(error.value)
 
 
-def test_timm_by_name():
+def test_names_of_timm_and_the_nearest_to_a_misspelt_one():
+    with pytest.raises(UserError, match="'resnet5O'.*resnet50.*any classifier of torchvision"):
+        build_config({"models": "resnet5O"})
     timm = pytest.importorskip("timm", reason="the extra `timm` is not installed")
     assert timm.is_model("resnet10t")
     assert build_model("timm:resnet10t", classes=3, d=7)(torch.rand(2, 3, 32, 32)).shape == (2, 3)
     with pytest.raises(UserError, match="timm has no model 'resnet10'.*resnet10t"):
         build_model("timm:resnet10", classes=3)
-
-
-def test_a_misspelt_name_is_answered_with_the_nearest():
-    with pytest.raises(UserError, match="'resnet5O'.*resnet50.*any classifier of torchvision"):
-        build_config({"models": "resnet5O"})
 
 
 # CNN-1 at 32 x 32, 10 classes: outputs x multiply-adds per output.
@@ -249,7 +248,7 @@ FC = [800 * 2000, 2000 * 500, 500 * 10]
 MULTIPLY_ADDS = CONV1 + CONV2 + sum(FC)
 
 
-def test_training_flops_of_cnn_1() -> None:
+def test_training_flops_of_cnn_1():
     model = build_model("cnn-1", classes=10)
     batch = 4
     x, y = torch.randn(batch, 3, 32, 32), torch.arange(batch)
@@ -258,7 +257,7 @@ def test_training_flops_of_cnn_1() -> None:
     assert training_flops(lambda: nn.functional.cross_entropy(model(x), y)) == expected
 
 
-def test_training_costs_three_forwards_or_less() -> None:
+def test_training_costs_three_forwards_or_less():
     """Convolutions in groups included, which torch's counter takes for whole ones."""
     model = build_model("shufflenet_v2_x1_0", classes=3, d=5)
     x = torch.randn(2, 3, 32, 32)
@@ -266,17 +265,7 @@ def test_training_costs_three_forwards_or_less() -> None:
     assert 2.5 < ratio <= 3
 
 
-def test_a_frozen_part_costs_less() -> None:
-    model = build_model("cnn-5", classes=10).requires_grad_(requires_grad=False)
-    model.head.requires_grad_()
-    x = torch.randn(2, 3, 32, 32)
-    head = 2 * 2 * 500 * 10
-    assert (
-        training_flops(lambda: model(x).sum()) == 2 * forward_flops(model, Inputs.image(32)) + head
-    )
-
-
-def test_sizes_of_models() -> None:
+def test_sizes_of_models():
     """torchvision's documented parameters at 1000 classes, less its FC, plus projection and head.
 
     GoogLeNet's documented 6,624,904 has no auxiliary heads.
@@ -299,7 +288,7 @@ def test_sizes_of_models() -> None:
     assert rows[0]["buffers"] == channels + 20, "and 20 counters"
 
 
-def test_an_operator_without_a_formula_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_operator_without_a_formula_is_named_once(caplog: pytest.LogCaptureFixture):
     x = torch.randn(4, 8)
     for _ in range(2):
         with caplog.at_level("WARNING", logger="fedhet"), FlopCounter() as counter:
@@ -308,3 +297,73 @@ def test_an_operator_without_a_formula_is_named_once(caplog: pytest.LogCaptureFi
     assert counter.total == 0
     named = [record.getMessage() for record in caplog.records]
     assert len(named) == 1 and "_fft_r2c has no formula and is counted as 0" in named[0]
+
+
+CLASSES, D = 3, 12
+INPUTS = {
+    IMAGE: Inputs.image(32),
+    SIGNAL: Inputs(SIGNAL, (2, 20)),
+    TABLE: Inputs.table(
+        ("age", "sex", "pain", "rate"), (("sex", ("f", "m")), ("pain", ("a", "b", "c")))
+    ),
+    TOKENS: Inputs(TOKENS, (9,), 30),
+}  # fmt: skip
+ALL = [(kind, name) for kind in (SIGNAL, TABLE, TOKENS) for name in MODELS[kind]]
+LARGE = {"resnet18", "mobilenet_v2", "googlenet"}  # ShuffleNet stands for them by default
+ALL += [
+    pytest.param(IMAGE, name, marks=pytest.mark.matrix if name in LARGE else ())
+    for name in MODELS[IMAGE]
+]
+
+
+def seeded(kind: str, name: str) -> nn.Module:
+    with torch_seeded(3, "test"):
+        return build_model(name, classes=CLASSES, d=D, inputs=INPUTS[kind])
+
+
+def inputs_of(kind: str, count: int = 4) -> torch.Tensor:
+    drawn = torch.Generator().manual_seed(0)
+    if kind == TOKENS:
+        return torch.randint(0, 30, (count, 9), generator=drawn)
+    return torch.randn(count, *INPUTS[kind].shape, generator=drawn)
+
+
+@pytest.mark.parametrize(("kind", "name"), ALL)
+def test_contract(kind: str, name: str, caplog: pytest.LogCaptureFixture):
+    model, alone, x = seeded(kind, name), seeded(kind, name).eval(), inputs_of(kind)
+    again = alone.state_dict()
+    assert all(torch.equal(v, again[k]) for k, v in model.state_dict().items())
+    both = alone(x)
+    assert torch.allclose(both[:2], alone(x[:2]), atol=1e-5), "an example's answer is its own"
+    check_model(model, name, CLASSES, D, INPUTS[kind])
+    model(x).sum().backward()
+    assert all(p.grad is not None for p in model.parameters()), "no parameter is left unused"
+    assert forward_flops(model, INPUTS[kind]) > 0 and not caplog.records
+
+
+def test_a_vector_per_column_of_a_table():
+    """Numbers, gaps and categories of a row as the preparation lays them out, by hand."""
+    inputs = INPUTS[TABLE]
+    tokens = seeded(TABLE, "ft-transformer").tokens
+    prepared = preparation(inputs)
+    gap = float("nan")
+    x = prepared(torch.tensor([[2.0, 1.0, 2.0, gap], [gap, gap, 0.0, 5.0]]))
+    found, w = tokens(x), tokens.weight  # columns in order: age, rate; then sex, pain
+    assert found.shape == (2, 5, 64)
+    assert torch.equal(found[0, 0], tokens.reader[0, 0]) and torch.equal(found[1, 0], found[0, 0])
+    first = [2 * w[0], w[1] * 0 + w[3], w[5], w[8]]  # w: age, rate, their gaps, f m, a b c
+    second = [w[2], 5 * w[1], 0 * w[4], w[6]]
+    for row, expected in enumerate((first, second)):
+        assert torch.allclose(found[row, 1:], torch.stack(expected) + tokens.bias, atol=1e-6)
+
+
+def test_an_inception_module_by_hand():
+    module = seeded(SIGNAL, "inception-time").blocks[0][0].eval()
+    x = inputs_of(SIGNAL)
+    narrow = F.conv1d(x, module.bottleneck.weight)
+    parts = [F.conv1d(narrow, c.weight, padding=c.kernel_size[0] // 2) for c in module.convolutions]
+    assert [c.kernel_size[0] for c in module.convolutions] == [39, 19, 9]
+    widest = F.pad(x, (1, 1), value=float("-inf")).unfold(2, 3, 1).amax(dim=3)
+    parts.append(F.conv1d(widest, module.pooled.weight))
+    expected = F.relu(torch.cat(parts, dim=1) / (1 + 1e-5) ** 0.5)  # of a fresh BatchNorm
+    assert torch.allclose(module(x), expected, atol=1e-5)

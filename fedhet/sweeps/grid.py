@@ -19,15 +19,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import numpy as np
 import yaml
+from pydantic import Field, TypeAdapter, ValidationError
 
 from fedhet.config.load import build_config, read_overrides
 from fedhet.config.registry import folder_name, method_keys, method_name
 from fedhet.config.schema import TUNABLE, RunConfig, as_yaml, kebab
-from fedhet.errors import UserError, nearest
+from fedhet.errors import UserError, nearest, one_line
 from fedhet.files import read_yaml
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import diverged, gain
@@ -37,6 +38,13 @@ from fedhet.rng import generator
 INERT = {"out", "name", "actors", "engine", "keep-state", "state-dir", "tracker", "start-timeout"}
 PATHS = ("data-path", "partition-file")
 SWEEP_KEYS = {"grid", "paired", "title"}  # of a preset, not of its cells
+_Grid = Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)]
+_FORMS: dict[str, tuple[TypeAdapter[Any], Any, str]] = {  # its default, and what is allowed
+    "grid": (TypeAdapter(_Grid | Annotated[list[_Grid], Field(min_length=1)]), None,
+             "a list of values for each key, or a list of such maps"),
+    "paired": (TypeAdapter(list[str] | list[list[str]]), [], "a list of keys, or of such lists"),
+    "title": (TypeAdapter(str), "", 'a text, such as "Digits, 10 clients"'),
+}  # fmt: skip
 PROFILES = {"full": (1.0, 1.0), "quick": (0.1, 0.2)}  # shares of the rounds and of the epochs
 SEEDS = ("partition-seed", "seed")  # further values repeat a trial, and are not searched
 BLOCKS = 5  # of the comparison after it
@@ -129,36 +137,34 @@ def once(cells: Iterable[Cell]) -> list[Cell]:
 
 def grids_of(preset: Mapping[str, Any]) -> tuple[list[dict[str, list[Any]]], list[list[str]]]:
     """Return the grids of a sweep's preset and its groups of paired keys."""
-    grids, paired = preset["grid"], _groups(preset.get("paired", []))
-    grids = grids if isinstance(grids, list) and grids else [grids]
-    _check_grids(grids, paired)
+    grids, paired = _of_preset(preset, "grid"), _of_preset(preset, "paired")
+    for key in {key for grid in grids for key in grid} & INERT:
+        raise UserError(f"grid: '{key}' changes no result: give one value, outside `grid`")
+    named = [key for group in paired for key in group]
+    for key, times in Counter(named).items():
+        if not any(key in grid for grid in grids):
+            raise UserError(f"paired: '{key}' is not a key of the grid")
+        if times > 1:
+            raise UserError(f"paired: '{key}' is in two groups: leave it in one")
     return grids, paired
 
 
 def title_of(path: Path) -> str:
     """Return a preset's title; empty if it has none."""
-    title = read_yaml(path).get("title", "")
-    if not isinstance(title, str):
-        raise UserError(f"title: '{title}' is not allowed: a text, such as \"Digits, 10 clients\"")
-    return title
+    return str(_of_preset(read_yaml(path), "title"))
 
 
-def _check_grids(grids: Sequence[Any], paired: Sequence[Sequence[str]]) -> None:
-    for grid in grids:
-        if not isinstance(grid, dict) or not grid:
-            raise UserError(f"grid: '{grid}' is not allowed: a map of keys to lists, or several")
-        for key, values in grid.items():
-            if key in INERT:
-                raise UserError(f"grid: '{key}' changes no result: give one value, outside `grid`")
-            if not isinstance(values, list) or not values:
-                raise UserError(f"grid: '{key}: {values}' is not allowed: give a list of values")
-    named: set[str] = set()
-    for key in (key for group in paired for key in group):
-        if not any(key in grid for grid in grids):
-            raise UserError(f"paired: '{key}' is not a key of the grid")
-        if key in named:
-            raise UserError(f"paired: '{key}' is in two groups: leave it in one")
-        named.add(key)
+def _of_preset(preset: Mapping[str, Any], key: str) -> Any:
+    """Return a sweep's key; UserError unless it has its form. One grid or group becomes a list."""
+    form, default, allowed = _FORMS[key]
+    value = preset.get(key, default)
+    try:
+        form.validate_python(value, strict=True)
+    except ValidationError as error:
+        shown = one_line(value, 120)
+        raise UserError(f"{key}: '{shown}' is not allowed: give {allowed}") from error
+    several = isinstance(value, list) and not any(isinstance(one, str) for one in value)
+    return value if several or key == "title" else [value]
 
 
 def combinations(
@@ -203,17 +209,6 @@ def _scaled(config: RunConfig, profile: str) -> RunConfig:
             "local_steps": min(config.local_steps, max(1, round(epochs * config.local_steps))),
         }
     )
-
-
-def _groups(value: Any) -> list[list[str]]:
-    """Return ``[a, b]`` or ``[[a, b], [c, d]]`` as groups of keys."""
-    groups = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
-    for group in groups:
-        if not isinstance(group, list) or not all(isinstance(key, str) for key in group):
-            raise UserError(
-                f"paired: '{value}' is not allowed: give a list of keys, or of such lists"
-            )
-    return groups
 
 
 def _short(value: Any) -> str:

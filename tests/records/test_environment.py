@@ -5,19 +5,13 @@ import subprocess
 
 import torch
 
-from fedhet.config.load import build_config
 from fedhet.records import run_folder as room
-from fedhet.records.run_folder import environment, processor
-
-
-def test_the_processor_is_named_with_the_instructions_that_round():
-    said = environment(build_config({"method": "fd"}))["processor"].split(", ")
-    assert said[0] == platform.machine()
-    assert said[-1] == torch.backends.cpu.get_cpu_capability()
-    assert len(said) == len(set(said)) > 1
+from fedhet.records.run_folder import processor
 
 
 def test_every_kind_of_linux_says_what_it_runs_on(monkeypatch, tmp_path):
+    ours = processor().split(", ")
+    assert ours[:: len(ours) - 1] == [platform.machine(), torch.backends.cpu.get_cpu_capability()]
     monkeypatch.setattr(room, "_CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(platform, "processor", lambda: "")
     for cpuinfo, said in (

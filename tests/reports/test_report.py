@@ -1,6 +1,5 @@
 """What a report says and writes: verdict, tables, page; all or nothing; names of strangers."""
 
-import csv
 import errno
 import re
 import shutil
@@ -53,9 +52,8 @@ def test_one_block_or_no_baseline_makes_no_winner(tmp_path):
     assert figure == "FD 50.00 (one repetition, no interval)."
     assert limits.startswith("Limits: gains are unknown") and "one block and so no" in limits
     make_run(tmp_path, "standalone", 0, [[1.0] * CLIENTS])
-    said = load_sweep(tmp_path).verdict
-    assert "Above" not in " ".join(said)
-    assert said[1].startswith("FD 50.00, Standalone 1.00: 49.00 points above (one repetition")
+    _, figure, _ = load_sweep(tmp_path).verdict
+    assert figure.startswith("FD 50.00, Standalone 1.00: 49.00 points above (one repetition")
 
 
 @pytest.mark.parametrize(
@@ -92,8 +90,7 @@ def test_tables_of_a_setting(reported):
     text = (out / "tables.md").read_text()
     assert "| FedSSA | **28.50 ± 2.45** |" in text and "| Standalone | 25.50 ± 0.49 |" in text
     assert "| FedSSA | 5 | +3.00 [+1.04, +4.96] | 100.0 | 0.0 | 0.062 | 0.062 |" in text
-    with (out / "runs.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 10
+    assert len((out / "runs.csv").read_text().splitlines()) == 1 + 10
 
 
 def test_hostile_names_are_text_in_every_format():
@@ -137,14 +134,12 @@ def test_the_same_runs_give_the_same_bytes_from_folders_and_records(report, repo
 
 def test_figures_are_svg_that_follows_the_page(reported):
     folder, made = reported
-    files = {path.stem: path.read_text() for path in (folder / "out" / "figures").iterdir()}
-    kinds = {"differences", "traffic", "rounds", "clients", "partition"}
-    assert {name.split("-")[0] for name in files} >= kinds
+    files = {p.stem.split("-")[0]: p.read_text() for p in (folder / "out" / "figures").iterdir()}
+    assert files.keys() >= {"differences", "traffic", "rounds", "clients", "partition"}
     for text in files.values():
         ElementTree.fromstring(text)
         assert "currentColor" in text and "prefers-color-scheme:dark" in text
-    rounds = next(text for name, text in files.items() if name.startswith("rounds"))
-    assert ">FedSSA</text>" in rounds and ">Standalone</text>" in rounds
+    assert ">FedSSA</text>" in files["rounds"] and ">Standalone</text>" in files["rounds"]
     assert set(made.absent) == {"t-SNE of test representations"}
     ids = re.findall(r'id="([^"]+)"', (folder / "out" / "report.html").read_text())
     assert len(ids) == len(set(ids))

@@ -46,7 +46,11 @@ def test_a_run_from_its_beginning_to_its_end(tmp_path):
         assert facts["accuracy"] == "30.00 %" and "balanced accuracy" not in facts
     assert "it was interrupted" in one.look()["says"]
     end(run, 3, "failed", "too few replies")
-    assert (one.look()["status"], one.look()["says"]) == ("failed", "too few replies")
+    append(run / "clients.csv", "nothing\n")
+    (run / "partition.csv").write_text("client,a\n0,x\n")
+    look, damage = one.look(), " ".join(one.look()["damage"])
+    assert (look["status"], look["says"]) == ("failed", "too few replies")
+    assert "'clients.csv'" in damage and "'partition.csv'" in damage and str(tmp_path) not in damage
 
 
 def test_clients_and_the_reasons_of_failures(tmp_path):
@@ -74,14 +78,6 @@ def test_curves_are_points_of_a_box_and_the_runs_metric_has_the_first(tmp_path):
     assert loss["lines"] == [("loss", "0,0 0,0 100,100", "1")]
     assert (loss["low"], loss["high"], loss["first"], loss["last"]) == ("1", "3", 1, 3)
     assert [newest for *_, newest in sent["lines"]] == ["3.0 kB", "9.0 kB"]
-
-
-def test_damage_is_named_and_looked_over(tmp_path):
-    run = begin(tmp_path / "run")
-    append(run / "clients.csv", "nothing\n")
-    (run / "partition.csv").write_text("client,a\n0,x\n")
-    damage = " ".join(RunView(run).look()["damage"])
-    assert "'clients.csv'" in damage and "'partition.csv'" in damage and str(tmp_path) not in damage
 
 
 def sweep(folder: Path) -> Path:

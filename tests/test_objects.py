@@ -213,32 +213,6 @@ class Pairs(torch.utils.data.Dataset):
         return torch.full((3, 16, 16), index / 20), index % 2
 
 
-def completed(run: fedhet.Run, classes: tuple[str, ...]) -> None:
-    assert run.summary["status"] == "completed" and not run.summary["failures"]
-    assert tuple(run.model(run.clients["client"][0]).classes) == classes
-
-
-@pytest.mark.parametrize(
-    ("data", "keys", "inputs", "classes"),
-    [
-        (FRAME, {"target": "ill", "site": ["clinic"]}, "table", ("no", "yes")),
-        ({"n": FRAME.drop(columns="clinic"), "s": FRAME.drop(columns="clinic")},
-         {"target": "ill"}, "table", ("no", "yes")),
-        ({"n": TensorDataset(torch.tensor(NORTH[0]), torch.tensor(NORTH[1]))}, {}, "table",
-         ("0", "1", "2")),
-        ({"a": Pairs(), "b": Pairs()}, {}, "image", ("cat", "dog")),
-        (lambda client, clients: rows(30, float(clients.index(client))), {"clients": 2}, "table",
-         ("0", "1", "2")),
-        ({k: (torch.randn(30, 3, 32), ["x", "y"] * 15) for k in "ab"}, {}, "signal", ("x", "y")),
-    ],
-)  # fmt: skip
-def test_forms_of_data_that_are_understood(tmp_path, data, keys, inputs, classes):
-    models, size = {
-        "image": ("cnn-5", {"image_size": 16}), "signal": ("conv1d-5", {}), "table": ("mlp-5", {})
-    }[inputs]  # fmt: skip
-    completed(go(tmp_path, data=data, models=[models], rounds=1, **size, **keys), classes)
-
-
 def hugging(many: bool):
     datasets = pytest.importorskip("datasets", reason="needs datasets", exc_type=ImportError)
     columns = {name: datasets.Value("float64") for name in "abcd"}
@@ -258,19 +232,34 @@ def federated():
     return data
 
 
+TARGET = {"target": "ill", "models": ["mlp-5"]}
+
+
 @pytest.mark.parametrize(
-    ("make", "keys"),
+    ("make", "keys", "classes"),
     [
-        (partial(hugging, many=True), {}),
-        (partial(hugging, many=False), {"clients": 2, "partition": "iid"}),
-        (federated, {}),
+        (lambda: FRAME, TARGET | {"site": ["clinic"]}, ("no", "yes")),
+        (lambda: dict.fromkeys("ns", FRAME.drop(columns="clinic")), TARGET, ("no", "yes")),
+        (lambda: {"n": TensorDataset(torch.tensor(NORTH[0]), torch.tensor(NORTH[1]))}, {},
+         ("0", "1", "2")),
+        (lambda: {"a": Pairs(), "b": Pairs()}, {"models": ["cnn-5"], "image_size": 16},
+         ("cat", "dog")),
+        (lambda: lambda client, clients: rows(30, float(clients.index(client))), {"clients": 2},
+         ("0", "1", "2")),
+        (lambda: {k: (torch.randn(30, 3, 32), ["x", "y"] * 15) for k in "ab"},
+         {"models": ["conv1d-5"]}, ("x", "y")),
+        (partial(hugging, many=True), TARGET, ("no", "yes")),
+        (partial(hugging, many=False), TARGET | {"clients": 2, "partition": "iid"}, ("no", "yes")),
+        (federated, TARGET, ("no", "yes")),
         (lambda: FRAME.assign(clinic=["n"] * 30 + ["s"] * 30, person=np.arange(60) // 2),
-         {"site": ["clinic"], "group": ["person"], "keep_predictions": True}),
+         TARGET | {"site": ["clinic"], "group": ["person"], "keep_predictions": True},
+         ("no", "yes")),
     ],
 )  # fmt: skip
-def test_data_sets_of_libraries_and_a_frame_with_groups_are_run(tmp_path, make, keys):
-    run = go(tmp_path, data=make(), target="ill", models=["mlp-5"], rounds=1, **keys)
-    completed(run, ("no", "yes"))
+def test_forms_of_data_that_are_run(tmp_path, make, keys, classes):
+    run = go(tmp_path, data=make(), rounds=1, **{"models": ["mlp-5"]} | keys)
+    assert run.summary["status"] == "completed" and not run.summary["failures"]
+    assert tuple(run.model(run.clients["client"][0]).classes) == classes
     for path in states_of(run.path, trust=True) if "group" in keys else ():
         tests = read_tensors(path / "predictions.safetensors", "numpy")[0]["test/row"]
         assert set(np.unique(tests // 2, return_counts=True)[1]) == {2}  # nobody is in two splits

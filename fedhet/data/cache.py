@@ -66,12 +66,6 @@ class Dataset(Content):
         return [f"{count:,} of {len(tests):,} {again}"] if count else []
 
 
-def default_cache_dir() -> Path:
-    """Return ``$FEDHET_CACHE``, ``$XDG_CACHE_HOME/fedhet`` or ``~/.cache/fedhet``."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("FEDHET_CACHE") or f"{base}/fedhet")
-
-
 def cache_limit(cache: Path) -> int:
     """Return the bytes that the cache may take: ``$FEDHET_CACHE_MAX``, or a tenth of its disk."""
     text = os.environ.get(_MAX, "").strip().upper()
@@ -125,7 +119,8 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
 
     Arguments are as the configuration's keys; ``classes`` are names in label order, empty for the
     source's own. An image folder must not hold others, and may lack some; of the other sources
-    these are kept. ``seed`` is that of the synthetic examples.
+    these are kept. ``seed`` is that of the synthetic examples. Without ``cache_dir`` the cache is
+    ``$FEDHET_CACHE``, ``$XDG_CACHE_HOME/fedhet`` or ``~/.cache/fedhet``.
 
     Raise UserError for a wrong name, path or class, a failed download, or a cache folder that
     cannot be written.
@@ -134,7 +129,8 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
     wanted = tuple(classes)
     if twice := [name for name in wanted if wanted.count(name) > 1]:
         raise UserError(f"classes: {twice[0]!r} is named twice")
-    cache = (cache_dir or default_cache_dir()).expanduser().absolute()
+    usual = f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/fedhet"
+    cache = Path(cache_dir or os.environ.get("FEDHET_CACHE") or usual).expanduser().absolute()
     downloads = cache / "downloads"
     source = find_source(name, data_path=data_path, seed=seed, downloads=downloads, reading=reading)
     key = [_FORMAT, source.key, image.shape, wanted, window, *["standardised"] * standardise]

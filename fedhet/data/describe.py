@@ -344,7 +344,10 @@ class Description:
                 if not columns[name].words and not columns[name].is_group:
                     self.roles[name] = (NUMBER, "there is no other column")
         given = dict(reading.categories)
-        self.categories = {n: given.get(n) or self._values(n) for n in self.of(CATEGORY)}
+        found = {n: given.get(n) or columns[n].counts for n in self.of(CATEGORY)}
+        if many := [name for name, values in found.items() if values is None]:
+            raise UserError(f"categories: '{many[0]}' has over {COUNTED:,} values: set ignore")
+        self.categories = {name: tuple(values or ()) for name, values in found.items()}
 
     def _role(self, name: str) -> tuple[str, str]:
         column, reading = self.columns[name], self.reading
@@ -368,11 +371,6 @@ class Description:
     def features(self) -> list[str]:
         """Return the columns that models see."""
         return self.of(NUMBER, CATEGORY)
-
-    def _values(self, name: str) -> tuple[str, ...]:
-        if (counts := self.columns[name].counts) is None:
-            raise UserError(f"categories: '{name}' has over {COUNTED:,} values: set ignore")
-        return tuple(counts)
 
     def need_target(self) -> None:
         """Raise Unclear where no key and no name says which column is the class."""
@@ -419,12 +417,6 @@ class Description:
                 words.append(column.word)
                 self.roles[name] = (NUMBER, f"'{column.word}' is a gap")
         return words
-
-    def leave_out(self, why: str) -> None:
-        """Make what would be features columns that are not used."""
-        for name in self.of(NUMBER, CATEGORY, TEXT, DATE, IDENTIFIER):
-            if name != self.reading.text:
-                self.roles[name] = (UNUSED, why)
 
     def likely_sites(self) -> list[str]:
         """Return columns that may be the site, by a word of their names and their values."""

@@ -214,7 +214,9 @@ def _choose(keys: Keys, description: Description) -> list[str]:
             known = f"by their names known only after '{reading.target}': {listed(later)}"
             lines.append(f"warning: {known}: ignore={','.join(later)} leaves them out")
     elif dataset != "signals":
-        description.leave_out(f"dataset={dataset} reads no other column")
+        unused = describe.UNUSED, f"dataset={dataset} reads no other column"
+        own = description.of(describe.NUMBER, describe.CATEGORY, *describe.LEFT[:-1])
+        description.roles |= {name: unused for name in own if name != reading.text}
     if reading.image:
         keys["image"] = reading.image
     return lines

@@ -62,7 +62,10 @@ def find_source(  # noqa: PLR0911  (one for each form of a name)
         root = Path(data_path).expanduser() if data_path else downloads
         return Source([name], partial(loaded, name, partial(_torchvision, name, root)))
     if name == "image-folder":
-        return _of_images(data_path, reading)
+        is_table = Path(data_path).is_file() and not data_path.lower().endswith(".zip")
+        if is_table or reading.image or reading.target:
+            return images.image_table(data_path, reading)
+        return images.image_folder(data_path, reading.group)
     if name in DATASETS or name.startswith(HUB):
         return (_of_hub if name.startswith(HUB) else _of_files)(name, data_path, reading)
     if plugins.is_given(name):  # by a Python program; what is in the cache is not asked for
@@ -79,13 +82,6 @@ def find_source(  # noqa: PLR0911  (one for each form of a name)
     known = [*IMAGE_SETS, *DATASETS, *plugins.installed("dataset")]
     allowed = f"{', '.join(known)}, hf:NAME or your own module:load"
     raise UserError(f"dataset {name!r} is unknown{nearest(name, known)}; allowed: {allowed}")
-
-
-def _of_images(data_path: str, reading: Reading) -> Source:
-    path = Path(data_path)
-    if reading.image or reading.target or (path.is_file() and path.suffix.lower() != ".zip"):
-        return images.image_table(data_path, reading)
-    return images.image_folder(data_path, reading.group)
 
 
 def _of_files(name: str, data_path: str, reading: Reading) -> Source:

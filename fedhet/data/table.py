@@ -205,8 +205,7 @@ class Keys:
     ) -> list[str]:
         """Return the columns that are read as texts: target, site, group, time, and suspects.
 
-        ``features`` are read in any case, and ``others`` are no suspects. Raise UserError as
-        :func:`fedhet.data.describe.present`.
+        ``features`` are read in any case, and ``others`` are no suspects.
         """
         self.reading = reading = describe.present(file, self.reading)
         describe.need(file, [reading.target], "target")
@@ -278,12 +277,9 @@ class Keys:
         return recordings[:0], "", False
 
     def content(
-        self,
-        inputs: Inputs,
-        warnings: Sequence[str] = (),
-        notes: Sequence[str] = (),
+        self, inputs: Inputs, warnings: Sequence[str] = (), notes: Sequence[str] = (),
         found: Sequence[str] = (),
-    ) -> Content:
+    ) -> Content:  # fmt: skip
         """Return what is known once all rows are read; ``notes`` follow the line about them."""
         order, classes = self._classes.done()
         all_of = {name: np.concatenate(parts) for name, parts in self._kept.items()}

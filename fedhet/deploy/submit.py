@@ -59,15 +59,14 @@ def _submit(launch: Launch, superlink: str, control: Control) -> int:
     try:
         with _restored_on_error(folder), TemporaryDirectory() as home:
             launch.write_config()
+            folder.wait_for("")  # what a server that was killed waited for
             try:
                 return control.start(bundle.write(Path(home) / "app"), launch.envelope())
             except UserError as error:
                 raise UserError(f"superlink: '{superlink}' rejects the run: {error}") from error
             except RunFailed as error:
-                raise RunFailed(
-                    f"the SuperLink may or may not have accepted the run: {error}; check with "
-                    "`fedhet status` before you submit it again"
-                ) from error
+                text = f"the SuperLink may or may not have accepted the run: {error}; check with"
+                raise RunFailed(f"{text} `fedhet status` before you submit it again") from error
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"run folder '{folder.path}' cannot be written: {reason}") from error

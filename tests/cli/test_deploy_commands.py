@@ -223,6 +223,7 @@ def test_a_run_whose_process_dies_without_a_word_is_given_up(superlink, monkeypa
     """Flower would notice by its heartbeats, a minute later."""
     monkeypatch.setattr("fedhet.deploy.network.TOLD_AFTER", 0.0)
     superlink.answers += [("running", "")] * 9
+    folder.wait_for("waiting 5 s or more")  # of a server that was killed: no news of this one
     superlink.stop, said = Mock(), []
     locked = iter([False, False, True, True])
     monkeypatch.setattr(submit, "held", lambda _: next(locked, False))
@@ -230,6 +231,7 @@ def test_a_run_whose_process_dies_without_a_word_is_given_up(superlink, monkeypa
         submitted(folder, said=said.append)
     assert len(superlink.answers) == 3 and superlink.stop.called
     assert sum(line.startswith("waiting for the run's process since") for line in said) == 1
+    assert not any("5 s or more" in line for line in said)
     assert folder.read_summary()["status"] == "failed"
 
 

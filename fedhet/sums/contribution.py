@@ -102,7 +102,6 @@ def about_few(owners: Vector, min_owners: int) -> str:
 
 # --- metrics ----------------------------------------------------------------------------------
 
-
 ACCURACIES = ("test_accuracy", "val_accuracy", "test_accuracy_before", "val_accuracy_before")
 LOSS = "train_loss"
 SPENT = "epsilon_spent"  # what its uploads have cost a client: told beside the sum, no secret

@@ -40,7 +40,6 @@ from fedhet.protocol.messages import WIRE, Id, SumRecord, from_wire
 
 # --- bytes ------------------------------------------------------------------------------------
 
-
 Part = str | int | bytes
 
 
@@ -61,7 +60,6 @@ def encode(parts: Iterable[Part]) -> bytes:
 
 
 # --- words ------------------------------------------------------------------------------------
-
 
 Words = NDArray[np.uint32]
 Bytes = NDArray[np.uint8]
@@ -106,7 +104,6 @@ def from_words(words: Words, bits: int) -> Vector:
 
 
 # --- masks ------------------------------------------------------------------------------------
-
 
 SALT = b"fedhet-sum/1"
 KEY_BYTES = 32
@@ -172,7 +169,6 @@ class Secrets:
 
 # --- shares -----------------------------------------------------------------------------------
 
-
 PRIME = 2**521 - 1
 SHARE_BYTES = 66
 SECRET_BYTES = 32  # of a self mask, or of the seed of a pair
@@ -224,7 +220,6 @@ def recombine(shares: Sequence[bytes], weights: Sequence[int]) -> bytes:
 
 
 # --- proofs -----------------------------------------------------------------------------------
-
 
 PURPOSE = "fedhet-sum-key/1"
 LONGEST = 8192  # bytes of a certificate or signature

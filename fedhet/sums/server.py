@@ -405,10 +405,8 @@ class SumAggregator:
         due = {c: every - self.introduced.get(c, set()) for c in sorted(roster.nodes)}
         for client in (c for c, new in due.items() if new):
             about = Introduction.of(dict(sorted(due[client], key=lambda pair: pair[0])))
-            node, what = roster.nodes[client], shake.instruction()
-            requests[client] = messages.request(
-                messages.INTRODUCE, node, what, PATIENCE, about=about
-            )
+            kind, node, what = messages.INTRODUCE, roster.nodes[client], shake.instruction()
+            requests[client] = messages.request(kind, node, what, PATIENCE, about=about)
         for client, reply in exchange(shake.grid, requests, self._short):
             strangers = reply.info.get("strangers")
             if reply.error or not isinstance(strangers, list | tuple):
@@ -425,11 +423,11 @@ class SumAggregator:
         refusals = {m: sum(m in self.strange[other] for other in members) for m in members}
         trusted, agreeing = {m for m in members if 2 * refusals[m] < len(members)}, []
         for client in members:
-            many, strange = f"{refusals[client]} of {len(members)}", self.strange[client] & trusted
-            names = ", ".join(sorted(strange))
+            names = ", ".join(sorted(self.strange[client] & trusted))
             if client not in trusted:
+                many = f"{refusals[client]} of {len(members)}"
                 self.ledger.fail(client, f"{many} do not accept its key for the sums")
-            elif strange:
+            elif names:
                 self.ledger.fail(client, f"it does not accept the keys of {names} for the sums")
             else:
                 agreeing.append(client)

@@ -296,7 +296,7 @@ def status(
     ] = Path("tls"),
     as_json: Json = False,
 ) -> None:
-    """List nodes and runs, and how far each run has come."""
+    """List nodes with model, examples, last round and failures, and the runs."""
     from fedhet.deploy.control import collect, server_folder
     from fedhet.deploy.network import Waiting
     from fedhet.records.summary import headline
@@ -310,7 +310,9 @@ def status(
     if as_json:
         print(json.dumps(found, indent=2))
         return
-    show_table("nodes", ("name", "status"), [(n["name"], n["status"]) for n in found["nodes"]])
+    keys = ("name", "status", "model", "images", "last_round", "failures")
+    rows = [[node.get(key, "-") for key in keys] for node in found["nodes"]]
+    show_table("nodes", ("name", "status", "model", "examples", "last round", "failures"), rows)
     rows = [
         [
             Path(run["folder"]).name or run["run"], run["method"] or "-", run["status"],

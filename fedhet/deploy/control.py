@@ -9,6 +9,7 @@ import contextlib
 import shutil
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -123,37 +124,53 @@ def server_folder(superlink: str | Path) -> ServerFolder:
 
 
 def collect(control: Control) -> dict[str, Any]:
-    """Return nodes and runs, and how far a run has come whose folder can be read here."""
+    """Nodes and runs; ``nodes`` know more where the newest run's folder can be read here."""
     runs: dict[str, RunStatus] = {}  # of a run that was resumed only the newest submission
     for run in control.runs():
         runs.setdefault(run.folder or str(run.id), run)
+    read = [(run, *_progress(run)) for run in runs.values()]
+    clients = next((clients for _, what, clients in read if what), {})
     nodes = [
         {"name": node.name, "node": str(node.id), "status": node.status}
+        | clients.get(node.name, {})
         for node in sorted(control.nodes(), key=lambda node: node.name)
     ]
     known = [
         {"run": str(run.id), "status": run.status, "started": run.started,
-         "method": run.config.get("method"), "folder": run.folder, **_progress(run)}
-        for run in runs.values()
+         "method": run.config.get("method"), "folder": run.folder, **what}
+        for run, what, _ in read
     ]  # fmt: skip
     return {"nodes": nodes, "runs": known}
 
 
-def _progress(run: RunStatus) -> dict[str, Any]:
-    """Return rounds, headline and failures by a run's folder; nothing of damaged files."""
-    # Not at the top: PyTorch comes with it, which a server need not have in its memory.
+def _progress(run: RunStatus) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return how far a run has come, and its clients, by its folder; nothing of damaged files."""
+    # Not at the top: PyTorch comes with them, which a server need not have in its memory.
+    from fedhet.records.formats import read_evaluations, read_partition  # noqa: PLC0415
     from fedhet.records.run_folder import RunFolder  # noqa: PLC0415
 
     if not run.folder or not Path(run.folder).is_dir():
-        return {}
+        return {}, {}
+    folder = RunFolder(Path(run.folder))
     records: list[dict[str, Any]] = []
+    clients: dict[str, dict[str, Any]] = {}
     with contextlib.suppress(Damaged, OSError):
-        records = RunFolder(Path(run.folder)).read_rounds()
+        records = folder.read_rounds()
+    with contextlib.suppress(Damaged, OSError):
+        for client, counts in read_partition(folder.partition)[1].items():
+            clients[client] = {"images": sum(counts)} if counts else {}
+    with contextlib.suppress(Damaged, OSError):
+        for row in read_evaluations(folder.clients, last=True):
+            found = {"model": row["model"], "last_round": row["generation"]}
+            clients.setdefault(row["client"], {}).update(found)
+    failures = Counter(failure["client"] for record in records for failure in record["failures"])
+    for client, known in clients.items():
+        known["failures"] = failures[client]
     last: Mapping[str, Any] = records[-1] if records else {}
     metric = run.config.get("metric")
     metric = metric if metric in METRICS else "accuracy"
     return {
         "round": last.get("round", 0), "rounds": run.config.get("rounds"), "metric": metric,
         **{key: last.get(key) for key in ("test_accuracy_mean", f"test_{metric}_mean")},
-        "failures": sum(len(record["failures"]) for record in records),
-    }  # fmt: skip
+        "failures": failures.total(),
+    }, clients  # fmt: skip

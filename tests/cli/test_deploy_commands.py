@@ -13,7 +13,7 @@ import pytest
 from cli.refusals import refused
 from filelock import FileLock
 from helpers.flower_internals import read_run_config
-from watch.folders import failure, line
+from watch.folders import failure, line, scores
 
 from fedhet.cli.app import execute
 from fedhet.config.load import build_config
@@ -172,11 +172,14 @@ class Link:
 def test_status_puts_superlink_and_run_folder_together(tmp_path):
     second = line(2, failures=[failure("b", "away")], test_auroc_mean=0.5)
     (tmp_path / "rounds.jsonl").write_text(line(1) + second)
+    (tmp_path / "partition.csv").write_text("client,x,y\na,3,4\nb,,\n")
+    (tmp_path / "clients.csv").write_text(scores((1, "a", 50.0), (2, "a", 75.0)))
     found = collect(Link(tmp_path))
     assert found["nodes"] == [
-        {"name": "a", "node": "2", "status": "offline"},
-        {"name": "b", "node": "1", "status": "online"},
-    ]
+        {"name": "a", "node": "2", "status": "offline", "images": 7, "model": "cnn-1",
+         "last_round": 2, "failures": 0},
+        {"name": "b", "node": "1", "status": "online", "failures": 1},
+    ]  # fmt: skip
     first, second = found["runs"]
     assert (first["round"], first["rounds"], first["failures"]) == (2, 3, 1)
     assert (first["metric"], first["test_auroc_mean"]) == ("auroc", 0.5)

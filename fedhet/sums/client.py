@@ -42,7 +42,6 @@ from fedhet.sums.contribution import Own, Summand, Vector
 from fedhet.sums.masks import Cohort, Opened, SumKey, SumTerms, Survivors, Words
 
 KEY, KEYS, LAST = SUM_KEY, "sum-keys", "sum-last"  # notes
-ALIVE = "alive"  # purpose of a signature of survivors
 
 
 def refuse(rules: Mapping[str, bool]) -> None:
@@ -193,7 +192,7 @@ class Member:
         """Return what is signed: V, in this round and attempt of this cohort's run."""
         survivors = hashlib.sha256(masks.encode(alive)).digest()
         digest = bytes.fromhex(kept.digest)
-        return masks.encode([ALIVE, self.run, kept.round, kept.attempt, digest, survivors])
+        return masks.encode(["alive", self.run, kept.round, kept.attempt, digest, survivors])
 
     def _secrets(
         self, round_: int, attempt: int, digest: bytes, members: Sequence[str]

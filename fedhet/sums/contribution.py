@@ -12,7 +12,6 @@ and of images would be two equations in its clients' numbers of images. ``train_
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,18 +102,10 @@ def about_few(owners: Vector, min_owners: int) -> str:
 # --- metrics ----------------------------------------------------------------------------------
 
 ACCURACIES = ("test_accuracy", "val_accuracy", "test_accuracy_before", "val_accuracy_before")
-LOSS = "train_loss"
 SPENT = "epsilon_spent"  # what its uploads have cost a client: told beside the sum, no secret
 IMAGES = "train_images"  # a number too large for one entry: summed in two parts
 BITS = 20  # of its lower part
 HIGH = 2.0**-10  # what one of the higher part counts
-
-
-class Summed(NamedTuple):
-    """A mean over clients, and how many of them have the number."""
-
-    mean: float
-    clients: int
 
 
 def cells_of(matrix: NDArray[np.int64], largest: float) -> Vector:
@@ -158,7 +149,7 @@ class SumMetrics:
     def __init__(self, largest: float, own: Mapping[str, tuple[float, float]]) -> None:
         self.largest = largest
         bounds = {name: max(map(abs, pair)) for name, pair in sorted(own.items())}
-        self.scales = dict.fromkeys(ACCURACIES, 100.0) | {LOSS: 1.0}
+        self.scales = dict.fromkeys(ACCURACIES, 100.0) | {"train_loss": 1.0}
         self.scales |= {name: max(1.0, bound / largest) for name, bound in bounds.items()}
         self.scales[IMAGES] = 0.0  # two parts of its own
         self.chained = 2 * len(self.scales)
@@ -183,17 +174,19 @@ class SumMetrics:
                 entries += [0.0, 0.0]
         return np.array(entries)
 
-    def means(self, total: Vector, clients: int, min_clients: int = 1) -> dict[str, Summed]:
-        """Return the means of a sum of so many clients' :meth:`vector`.
+    def means(
+        self, total: Vector, clients: int, min_clients: int = 1
+    ) -> dict[str, tuple[float, int]]:
+        """Return the means of a sum of so many clients' :meth:`vector`, and how many have each.
 
         Nothing of what fewer than ``min_clients`` of them have.
         """
-        means: dict[str, Summed] = {}
+        means: dict[str, tuple[float, int]] = {}
         pairs = total.reshape(-1, 2).tolist()
         for (name, scale), (value, there) in zip(self.scales.items(), pairs, strict=True):
             if name == IMAGES:
                 whole = value / HIGH * 2**BITS + there / (self.largest / 2**BITS)
-                means[name] = Summed(whole / clients, clients)
+                means[name] = whole / clients, clients
             elif (count := round(there)) >= max(1, min_clients):
-                means[name] = Summed(value * scale / count, count)
+                means[name] = value * scale / count, count
         return means

@@ -53,6 +53,7 @@ class Collector:
         self.needed = terms.needed(len(self.cohort))
         self.min_survivors = terms.survivors(len(self.cohort))
         self.survivors: list[str] = []
+        self.gone: list[str] = []  # D: members whose upload never came
         self._total = np.zeros(length, np.uint32)
         self._uploaded: dict[str, Array] = {}  # the boxes of each
         self._opened: dict[str, Opened] = {}  # the answer of each
@@ -69,15 +70,11 @@ class Collector:
     def close(self) -> list[str]:
         """End the uploads; return V, those who are summed, or raise Rejected if they are few."""
         self.survivors = [client for client in self.cohort if client in self._uploaded]
+        self.gone = [client for client in self.cohort if client not in self._uploaded]
         if len(self.survivors) < self.min_survivors:
             came = f"{len(self.survivors)} of {len(self.cohort)} uploads came"
             raise Rejected(f"{came}, {self.min_survivors} are needed")
         return self.survivors
-
-    @property
-    def gone(self) -> list[str]:
-        """D: members whose upload never came."""
-        return [client for client in self.cohort if client not in self._uploaded]
 
     def boxes_for(self, client: str) -> masks.Bytes:
         """Return what the survivors, in order, sealed for one of them: (|V|, 82) uint8."""
@@ -265,8 +262,6 @@ class Attempt:
 
 # --- the rounds of a run ---------------------------------------------------------------------
 
-SHORT = 0.25  # of a round's time that each of the small exchanges may take
-
 
 class SumLedger(Ledger):
     """As :class:`Ledger`; where metrics are summed, means alone, over the last round's clients.
@@ -358,7 +353,7 @@ class SumAggregator:
         self.metrics = SumMetrics(config.sum_range, plan.ranges)
         self.introduced: dict[str, set[tuple[str, SumKey]]] = {}  # keys that a client was told
         self.strange: dict[str, set[str]] = {}  # of whom a client does not accept the key
-        self._short = min(PATIENCE, SHORT * config.round_timeout)  # seconds of a small exchange
+        self._short = min(PATIENCE, 0.25 * config.round_timeout)  # seconds of a small exchange
         self.counts_owners = config.sum_owners > 1 and plan.by_class
         self.shared: tuple[int, ...] | None = None  # classes whose rows may be summed
         self._counted: list[str] | None = None  # of whom: a resumed run counts again

@@ -139,15 +139,6 @@ def test_a_method_is_an_object_or_ours(tmp_path):
     assert go(tmp_path, method=METHODS["fedproto"]).config["method"] == "fedproto"
 
 
-def test_the_small_model_that_all_share_is_an_object_too(tmp_path):
-    keys = {"method": "fedmrl", "d1": 8, "models": [Small, partial(Small)], "rounds": 1}
-    run = go(tmp_path, small_model=partial(Small), **keys)
-    assert run.config["small-model"].startswith("functools:partial:") and run.model("north").classes
-    with pytest.raises(fedhet.UserError, match="small_model: is not what this run was given"):
-        fedhet.resume(run, rounds=2, small_model=Small)
-    assert sha(run) == sha(go(tmp_path, small_model=Small, **keys))
-
-
 class Part:
     def __init__(self, value: int) -> None:
         self.value = value
@@ -160,7 +151,7 @@ def test_all_parts_of_an_object_are_in_its_name():
 
 
 SCRIPT = """
-import sys, warnings, numpy as np, fedhet
+import sys, warnings, numpy as np, fedhet; assert "torch" not in sys.modules
 from torch import nn
 class Net(nn.Module):
     def __init__(self, classes):
@@ -194,6 +185,7 @@ def test_a_script_without_a_guard_has_the_same_bytes_on_every_engine(tmp_path, e
             capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
+        assert done.stdout.count("\n") == 1  # no worker runs the script again
         lines.append(done.stdout)
     assert lines[0] == lines[1]
 
@@ -240,6 +232,8 @@ TARGET = {"target": "ill", "models": ["mlp-5"]}
     [
         (lambda: FRAME, TARGET | {"site": ["clinic"]}, ("no", "yes")),
         (lambda: dict.fromkeys("ns", FRAME.drop(columns="clinic")), TARGET, ("no", "yes")),
+        (lambda: DATA, {"method": "fedmrl", "d1": 8, "small_model": partial(Small),
+         "models": [Small, partial(Small)]}, ("0", "1", "2")),
         (lambda: {"n": TensorDataset(torch.tensor(NORTH[0]), torch.tensor(NORTH[1]))}, {},
          ("0", "1", "2")),
         (lambda: {"a": Pairs(), "b": Pairs()}, {"models": ["cnn-5"], "image_size": 16},
@@ -294,13 +288,11 @@ def test_test_rows_that_are_given_are_the_test_split(tmp_path):
         ({"n": NORTH, "s": (SOUTH[0][:, :3], SOUTH[1])}, r"'n' is float32 of shape \(4,\), .*'s'"),
         ({"n": (NORTH[0], NORTH[1][:-1])}, r"client 'n': y is int64 of shape \(59,\).* 60"),
         ({"n": (NORTH[0], NORTH[1] + 0.5)}, "client 'n': y has the value .*5, which is no class"),
-        ({"n": (NORTH[0], [None] * 60)}, r"client 'n': y\[0\] is missing"),
         ({"n": (np.array(["a b"]), [0])}, "x is <U3 .*; texts are given as a DataFrame with text="),
         ({"n": FRAME, "s": FRAME.rename(columns={"a": "e"})},
          "client 'n' has a column 'a', client 's' has none"),
         ({"n": (np.zeros((9, 3, 8, 8), np.uint8), [0] * 9), "s": (np.zeros((9, 3, 8, 8)), [0] * 9)},
          "client 'n' is uint8 of shape .* of 's' float64 of shape .* all floats or none"),
-        ({"n": (np.full((9, 2, 5), np.nan), [0] * 9)}, r"client 'n': x\[0, 0, 0\] is nan"),
         ({"n": (np.full((9, 3, 16, 16), 2.5), [0] * 9)}, "float images from 2.5 .client 'n'"),
         ({}, "there is no client"),
     ],
@@ -315,11 +307,9 @@ def test_data_that_cannot_be_examples_are_one_line(data, part):
     [
         ({"models": [Softmax]}, "no softmax after it"),
         ({"models": [nn.Flatten]}, "has no torch.nn.Linear"),
-        ({"models": [lambda classes: 1 / 0]}, r"ZeroDivisionError: .* \(test_objects.py:\d+\)"),
         ({"models": [lambda width: width]}, r"factory\(\), fails: TypeError: .*'width'$"),
         ({"metrics": {"accuracy_two": recall}}, "cannot be a metric's name"),
         ({"metrics": {"two": lambda y, p: "much"}, "rounds": 1}, "returns a str, must be a number"),
-        ({"data": DATA, "dataset": "digits"}, "not both"),
         ({"data": {"n": NORTH, "s": (SOUTH[0][:1], SOUTH[1][:1])}}, "client 's' has too few"),
         ({"length": 16}, r"read as table \(texts of a frame need text=\); it is for dataset=texts"),
         ({"on_round": lambda record: record["nothing"]}, r"on_round: KeyError: .*test_objects.py"),

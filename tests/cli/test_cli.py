@@ -8,7 +8,7 @@ from watch.folders import line
 
 from fedhet.cli.app import execute
 from fedhet.engines import session
-from fedhet.engines.system import Interrupted
+from fedhet.engines.system import Interrupted, free_ports
 from fedhet.errors import RunFailed
 from fedhet.records.run_folder import RunFolder
 
@@ -59,6 +59,8 @@ def test_the_run_folder_is_the_last_line(capsys, here, pretend):
     assert RunFolder(folder).started_config()["clients"] == 10
     line = refused(capsys, "run", "quickstart", *SMALL, *out)  # is never used twice
     assert "already exists" in line and "fedhet resume" in line
+    assert execute(["run", f"{folder}/config.yaml", "name=second"]) == 0  # a preset as others
+    assert (here / "results" / "second").is_dir()
 
 
 def test_a_failed_run_is_3_an_interrupted_one_130_and_both_can_go_on(
@@ -81,8 +83,10 @@ def test_a_failed_run_is_3_an_interrupted_one_130_and_both_can_go_on(
     assert f"fedhet resume {here / 'runs' / 'begun'}" in capsys.readouterr().err
 
 
-def test_a_runs_own_configuration_is_a_preset(capsys, here, pretend):
-    pretend()
-    assert execute(["run", "FedSSA", "dataset=digits", *SMALL, "--name", "first"]) == 0
-    assert execute(["run", "runs/first/config.yaml", "name=second"]) == 0
-    assert (here / "runs" / "second").is_dir()
+def test_a_ray_that_nobody_answers_for_is_named_at_once(capsys, here, monkeypatch):
+    """A run that does not say `engine` takes the cluster of RAY_ADDRESS."""
+    (port,) = free_ports(1)
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+    line = refused(capsys, "run", "quickstart", *SMALL)
+    assert f"RAY_ADDRESS: nothing answers at '127.0.0.1:{port}'" in line
+    assert list(here.iterdir()) == []

@@ -19,7 +19,7 @@ from fedhet.cli.app import execute
 from fedhet.config.load import build_config
 from fedhet.deploy import node, submit
 from fedhet.deploy.certs import make
-from fedhet.deploy.control import ServerFolder, collect, server_folder
+from fedhet.deploy.control import ServerFolder, collect
 from fedhet.deploy.node import Node, NodePlan, said
 from fedhet.engines import launch
 from fedhet.engines.system import Interrupted, free_ports
@@ -35,6 +35,7 @@ def tls(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     make(tmp_path / "tls", ["127.0.0.1"], ["a"])
+    ServerFolder(tmp_path / "tls").make()
     return tmp_path / "tls"
 
 
@@ -48,6 +49,8 @@ MISTAKES = (
     (["server", "tls", "--host", "no host"], "--host, --port: no host:8443"),
     (["server", "elsewhere"], "fedhet certs --out"),
     (["status", "--superlink", "127.0.0.1:9093"], "'127.0.0.1:9093' is not a folder of"),
+    (["status", "--superlink", "tls"], "is not running: start it with `fedhet server "),
+    (["run", "quickstart", "--superlink", "tls"], "is not running: start it with"),
     (["unit", "client"], "server or node"),
     (["run", "kinds/table", "target=ill", "categories=smoker", "--superlink", "tls"],
      "categories: 'smoker' needs its values on a network"),
@@ -55,39 +58,26 @@ MISTAKES = (
 
 
 def test_a_mistake_is_one_line(tls, capsys):
+    ServerFolder(tls).prepare(*free_ports(1))  # as a server leaves it that answered there
     for words, names in MISTAKES:
         assert names in refused(capsys, *words)
 
 
-@pytest.mark.parametrize("what", ["server", "node"])
-def test_a_unit_runs_the_command_it_is_for(capsys, what):
-    assert execute(["unit", what]) == 0
-    text = capsys.readouterr().out
-    assert f"fedhet {what} " in text and "[Install]" in text and "Restart=always" in text
-
-
-def _served(tls, port):
-    """As a server leaves its folder that answered at that port."""
-    ServerFolder(tls).make()
-    ServerFolder(tls).prepare(port)
-
-
-@pytest.mark.parametrize("words", [["status"], ["run", "quickstart"]])
-def test_a_server_that_does_not_run_is_to_be_started(tls, capsys, words):
-    (port,) = free_ports(1)
-    _served(tls, port)
-    line = refused(capsys, *words, "--superlink", str(tls))
-    assert f"is not running: start it with `fedhet server {tls}`" in line
+def test_a_unit_runs_the_command_it_is_for(capsys):
+    for what in ("server", "node"):
+        assert execute(["unit", what]) == 0
+        assert f"fedhet {what} " in capsys.readouterr().out
 
 
 def test_a_second_server_leaves_the_first_one_reachable(tls, capsys):
     (port,) = free_ports(1)
-    _served(tls, port)
+    ServerFolder(tls).prepare(port)
     words = ["server", "tls", "--host", "127.0.0.1", "--port", f"{free_ports(1)[0]}"]
     with FileLock(ServerFolder(tls).home / ".lock"), socket.create_server(("127.0.0.1", port)):
         assert execute(words) == 2
     assert "already has a running server" in capsys.readouterr().err
     assert ServerFolder(tls).control() == f"127.0.0.1:{port}"
+    assert ServerFolder(tls).home.stat().st_mode & 0o077 == 0
 
 
 def test_a_node_takes_no_path_that_flower_could_not_read(tls):
@@ -151,30 +141,21 @@ def test_a_node_that_ended_is_noticed_though_what_it_started_holds_its_output():
     os.kill(int(line.split()[-1]), signal.SIGKILL)
 
 
-class Link:
-    """A SuperLink's Control API with two nodes and two runs."""
-
-    def __init__(self, folder):
-        self.folder = str(folder)
-
-    def nodes(self):
-        return [NodeStatus(1, "b", "online"), NodeStatus(2, "a", "offline")]
-
-    def runs(self):
-        config = {"method": "fedssa", "rounds": 3, "metric": "auroc"}
-        return [
-            RunStatus(8, "running", "2026", config, self.folder),
-            RunStatus(6, "finished", "2026", config | {"rounds": 2}, self.folder),  # before resume
-            RunStatus(7, "finished", "2025", {}, ""),
-        ]
-
-
 def test_status_puts_superlink_and_run_folder_together(tmp_path):
+    config = {"method": "fedssa", "rounds": 3, "metric": "auroc"}
+    link = SimpleNamespace(
+        nodes=lambda: [NodeStatus(1, "b", "online"), NodeStatus(2, "a", "offline")],
+        runs=lambda: [
+            RunStatus(8, "running", "2026", config, str(tmp_path)),
+            RunStatus(6, "finished", "2026", config | {"rounds": 2}, str(tmp_path)),  # resumed
+            RunStatus(7, "finished", "2025", {}, ""),
+        ],
+    )
     second = line(2, failures=[failure("b", "away")], test_auroc_mean=0.5)
     (tmp_path / "rounds.jsonl").write_text(line(1) + second)
     (tmp_path / "partition.csv").write_text("client,x,y\na,3,4\nb,,\n")
     (tmp_path / "clients.csv").write_text(scores((1, "a", 50.0), (2, "a", 75.0)))
-    found = collect(Link(tmp_path))
+    found = collect(link)
     assert found["nodes"] == [
         {"name": "a", "node": "2", "status": "offline", "images": 7, "model": "cnn-1",
          "last_round": 2, "failures": 0},
@@ -185,18 +166,6 @@ def test_status_puts_superlink_and_run_folder_together(tmp_path):
     assert (first["metric"], first["test_auroc_mean"]) == ("auroc", 0.5)
     assert second == {"run": "7", "status": "finished", "started": "2025", "method": None,
                       "folder": ""}  # fmt: skip
-
-
-def test_a_superlink_is_a_folder_of_certificates(tls):
-    _served(tls, 4711)
-    assert ServerFolder(tls).control() == "127.0.0.1:4711"
-    assert ServerFolder(tls).home.stat().st_mode & 0o077 == 0
-    server_folder("tls").connect().close()
-    with pytest.raises(UserError, match="'elsewhere' is not a folder of `fedhet certs`"):
-        server_folder("elsewhere")
-
-
-# --- a SuperLink that takes a run, or not ---------------------------------------------------------
 
 
 @pytest.fixture

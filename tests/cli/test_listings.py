@@ -44,31 +44,24 @@ def test_partition_as_a_table_and_a_picture_if_asked_for(capsys, here):
     assert output.out.splitlines()[-1] == str(here / "pictures" / "deal.png")
     with Image.open(here / "pictures" / "deal.png") as picture:
         assert picture.format == "PNG"
-    assert execute([*words, "deal.svg"]) == 0
-    assert "<svg" in (here / "deal.svg").read_text()
-
-
-def test_the_version_and_help(capsys):
-    assert execute([]) == execute(["--version"]) == 0
-    assert f"fedhet {fedhet.__version__}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("words", "lines"),
+    ("words", "line"),
     [
-        (["methods"], ["fedssa: per-class mean", "    t-stable=5  T_stable, rounds"]),
-        (["methods", "LG-FedAvg"], ["lg_fedavg: weighted", "fedhet run lg_fedavg"]),
-        (["methods", "fedgh:METHOD"], ["    server-lr="]),
-        (["keys"], ["rounds=100  T, communication rounds [>= 1", "split=8:1:1  ", "device=auto"]),
-        (["keys", "FedSSA"], ["mu0=0.5  ", "engine=processes  "]),
-        (["keys", "fedgh:METHOD"], ["server-lr="]),
+        (["--version"], f"fedhet {fedhet.__version__}"),
+        (["methods"], "fedssa: per-class mean"),
+        (["methods", "LG-FedAvg"], "fedhet run lg_fedavg"),
+        (["methods", "fedgh:METHOD"], "    server-lr="),
+        (["keys"], "rounds=100  T, communication rounds [>= 1"),
+        (["keys", "FedSSA"], "mu0=0.5  "),
     ],
 )
-def test_methods_and_keys_are_listed_with_what_they_mean(capsys, monkeypatch, words, lines):
+def test_methods_and_keys_are_listed_with_what_they_mean(capsys, monkeypatch, words, line):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     assert execute(words) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert all(any(line.startswith(one) for line in printed) for one in lines)
+    assert any(one.startswith(line) for one in printed)
 
 
 def test_keys_are_searched_by_a_word_in_names_and_meanings(capsys):

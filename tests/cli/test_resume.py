@@ -26,16 +26,9 @@ def test_resume_takes_the_same_configuration(capsys, stopped, pretend, monkeypat
     assert "completed" in refused(capsys, "resume", str(stopped))
 
 
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [
-        (["lr=0.1"], ["lr", "cannot be changed in a resumed run", "engine, rounds"]),
-        (["round=3"], ["round: unknown key", "did you mean 'rounds'"]),
-    ],
-)
-def test_resume_changes_only_what_leaves_the_rounds_alone(capsys, stopped, words, parts):
-    line = refused(capsys, "resume", str(stopped), *words)
-    assert all(part in line for part in parts)
+def test_resume_changes_only_what_leaves_the_rounds_alone(capsys, stopped):
+    line = refused(capsys, "resume", str(stopped), "lr=0.1")
+    assert "lr: cannot be changed in a resumed run" in line and "engine, rounds" in line
     assert RunFolder(stopped).started_config()["lr"] == 0.01
 
 

@@ -7,7 +7,6 @@ import yaml
 from cli.refusals import refused
 from helpers.tiny import tiny
 
-import fedhet
 from fedhet.cli.app import execute
 from fedhet.testing import simulate
 
@@ -28,8 +27,6 @@ def test_a_run_says_its_notes_once_nothing_is_wrong(capsys, here):
     assert capsys.readouterr().err.count("note: data-path=/x has no effect") == 1
     assert execute(["resume", "runs/r", "rounds=2", "actors=3"]) == 0
     assert "note: actors=3 has no effect" in capsys.readouterr().err
-    fedhet.resume("runs/r", rounds=3, actors=2)
-    assert "note: actors=2 has no effect" in capsys.readouterr().err
 
 
 def test_a_sweep_names_what_changes_nothing_in_any_cell(capsys, here):

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 from cli.refusals import refused
@@ -125,20 +126,15 @@ def test_the_command_line_runs_and_extends_it_and_loads_nothing_heavy(tmp_path, 
         assert said in refused(capsys, "resume", str(first), *more)
 
 
-class EndedGrid(LocalGrid):
-    """Flower ends its ServerApp in the middle of a message, as `flwr stop` makes it."""
-
-    def push_messages(self, messages):
-        raise SystemExit(0)
-
-
 def test_a_server_app_that_flower_ends_was_stopped_unless_the_command_knows_better(tmp_path):
     config = small(tmp_path)
     launch = Launch(config, RunFolder.create(config, "ended"))
     text = launch.envelope()
     context = Context(0, 0, {}, RecordDict(), {"config": text})
+    grid = LocalGrid(text, config.clients)
+    grid.push_messages = Mock(side_effect=SystemExit(0))  # in a message, as `flwr stop` makes it
     with pytest.raises(SystemExit):
-        server_app.app(EndedGrid(text, config.clients), context)
+        server_app.app(grid, context)
     assert launch.status() == ("stopped", "Flower was told to stop the run")
     conclude(launch, ("failed", "the SuperLink ended"))
     assert launch.status() == ("failed", "the SuperLink ended")

@@ -113,29 +113,11 @@ def test_standard_streams_may_be_closed(tmp_path, how, closed):
     assert fedhet.load_run(tmp_path / "one").summary["status"] == "completed"
 
 
-EXITS = """
-from fedhet.models import build_model
-def make(classes, d, inputs):
-    net = build_model("cnn-5", classes=classes, d=d, inputs=inputs)
-    features = net.features
-    def bad(x):
-        if net.training:
-            raise SystemExit(3)
-        return features(x)
-    net.features = bad
-    return net
-def at_once(classes, d):
-    raise SystemExit(3)
-"""
-
-
 @pytest.mark.parametrize("engine", ["inline", "processes"])
-def test_a_model_that_raises_system_exit_is_named(tmp_path, monkeypatch, engine):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    Path("exits.py").write_text(EXITS)
-    with pytest.raises(fedhet.UserError, match=r"'exits:at_once'.* fails: SystemExit: 3"):
-        small(tmp_path, engine=engine, models=["exits:at_once"], progress=False)
-    with pytest.raises(fedhet.RunFailed, match=r"client 0: SystemExit: 3 \(exits.py:8\)"):
-        small(tmp_path, engine=engine, models=["exits:make"], progress=False)
-    sys.modules.pop("exits")
+def test_a_model_that_raises_system_exit_is_named(tmp_path, monkeypatch, bad_net, engine):
+    bad_net("raise SystemExit(3)")
+    monkeypatch.setenv("COMMAND", "0")
+    with pytest.raises(fedhet.UserError, match=r"'bad_net:at_once'.* fails: SystemExit: 3"):
+        small(tmp_path, engine=engine, models=["bad_net:at_once"], progress=False)
+    with pytest.raises(fedhet.RunFailed, match=r"client 0: SystemExit: 3 \(bad_net.py:11\)"):
+        small(tmp_path, engine=engine, models=["bad_net:make"], progress=False)

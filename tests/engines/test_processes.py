@@ -2,8 +2,6 @@
 
 import os
 import signal
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -18,50 +16,22 @@ from fedhet.config.load import build_config, find_preset, load_config
 from fedhet.engines import grid
 from fedhet.testing import simulate
 
-# A model that trains like others, but in a worker does what ``NET`` in the environment says.
-NET = """
-import os, sys, time
-from fedhet.models import build_model
-
-def make(classes, d, inputs):
-    net = build_model("cnn-5", classes=classes, d=d, inputs=inputs)
-    features = net.features
-    def bad(x):
-        if os.getpid() != int(os.environ["COMMAND"]) and net.training:
-            print("the net is called", file=sys.stderr)
-            {what}
-        return features(x)
-    net.features = bad
-    return net
-"""
-
-
-OTHERS: set[int] = set()  # processes that earlier tests of this process have left running
-
-
-@pytest.fixture(autouse=True)
-def others():
-    OTHERS.clear()
-    OTHERS.update(child.pid for child in psutil.Process().children())
-
-
-def workers() -> list[psutil.Process]:
-    """Of the run in this process; the first is their fork server."""
-    own = [child for child in psutil.Process().children() if child.pid not in OTHERS]
-    return [process for child in own for process in (child, *child.children(recursive=True))]
-
 
 @pytest.fixture
-def bad_net(tmp_path, monkeypatch):
-    """Write ``bad_net:make``, which does this when it trains in a worker."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COMMAND", str(os.getpid()))
-    monkeypatch.syspath_prepend(tmp_path)
-    yield lambda what: Path("bad_net.py").write_text(NET.replace("{what}", what))
-    sys.modules.pop("bad_net", None)
+def workers():
+    """Return those of the run in this process; the first is their fork server."""
+    before = psutil.Process().children()
+
+    def found():
+        own = [child for child in psutil.Process().children() if child not in before]
+        return [process for child in own for process in (child, *child.children(recursive=True))]
+
+    return found
 
 
-def test_workers_that_die_cost_nothing_but_time_and_who_kills_them_is_left_out(tmp_path, bad_net):
+def test_workers_that_die_cost_nothing_but_time_and_who_kills_them_is_left_out(
+    tmp_path, bad_net, workers
+):
     """One is killed after the first round, all of them after the second; client 2's always die."""
     bad_net("os._exit(9)")
     keys = {"models": ["cnn-5", "cnn-5", "bad_net:make"], "rounds": 3}
@@ -107,15 +77,10 @@ def test_a_killed_command_leaves_nothing_and_its_run_goes_on(tmp_path):
     assert summary(command.folder)["run_sha256"] == summary(twin.path)["run_sha256"]
 
 
-# --- how many, and where -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("keys", "memory", "count"),
-    [({"fraction": 0.1}, [], 10), ({"clients": 2}, [], 2), ({"threads": 4}, [], 16),
-     ({"threads": 4, "actors": 20}, [], 20), ({"engine": "ray"}, [], 100),
-     ({"engine": "ray", "actors": 8}, [], 8), ({}, [], 64), ({}, [16 << 30], 8),
-     ({}, [16 << 30, 5 << 30], 4), ({}, [1 << 30], 1), ({"actors": 20}, [16 << 30], 20)],
+    [({"clients": 2}, [], 2), ({"threads": 4}, [], 16), ({"threads": 4, "actors": 20}, [], 20),
+     ({"engine": "ray"}, [], 100), ({}, [], 64), ({}, [16 << 30, 5 << 30], 4), ({}, [1 << 30], 1)],
 )  # fmt: skip
 def test_workers_are_as_many_as_cpus_gpus_and_clients_allow(monkeypatch, keys, memory, count):
     monkeypatch.setattr(grid, "cpus", lambda: 64)

@@ -1,20 +1,17 @@
 """The examples, run as a user would: modules in the folder where the command is given."""
 
-import csv
-import json
 import runpy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from helpers.pictures import images_of, write_images
+from helpers.pictures import images_of
 
+import fedhet
 from fedhet.cli.app import execute
 from fedhet.config.load import build_config
 from fedhet.errors import UserError
-from fedhet.export.model import export
-from fedhet.records.run_folder import RunFolder
 from fedhet.testing import check_method, make_client, make_strategy, small, uploads_of
 from fedhet.training.loop import outputs_on
 
@@ -33,17 +30,15 @@ def test_fedrep_keeps_the_contract_and_trains_its_header_alone(tmp_path):
 
 
 def test_fedgh_keeps_the_contract(tmp_path):
-    """Its steps are those of the method of this name: tests/methods/test_fedgh.py."""
     check_method("fedgh:METHOD", tmp_path, image_size=16)
 
 
 ALL_THREE = {"clients": 3, "fraction": 1.0, "dataset": "synthetic:240x4", "classes_per_client": 2}
-ALL_THREE |= TINY
 FEDMD = {"method": "fedmd:METHOD", "public": "synthetic:90x3", "alignment": 20}
 
 
 def test_fedmd_keeps_the_contract_and_sends_logits_alone(tmp_path):
-    first, *later = check_method(tmp_path=tmp_path, **FEDMD, **ALL_THREE).read_rounds()
+    first, *later = check_method(tmp_path=tmp_path, **FEDMD, **ALL_THREE, **TINY).read_rounds()
     assert first["downlink_floats"] == 0 and first["uplink_floats"] == 3 * 20 * 4
     assert "train_loss_digest" not in first
     for record in later:
@@ -103,23 +98,14 @@ def test_a_method_a_model_and_a_data_set_of_ones_own_run_resume_and_predict(tmp_
     to = ["--out", str(tmp_path), "--name", "own"]
     assert execute(["run", "quickstart", *words, "rounds=1", *to]) == 0
     assert execute(["resume", str(tmp_path / "own"), "rounds=2"]) == 0
-    summary = json.loads((tmp_path / "own" / "summary.json").read_text())
-    assert summary["method"] == "fedgh:METHOD" and summary["rounds"] == 2
-    with (tmp_path / "own" / "clients.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert {row["model"] for row in rows} == {"tiny_net:make"}
-    recorded = {row["client"]: row["test_accuracy"] for row in rows}  # the last line's
-    (states,) = (tmp_path / "own" / "state").iterdir()
-    export(states / "0", tmp_path / "model")
-    images = images_of(build_config(RunFolder(tmp_path / "own").started_config()), "0")
-    (tmp_path / "pictures").mkdir()
-    write_images(tmp_path / "pictures", images.examples)
-    words = [str(tmp_path / "model"), str(tmp_path / "pictures"), "--out", str(tmp_path / "p.csv")]
-    assert execute(["predict", *words]) == 0
-    with (tmp_path / "p.csv").open() as file:
-        said = [row["class"] for row in csv.DictReader(file)]
-    right = sum(one == CLASSES[k] for one, k in zip(said, images.labels.tolist(), strict=True))
-    assert 100.0 * right / len(said) == float(recorded["0"])
+    run = fedhet.load_run(tmp_path / "own")
+    assert run.summary["method"] == "fedgh:METHOD" and run.summary["rounds"] == 2
+    assert set(run.clients["model"]) == {"tiny_net:make"}
+    images = images_of(build_config(run.config), "0")
+    said = run.model("0").predict(images.examples.numpy())["class"]
+    right = [one == CLASSES[k] for one, k in zip(said, images.labels.tolist(), strict=True)]
+    last = run.clients[run.clients["client"] == "0"].iloc[-1]
+    assert 100.0 * sum(right) / len(right) == last["test_accuracy"]
 
 
 def test_what_a_factory_froze_stays_as_it_was(tmp_path):

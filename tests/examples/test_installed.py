@@ -2,9 +2,6 @@
 
 import json
 import shutil
-import sys
-
-import pytest
 
 from fedhet import plugins
 from fedhet.cli.app import execute
@@ -21,30 +18,20 @@ tiny_shapes = tiny_federated.shapes:load
 """
 
 
-@pytest.fixture
-def installed(examples, tmp_path, monkeypatch):
+def test_its_method_model_and_data_set_have_names_of_their_own(
+    examples, tmp_path, monkeypatch, capsys, request
+):
     """The examples as pip leaves an installed package, in a folder on sys.path."""
     package = tmp_path / "site" / "tiny_federated"
     about = tmp_path / "site" / "tiny_federated-1.dist-info"
-    for folder in (package, about):
-        folder.mkdir(parents=True)
+    about.mkdir(parents=True)
+    shutil.copytree(examples, package)
     (package / "__init__.py").touch()
-    for name in ("fedrep", "tiny_net", "shapes"):
-        shutil.copy(examples / f"{name}.py", package)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-federated\nVersion: 1\n")
     (about / "entry_points.txt").write_text(ENTRIES)
     monkeypatch.syspath_prepend(package.parent)
     plugins.installed.cache_clear()
-    yield
-    plugins.installed.cache_clear()
-    for name in [name for name in sys.modules if name.startswith("tiny_federated")]:
-        del sys.modules[name]
-
-
-@pytest.mark.usefixtures("installed")
-def test_its_method_model_and_data_set_have_names_of_their_own(tmp_path, capsys):
-    assert execute(["methods"]) == 0
-    assert "header is trained alone" in capsys.readouterr().out.partition("tiny_rep: ")[2]
+    request.addfinalizer(plugins.installed.cache_clear)
     words = [
         "method=tiny_rep", "models=tiny_one", "dataset=tiny_shapes", "engine=inline", "rounds=2",
         "clients=2", "classes-per-client=2", "local-epochs=1", "batch-size=16", "--json",

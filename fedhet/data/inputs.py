@@ -72,7 +72,11 @@ class Inputs:
         window: tuple[()] | tuple[float, float] = (),
         standardised: bool = False,
     ) -> Inputs:
-        """Return RGB or grey images, square of side ``size`` or of that height and width."""
+        """Return RGB or grey images, square of side ``size`` or of that height and width.
+
+        ``window`` are the values that become -1 and 1 in images of more than 8 bits; empty: 8 bits.
+        ``standardised`` ones have mean 0 and deviation 1 by channel, fitted to a client's own.
+        """
         high, wide = (size, size) if isinstance(size, int) else size
         shape = (1 if grey else 3, high, wide)
         return Inputs(IMAGE, shape, scan=bool(window), window=window, standardised=standardised)
@@ -81,7 +85,7 @@ class Inputs:
     def table(
         columns: tuple[str, ...], categories: tuple[tuple[str, tuple[str, ...]], ...] = ()
     ) -> Inputs:
-        """Return rows: a number and whether it is missing per plain column, one-hot categories."""
+        """Return rows of ``columns``: a number and its gap, or one-hot ``categories``."""
         plain = len(columns) - len(categories)
         width = 2 * plain + sum(len(values) for _, values in categories)
         return Inputs(TABLE, (width,), columns=columns, categories=categories)
@@ -110,12 +114,12 @@ class Inputs:
         return high, wide, channels
 
     def zeros(self, count: int) -> npt.NDArray[Any]:
-        """Return examples (n, ...) as stored, all zero: uint8 images, int32 tokens, or float32."""
+        """Return ``count`` examples (n, ...) as stored, of zeros: uint8, int32 tokens, float32."""
         dtypes = {IMAGE: np.float32 if self.scan else np.uint8, TOKENS: np.int32}
         return np.zeros((count, *self.stored), dtype=dtypes.get(self.kind, np.float32))
 
     def blank(self, count: int) -> npt.NDArray[Any]:
-        """Return a batch (B, ...) as a model gets it, all zero: int64 tokens, or float32."""
+        """Return a batch (B, ...) of ``count`` as a model gets it: zeros, int64 or float32."""
         return np.zeros((count, *self.shape), np.int64 if self.kind == TOKENS else np.float32)
 
     def __str__(self) -> str:

@@ -88,7 +88,9 @@ def understand(data: Any, clients: Sequence[str], *, text: bool = False) -> Give
     elif callable(data) and not isinstance(data, type) and not _is_dataset(data):
         what, load = "function", data
         if not clients:
-            raise UserError("clients: 0 is not allowed with data=FUNCTION: give their number")
+            raise UserError(
+                "clients: 0 is not allowed with data=FUNCTION: clients=N, or their names"
+            )
         data = {}
         for client in clients:
             try:

@@ -220,7 +220,9 @@ def _file_rows(file: str) -> list[tuple[int, list[str]]]:
             reader = csv.reader(text, strict=True)
             header = next(reader, [])
             rows = [(reader.line_num, row) for row in reader if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except OSError as error:
+        raise UserError(f"partition-file {file}: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"partition-file {file} is no CSV file: {brief(error)}") from error
     bad = [f"line {n}: {','.join(row)!r}" for n, row in rows if len(row) != len(header)]
     if header not in (HEADER, [*HEADER, "group"]) or not rows or bad:
@@ -480,7 +482,8 @@ def about_classes(data: Content, what: str) -> list[str]:
     if gaps and what != noun("image-folder"):
         out = f"gaps={','.join(gaps)} leaves such rows out"
         lines.append(f"classes {listed(gaps)} may stand for a missing value: {out}")
-    names, joins = np.array(data.classes), "labels={NAME: [WORD, WORD], ...} joins words for one"
+    names = np.array(data.classes)
+    joins = "labels={NAME: [WORD, WORD], ...} joins different words for one class"
     held = {site: {*names[data.labels[data.sites == k]]} for k, site in enumerate(data.site_names)}
     owners = Counter(name for own in held.values() for name in own)
     several = [site for site, own in held.items() if len(own) > 1]

@@ -299,8 +299,8 @@ class CsvFile(RowFile):
         first = next(wide, 0)
         head, *body = [row for _, row in records[first:]]
         if first:
-            above = one_line(" ".join(cell for _, row in records[:first] for cell in row), 60)
-            self.found.append(f"{first} rows above the header are left out: {above}")
+            above = " / ".join(" ".join(filter(None, row)) for _, row in records[:first])
+            self.found.append(f"{first} rows above the header are left out: {one_line(above, 60)}")
         if len(head) == width + 1 and not head[-1]:  # a delimiter after the header alone
             del head[-1]
             self.found.append("the empty last column of the header is left out")

@@ -121,7 +121,7 @@ class Phase:
     data: Examples | None = None
 
     def examples(self, data: Examples) -> tuple[Examples, Tensor]:
-        """Return the examples of the phase, of a client's ``data``, and the positions it uses."""
+        """Return a phase's examples, of a client's ``data``, and their positions (n,) int64."""
         data = data if self.data is None else self.data
         data = replace(data, augment=None, perturb=None) if self.plain else data
         everything = torch.arange(len(data), device=data.labels.device)

@@ -1,8 +1,7 @@
 """One finished run, and a model of it."""
 
 import pytest
-from export.exported import states
-from helpers.tiny import tiny
+from helpers.tiny import states, tiny
 
 from fedhet.export.model import export
 from fedhet.testing import simulate

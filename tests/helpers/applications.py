@@ -3,8 +3,6 @@
 import io
 import stat
 import zipfile
-from collections.abc import Mapping
-from pathlib import Path
 
 from fedhet.deploy import bundle
 from fedhet.protocol.flower import packed_app
@@ -12,13 +10,13 @@ from fedhet.protocol.flower import packed_app
 CLIENT, PROJECT = "fedhet/client_app.py", "pyproject.toml"
 
 
-def honest(folder: Path) -> dict[str, bytes]:
+def honest(folder):
     """The application as `fedhet run` sends it: content by name."""
     with zipfile.ZipFile(io.BytesIO(packed_app(bundle.write(folder)))) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def packed(files: Mapping[str, bytes], *more: tuple[str, bytes], link: str = "") -> bytes:
+def packed(files, *more, link=""):
     """A zip of these files and more entries, one of them a link."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:

@@ -2,9 +2,6 @@
 
 import contextlib
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,9 +9,9 @@ needed = pytest.mark.skipif(not shutil.which("chromedriver"), reason="needs chro
 
 
 @contextlib.contextmanager
-def dark_phone(profile: Path) -> Iterator[Any]:
+def dark_phone(profile):
     """Yield a headless Chromium of 400 pixels that prefers the dark and keeps its log."""
-    from selenium import webdriver  # noqa: PLC0415  (a second, for two tests)
+    from selenium import webdriver  # late: a second, for two tests
 
     options = webdriver.ChromeOptions()
     words = "--headless --no-sandbox --disable-gpu --no-proxy-server"

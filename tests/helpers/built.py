@@ -1,6 +1,5 @@
 """The modules that a process keeps between clients."""
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fedhet.site import state
@@ -8,7 +7,7 @@ from fedhet.training.loop import Recent
 
 
 @contextmanager
-def forgotten() -> Iterator[None]:
+def forgotten():
     """Forget the modules that are built within this block."""
     kept, state._BUILT = state._BUILT, Recent(64)
     try:

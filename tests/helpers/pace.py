@@ -14,14 +14,14 @@ ROUND = 60  # starts that a healthy client's message may take, the other nodes' 
 
 
 @functools.cache
-def start_seconds() -> float:
+def start_seconds():
     """Seconds that one process took to import torch and Flower, and 3 at least."""
     started = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import torch, flwr.clientapp"], check=True)
     return max(3.0, time.perf_counter() - started)
 
 
-def round_timeout(nodes: int = 3) -> float:
+def round_timeout(nodes=3):
     """Seconds for a round in which a node dies: no healthy client of ``nodes`` may miss it."""
     return FLOWER + ROUND * start_seconds() * max(1.0, nodes / 3)
 
@@ -29,11 +29,10 @@ def round_timeout(nodes: int = 3) -> float:
 class Clock:
     """A ``time`` that passes by sleeping alone, however busy the machine is."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    now = 0.0
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         return self.now
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         self.now += seconds

@@ -1,19 +1,15 @@
 """Labels alone as a data set, and its partition."""
 
-from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
 
 import numpy as np
 
 from fedhet.config.schema import RunConfig
 from fedhet.data.inputs import Content, Inputs
-from fedhet.data.partition import Partition, make_partition
+from fedhet.data.partition import make_partition
 
 
-def partition(
-    labels: Any, kind: str, clients: int = 0, *, names: Sequence[str] = (), **keys: Any
-) -> Partition:
+def partition(labels, kind, clients=0, *, names=(), **keys):
     """Partition labels (n,); ``paths``, ``sites``, ``groups`` and such are the data's own."""
     own = {one.name for one in fields(Content)} & keys.keys()
     about = {key: keys.pop(key) for key in own}

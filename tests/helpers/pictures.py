@@ -1,33 +1,26 @@
 """A client's images as its process sees them, and as files."""
 
-from collections.abc import Iterable
-from pathlib import Path
-
 import numpy as np
 import torch
 from PIL import Image
 
-from fedhet.config.schema import RunConfig
 from fedhet.site.local_data import examples_of, load_local
-from fedhet.training.loop import Examples
 
 
-def images_of(config: RunConfig, client: str, part: str = "test") -> Examples:
+def images_of(config, client, part="test"):
     """The images of one part of a client's, in a simulation."""
     node = {"partition-id": int(client), "num-partitions": config.clients}
     data = load_local(config, node, simulated=True)
     return examples_of(data, part, data.dataset.classes, torch.device("cpu"))
 
 
-def write_images(folder: Path, images: torch.Tensor) -> None:
+def write_images(folder, images):
     """Images uint8 (n, h, w, 3) as PNG files, in their order."""
     for number, image in enumerate(images.numpy()):
         Image.fromarray(image).save(folder / f"{number:03d}.png")
 
 
-def image_folder(
-    folder: Path, classes: Iterable[str], count: int, seed: int = 0, size: int = 20
-) -> Path:
+def image_folder(folder, classes, count, seed=0, size=20):
     """A folder of each class with square images and noise on them."""
     draws = np.random.default_rng(seed)
     for name in classes:

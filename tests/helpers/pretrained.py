@@ -1,8 +1,5 @@
 """Tiny networks of transformers, built from a config and saved as a folder, and texts for them."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from fedhet.rng import torch_seeded
@@ -17,27 +14,27 @@ def library():
     return pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
 
 
-def bert(folder: Path, words: str = " ".join(WORDS), seed: int = 0) -> Path:
+def bert(folder, words=None, seed=0):
     """A BERT whose tokenizer knows ``words``, and single digits."""
     transformers = library()
     folder.mkdir(parents=True)
-    known = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words.split(), *"0123456789,"]
+    words = (words or " ".join(WORDS)).split()
+    known = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words, *"0123456789,"]
     (folder / "vocab.txt").write_text("\n".join(known) + "\n")
     transformers.BertTokenizerFast(vocab_file=str(folder / "vocab.txt")).save_pretrained(folder)
     return _saved(folder, "Bert", seed, vocab_size=len(known), max_position_embeddings=32)
 
 
-def vit(folder: Path, side: int = 16, seed: int = 0) -> Path:
-    """A ViT for square images."""
+def vit(folder, side=16, seed=0):
     return _saved(folder, "ViT", seed, image_size=side, patch_size=8)
 
 
-def beit(folder: Path, side: int = 16) -> Path:
+def beit(folder, side=16):
     """BERT's sibling for images: a BEiT."""
     return _saved(folder, "Beit", 1, image_size=side, patch_size=8)
 
 
-def wav(folder: Path) -> Path:
+def wav(folder):
     """A wav2vec2 for signals of one channel."""
     return _saved(
         folder, "Wav2Vec2", 2, conv_dim=(8, 8), conv_kernel=(4, 4), conv_stride=(2, 2),
@@ -46,7 +43,7 @@ def wav(folder: Path) -> Path:
     )  # fmt: skip
 
 
-def _saved(folder: Path, kind: str, seed: int, **keys: Any) -> Path:
+def _saved(folder, kind, seed, **keys):
     transformers = library()
     config = getattr(transformers, f"{kind}Config")(**TINY, intermediate_size=32, **keys)
     with torch_seeded(seed, kind.lower()):
@@ -54,10 +51,10 @@ def _saved(folder: Path, kind: str, seed: int, **keys: Any) -> Path:
     return folder
 
 
-def weights(folder: Path, name: str) -> str:
+def weights(folder, name):
     """``NAME`` of torchvision or timm with the place of a file of its weights, ``FILE``."""
-    from safetensors.torch import save_file  # noqa: PLC0415
-    from torchvision.models import get_model  # noqa: PLC0415  (late, as the zoo does)
+    from safetensors.torch import save_file
+    from torchvision.models import get_model  # late, as the zoo does
 
     folder.mkdir(parents=True, exist_ok=True)
     with torch_seeded(3, "weights"):
@@ -66,13 +63,12 @@ def weights(folder: Path, name: str) -> str:
             network = timm.create_model(name.removeprefix("timm:"), pretrained=False, img_size=32)
         else:
             network = get_model(name, weights=None)
-    save_file(
-        {k: v.contiguous() for k, v in network.state_dict().items()}, folder / "m.safetensors"
-    )
-    return str(folder / "m.safetensors")
+    file = str(folder / "m.safetensors")
+    save_file({k: v.contiguous() for k, v in network.state_dict().items()}, file)
+    return file
 
 
-def texts(folder: Path) -> dict[str, object]:
+def texts(folder):
     """Keys of a data set of 120 sentences of three subjects."""
     rows = "".join(f'"{WORDS[k % 3]}, {k % 7} {WORDS[k % 2]}",{"xyz"[k % 3]}\n' for k in range(120))
     folder.mkdir(parents=True, exist_ok=True)

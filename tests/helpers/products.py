@@ -4,20 +4,15 @@ One for each mechanism: rows of classes, an averaged module, vectors of classes,
 trains, an SVD. The other methods are run by ``pytest -m matrix``.
 """
 
-from collections.abc import Collection
-from typing import Any
-
 import pytest
 
 from fedhet.config.registry import METHODS
 
-OF_ADAPTERS = ("hetlora",)  # they need pretrained networks: tests/methods/test_hetlora.py
+# HetLoRA needs pretrained networks: tests/methods/test_hetlora.py.
+ANY = tuple(name for name in METHODS if name != "hetlora")
 
 
-ANY = tuple(name for name in METHODS if name not in OF_ADAPTERS)
-
-
-def product(*default: str, without: Collection[str] = ()) -> list[Any]:
+def product(*default, without=()):
     """Return all methods but some as parameters; those that do not run by default are marked."""
     return [
         name if name in default else pytest.param(name, marks=pytest.mark.matrix)
@@ -32,7 +27,7 @@ AVERAGED = (
     "fedavg", "lg_fedavg", "fml", "fedapen", "fedmrl", "pfedes", "fedclassavg", "pfedafm",
     "pfedmoe",
 )  # fmt: skip
-SHORT: dict[str, dict[str, Any]] = {  # the recorded hashes hang on these
+SHORT = {  # the recorded hashes hang on these
     "fedapen": {"ensemble_epochs": 2, "holdout": 0.2},
     "fedtgp": {"server_epochs": 3},
     "fedgen": {"server_epochs": 3},
@@ -41,6 +36,6 @@ SHORT: dict[str, dict[str, Any]] = {  # the recorded hashes hang on these
 }
 
 
-def short(method: str) -> dict[str, Any]:
+def short(method):
     """Return keys that make a method's own training short and its small parts small."""
     return {"extractor_epochs": 1} if method == "pfedes" else SHORT.get(method, {})

@@ -5,7 +5,6 @@ import select
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -16,25 +15,24 @@ from helpers.pace import PATIENCE
 from fedhet.engines.system import free_ports
 
 
-def wait_for(what: Callable[[], object], reason: str, pause: float = 0.2) -> None:
+def wait_for(what, reason, pause=0.2):
     """Return as soon as ``what()`` is true; AssertionError with the reason if it never is."""
-    seconds = PATIENCE
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE
     while not what():
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {reason}"
+        assert time.monotonic() < deadline, f"not within {PATIENCE:.0f} s: {reason}"
         time.sleep(pause)
 
 
 class Process:
     """One program with its log; :meth:`kill` is kill -9 of its whole tree, :meth:`end` too."""
 
-    def __init__(self, words: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
-        self.words, self.log, self.env = list(words), log, dict(env)
-        self.popen: subprocess.Popen[bytes] | None = None
-        self.tree: dict[int, psutil.Process] = {}
-        self._asked = False
+    popen = None
+    _asked = False
 
-    def start(self) -> "Process":
+    def __init__(self, words, log, env):
+        self.words, self.log, self.env, self.tree = list(words), log, dict(env), {}
+
+    def start(self):
         self._asked = False
         with self.log.open("ab") as log:
             self.popen = subprocess.Popen(
@@ -43,18 +41,18 @@ class Process:
             )  # fmt: skip
         return self
 
-    def running(self) -> bool:
+    def running(self):
         return self.popen is not None and self.popen.poll() is None
 
-    def children(self) -> list[psutil.Process]:
+    def children(self):
         """Its living descendants, and those that it had when last asked."""
         with contextlib.suppress(psutil.Error):
-            if self.popen is not None and self.popen.poll() is None:
+            if self.running():
                 found = psutil.Process(self.popen.pid).children(recursive=True)
                 self.tree |= {child.pid: child for child in found}
         return [child for child in self.tree.values() if child.is_running()]
 
-    def child(self, *names: str) -> psutil.Process | None:
+    def child(self, *names):
         """Its newest descendant of which a word of the command line names or has one of these."""
         found = []
         for child in self.children():
@@ -64,40 +62,37 @@ class Process:
                     found.append(child)
         return max(found, key=lambda child: child.create_time(), default=None)
 
-    def kill(self) -> None:
+    def kill(self):
         """Kill -9 of all of it at once, as when a machine loses its power."""
         for child in self.children():
             with contextlib.suppress(psutil.Error):
                 child.suspend()  # nobody says good-bye
+        self._kill()
+
+    def _kill(self):
         if self.popen is not None:
             self.popen.kill()
             self.popen.wait()
-        self._kill_children()
-
-    def _kill_children(self) -> None:
         for child in self.children():
             with contextlib.suppress(psutil.Error):
                 child.kill()
         psutil.wait_procs(list(self.tree.values()), timeout=10)
 
-    def terminate(self) -> None:
+    def terminate(self):
         """SIGTERM, once: Flower ends at a second one without a good-bye, and is held for online."""
         self.children()
         if self.running() and not self._asked:
-            assert self.popen is not None
             self._asked = True
             self.popen.terminate()
 
-    def end(self) -> None:
+    def end(self):
         self.terminate()
         if self.popen is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.popen.wait(30)
-            self.popen.kill()
-            self.popen.wait()
-        self._kill_children()
+        self._kill()
 
-    def said(self, text: str) -> int:
+    def said(self, text):
         """How often ``text`` is in its log."""
         return self.log.read_text(errors="replace").count(text) if self.log.exists() else 0
 
@@ -105,9 +100,7 @@ class Process:
 class _Tunnel(BaseHTTPRequestHandler):
     """Answers CONNECT alone."""
 
-    server: "_Tunnels"
-
-    def do_CONNECT(self) -> None:
+    def do_CONNECT(self):
         self.close_connection = True
         host, _, port = self.path.rpartition(":")
         if host not in self.server.hosts:
@@ -123,34 +116,30 @@ class _Tunnel(BaseHTTPRequestHandler):
                         return None
                     ends[one].sendall(data)
 
-    def log_message(self, form: str, *values: object) -> None:
+    def log_message(self, form, *values):
         self.server.lines.append(form % values)
-
-
-class _Tunnels(ThreadingHTTPServer):
-    def __init__(self, port: int, hosts: Sequence[str]) -> None:
-        self.hosts, self.lines, self.ends = hosts, list[str](), set[socket.socket]()
-        super().__init__(("127.0.0.1", port), _Tunnel)
 
 
 class ConnectProxy:
     """An HTTP proxy on 127.0.0.1 that lets those through whom :meth:`allow` names, nobody else."""
 
-    def __init__(self) -> None:
-        (self.port,) = free_ports(1)
-        self._server: _Tunnels | None = None
+    _server = None
 
-    def allow(self, *hosts: str) -> None:
+    def __init__(self):
+        (self.port,) = free_ports(1)
+
+    def allow(self, *hosts):
         """Start it, again if it runs: these hosts may be reached."""
         self.stop()
-        self._server = _Tunnels(self.port, hosts)
+        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), _Tunnel)
+        vars(self._server).update(hosts=hosts, lines=[], ends=set())
         Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
-    def log(self) -> str:
+    def log(self):
         """What it has answered since it was started."""
         return "\n".join(self._server.lines) if self._server else ""
 
-    def stop(self) -> None:
+    def stop(self):
         """End it, and what goes through it."""
         if self._server:
             self._server.shutdown()

@@ -2,7 +2,6 @@
 
 import shutil
 import tempfile
-from pathlib import Path
 
 from helpers.programs import Process, wait_for
 
@@ -12,14 +11,14 @@ from fedhet.engines.system import environment, free_ports, script
 class Cluster:
     """``ray start --head`` and further ``ray start --address``, with so many CPUs each."""
 
-    def __init__(self, logs: Path, *cpus: int) -> None:
-        self.home = Path(tempfile.mkdtemp(prefix="fh", dir="/tmp"))  # sockets want a short path
+    def __init__(self, logs, *cpus):
+        self.home = tempfile.mkdtemp(prefix="fh", dir="/tmp")  # sockets want a short path
         (port,) = free_ports(1)
         self.address = f"127.0.0.1:{port}"
         common = ["--object-store-memory=100000000", "--block"]
         head = ["--head", f"--port={port}", "--node-ip-address=127.0.0.1",
                 "--include-dashboard=false", f"--temp-dir={self.home}"]  # fmt: skip
-        self.nodes: list[Process] = []
+        self.nodes = []
         for number, count in enumerate(cpus):
             words = [f"--address={self.address}"] if number else head
             command = [script("ray"), "start", *words, *common, f"--num-cpus={count}"]
@@ -27,12 +26,12 @@ class Cluster:
             self.nodes.append(Process(command, log, environment()).start())
             wait_for(self._joined, f"Ray's node {number} runs")
 
-    def _joined(self) -> bool:
+    def _joined(self):
         node = self.nodes[-1]
         assert node.running(), node.log.read_text()
         return bool(node.said("Ray runtime started"))
 
-    def stop(self) -> None:
+    def stop(self):
         for node in reversed(self.nodes):
             node.end()
         shutil.rmtree(self.home, ignore_errors=True)

@@ -1,6 +1,5 @@
 """Sums without masks: the same run, whose words travel in the clear."""
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 
 
 @contextmanager
-def without_masks() -> Iterator[None]:
+def without_masks():
     """Let every mask that is drawn within this block be zeros."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedhet.sums.masks.stream", lambda _, n: np.zeros(n, np.uint32))

@@ -2,7 +2,6 @@
 
 import csv
 import json
-from pathlib import Path
 
 import yaml
 
@@ -11,7 +10,7 @@ from fedhet.config.load import build_config
 CLIENTS = 4
 
 
-def counted(loss: float | None, clients: int = 2) -> dict:
+def counted(loss, clients=2):
     """What a round's line says of its replies; without a loss they overflowed."""
     if loss is not None:
         return {"train_loss": loss, "replied": clients, "failed": 0, "failures": []}
@@ -20,7 +19,7 @@ def counted(loss: float | None, clients: int = 2) -> dict:
     return {"train_loss": None, "replied": 0, "failed": clients, "failures": failures}
 
 
-def round_line(number: int, accuracy, loss: float | None = 0.5, **more) -> str:
+def round_line(number, accuracy, loss=0.5, **more):
     """A line of ``rounds.jsonl``."""
     counts = {"sampled": 2, "offline": 0, "uplink_floats": 100, "downlink_floats": 60}
     counts |= {f"{way}_bytes": 400 for way in ("uplink", "downlink")}
@@ -31,7 +30,7 @@ def round_line(number: int, accuracy, loss: float | None = 0.5, **more) -> str:
     return json.dumps(line | counts | counted(loss) | more) + "\n"
 
 
-def write_clients(folder: Path, tests) -> None:
+def write_clients(folder, tests):
     """``clients.csv``: the clients' accuracies after each round; the first is never sampled."""
     lines = ["round,client,model,generation,test_accuracy,val_accuracy,other"]
     for r, row in enumerate(tests, start=1):
@@ -39,12 +38,11 @@ def write_clients(folder: Path, tests) -> None:
     (folder / "clients.csv").write_text("\n".join(lines) + "\n")
 
 
-def write_summary(folder: Path, **keys) -> None:
-    """``summary.json``."""
+def write_summary(folder, **keys):
     (folder / "summary.json").write_text(json.dumps({"reason": "", "run_sha256": "ab"} | keys))
 
 
-def write_run(path: Path, config: dict, lines=(), tests=(), **summary) -> Path:
+def write_run(path, config, lines=(), tests=(), **summary):
     """A run folder of these lines of ``rounds.jsonl`` and accuracies, ended if it has a summary."""
     (path / "checkpoint").mkdir(parents=True)
     (path / "config.yaml").write_text(yaml.safe_dump(config))
@@ -59,7 +57,7 @@ def write_run(path: Path, config: dict, lines=(), tests=(), **summary) -> Path:
     return path
 
 
-def make_run(folder: Path, method: str, seed: int, tests, **changes) -> Path:
+def make_run(folder, method, seed, tests, **changes):
     """A completed run: ``tests`` are the clients' accuracies after each round."""
     own = {key: changes.pop(key) for key in ("name", "flops", "status", "loss") if key in changes}
     name = own.get("name", f"{method}-s{seed}")
@@ -85,19 +83,18 @@ def make_run(folder: Path, method: str, seed: int, tests, **changes) -> Path:
     return path
 
 
-def sha256_of(method: str, seed: int) -> str:
-    """Stands for the hash of a run."""
+def sha256_of(method, seed):
     return f"{method}{seed}".encode().hex()
 
 
-def rows_of(out: Path, kind: str) -> dict[str, dict[str, str]]:
+def rows_of(out, kind):
     """The rows of a report's table as they stand in its CSV file, by method."""
     (path,) = (out / "tables").glob(f"{kind}-*.csv")
     with path.open() as file:
         return {row["method"]: row for row in csv.DictReader(file)}
 
 
-def edit(path: Path, old: str, new: str) -> None:
+def edit(path, old, new):
     """Replace a text, once, that must be there."""
     text = path.read_text()
     assert old in text

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.pretrained import bert
+from helpers.pretrained import bert, texts
 from helpers.products import ANY, FIVE, SHORT
 from helpers.sums import without_masks
 from safetensors.numpy import load_file, save_file
@@ -59,17 +59,6 @@ def signals(folder):
     }  # fmt: skip
 
 
-def texts(folder):
-    """120 sentences of three subjects."""
-    words = ("oil bank price", "goal match team", "atom star light")
-    rows = "".join(f'"{words[k % 3]}, {k % 7} {words[k % 2]}",{"xyz"[k % 3]}\n' for k in range(120))
-    (folder / "t.csv").write_text("text,label\n" + rows)
-    return {
-        "dataset": "texts", "data_path": str(folder / "t.csv"), "target": "label", "text": "text",
-        "length": 12, "vocabulary": 100, "models": ["fasttext", "gru"],
-    }  # fmt: skip
-
-
 def adapters(folder):
     """Those sentences, and one small BERT with adapters of two ranks; its weights are ours."""
     network, draws = bert(folder / "bert"), np.random.default_rng(7)
@@ -79,7 +68,8 @@ def adapters(folder):
     return texts(folder) | {"models": [f"hf:{network} lora={rank}" for rank in (1, 3)]}
 
 
-KINDS = {"table": table, "signals": signals, "texts": texts}
+KINDS = {"table": table, "signals": signals,
+         "texts": lambda folder: texts(folder) | {"models": ["fasttext", "gru"]}}  # fmt: skip
 MADE = KINDS | {"adapters": adapters}
 SUMS = {"clients": 5, "max_images": 100, "sum_threshold": 4, "models": ["cnn-5"]}
 NOISE = {"dp_clip": 2.0, "dp_epsilon": 8.0, "dp_delta": 1e-5}

@@ -201,7 +201,8 @@ def test_a_network_of_texts_takes_its_tokenizers_ids_behind_those_of_a_shared_mo
     network = bert(tmp_path / "bert")
     config = small(
         tmp_path, method=method, rounds=1, clients=2, models=[f"hf:{network} lora=2"],
-        **texts(tmp_path / "data"), **short(method),
+        **texts(tmp_path / "data"), **short(method), partition="iid", batch_size=8,
+        representation=16,
     )  # fmt: skip
     out = export(states(simulate(config)[0], config)["0"], tmp_path / "model", onnx=True)
     card = load_model(out)[1]

@@ -73,8 +73,5 @@ def texts(folder):
     rows = "".join(f'"{WORDS[k % 3]}, {k % 7} {WORDS[k % 2]}",{"xyz"[k % 3]}\n' for k in range(120))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "t.csv").write_text("text,label\n" + rows)
-    return {
-        "dataset": "texts", "data_path": str(folder / "t.csv"), "target": "label", "text": "text",
-        "length": 12, "vocabulary": 100, "partition": "iid", "batch_size": 8,
-        "representation": 16,
-    }  # fmt: skip
+    return {"dataset": "texts", "data_path": str(folder / "t.csv"), "target": "label",
+            "text": "text", "length": 12, "vocabulary": 100}  # fmt: skip

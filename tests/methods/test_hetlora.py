@@ -124,7 +124,7 @@ def test_a_run_of_unequal_ranks(tmp_path, how):
     keys = {
         "method": "hetlora", "aggregate": how, "clients": 2, "rounds": 3, "lr": 0.05,
         "models": [f"hf:{folder} lora={rank} layers=query|value" for rank in (1, 3)],
-        **texts(tmp_path / "data"),
+        **texts(tmp_path / "data"), "partition": "iid", "batch_size": 8, "representation": 16,
     }  # fmt: skip
     config = small(tmp_path / "whole", **keys)
     clients = (make_client(config, k, tmp_path / "s") for k in (0, 1))

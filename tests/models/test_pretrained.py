@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import torch
 from helpers.pretrained import beit, bert, library, texts, vit, wav, weights
-from helpers.seeded import seeded
+from helpers.products import ANY, short
 from helpers.tiny import run_by_name
 from safetensors.torch import save_file
 from torchvision.models import get_model
 
 from fedhet.config.load import build_config
-from fedhet.config.registry import METHODS
 from fedhet.data.inputs import SIGNAL, TOKENS, Inputs
 from fedhet.errors import UserError
 from fedhet.export.model import export, load_model
@@ -46,9 +45,8 @@ def built(name, inputs, classes=3, d=6):
     ],
 )
 def test_names_that_mean_nothing(name, says):
-    with pytest.raises(UserError, match=f"model '{name}' ?{says}|{says}") as error:
+    with pytest.raises(UserError, match=says):
         build_config({"models": name})
-    assert "\n" not in str(error.value)
 
 
 def test_a_name_has_a_part_that_is_told_and_one_that_stays(tmp_path):
@@ -57,8 +55,6 @@ def test_a_name_has_a_part_that_is_told_and_one_that_stays(tmp_path):
     assert named.public == "hf:mybert/lora-8"
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     assert parse(f"hf:{tmp_path} frozen").public == "hf:bert"
-    with pytest.raises(UserError, match="not allowed on a network.*name another model"):
-        check_no_weights(build_config({"models": "hf:/data/vit frozen", "dataset": "synthetic"}))
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
@@ -96,20 +92,17 @@ def test_images_and_signals_and_what_does_not_fit(tmp_path):
     assert torch.allclose(model.answers(x), hidden[:, 0], atol=1e-5)
     signal = Inputs(SIGNAL, (1, 64))
     assert built(f"hf:{wav(tmp_path / 'wav')}", signal)(torch.rand(2, 1, 64)).shape == (2, 3)
-    two = Inputs(SIGNAL, (2, 64))
-    long = Inputs(TOKENS, (40,), 100)
     text = bert(tmp_path / "bert")
     for name, inputs, says in (
         (f"hf:{folder}", Inputs.image(20), "takes no 20 x 20 images"),
         (f"hf:{folder}", TEXT, "reads images; this run's examples are tokens"),
-        (f"hf:{tmp_path / 'wav'}", two, "reads signals of one channel"),
-        (f"hf:{text}", long, "length: 40 is not allowed: at most 32"),
+        (f"hf:{tmp_path / 'wav'}", Inputs(SIGNAL, (2, 64)), "reads signals of one channel"),
+        (f"hf:{text}", Inputs(TOKENS, (40,), 100), "length: 40 is not allowed: at most 32"),
         (f"hf:{text} lora=2 layers=nowhere", TEXT, "layers=nowhere is in no layer's name, such as"),
         (f"hf:{tmp_path / 'none'}", TEXT, "has no config.json"),
     ):
-        with pytest.raises(UserError, match=says) as error:
+        with pytest.raises(UserError, match=says):
             built(name, inputs)
-        assert "\n" not in str(error.value)
 
 
 def test_no_pickle_is_opened_and_no_code_of_a_folder_runs(tmp_path):
@@ -138,17 +131,14 @@ def test_adapters_start_without_effect_and_alone_are_trained(tmp_path):
     trained = {n for n, p in model.named_parameters() if p.requires_grad}
     assert all(".lora_" in n or n.startswith(("projection", "head")) for n in trained)
     assert len(trained) == 2 * len(pairs) + 4
-    image = Inputs.image(32)
     file = weights(tmp_path, "mobilenet_v3_small")
-    for name in (f"mobilenet_v3_small lora=2 weights={file}",
-                 f"mobilenet_v3_small lora=2 layers=^features weights={file}"):  # fmt: skip
-        model = built(name, image)
+    for layers in ("", " layers=^features"):
+        model = built(f"mobilenet_v3_small lora=2{layers} weights={file}", Inputs.image(32))
         model(torch.rand(2, 3, 32, 32)).sum().backward()
-        assert adapters(model) and all(
-            p.grad is not None for p in model.parameters() if p.requires_grad
-        )
-        layers = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
-        assert layers and not any(layer.training for layer in layers)
+        moving = [p for p in model.parameters() if p.requires_grad]
+        assert adapters(model) and all(p.grad is not None for p in moving)
+        norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+        assert norms and not any(norm.training for norm in norms)
 
 
 def test_checkpointing_changes_no_gradient(tmp_path):
@@ -174,7 +164,7 @@ def test_checkpointing_changes_no_gradient(tmp_path):
 def run_keys(tmp_path, kind, how):
     """A run of two clients or three, and what of its examples an exported model is given."""
     if kind == "texts":
-        keys = texts(tmp_path / "data")
+        keys = texts(tmp_path / "data") | {"batch_size": 8, "partition": "iid"}
         models = [f"hf:{bert(tmp_path / 'bert')}{how}",
                   f"hf:{bert(tmp_path / 'other', 'oil goal atom', 4)}{how}"]  # fmt: skip
     elif kind == "signals":
@@ -183,26 +173,23 @@ def run_keys(tmp_path, kind, how):
         x = (draws.integers(-900, 900, size=(60, 1, 64)) + 300 * y[:, None, None]).astype(np.int16)
         np.savez(tmp_path / "s.npz", x=x, y=y, subject=np.arange(60) // 20)
         keys = {"dataset": "signals", "data_path": str(tmp_path / "s.npz"), "site": "subject",
-                "partition": "natural", "representation": 16, "clients": 3}  # fmt: skip
+                "partition": "natural", "clients": 3}  # fmt: skip
         models = [f"hf:{wav(tmp_path / 'wav')}{how}", "conv1d-5"]
     elif kind == "images":
         keys, models = dict(IMAGES), [f"hf:{vit(tmp_path / 'vit')}{how}", "cnn-5"]
     else:
         keys = IMAGES | {"image_size": 32}
         models = [f"{kind}{how} weights={weights(tmp_path / 'weights', kind)}", "cnn-5"]
-    return {"clients": 2, "rounds": 2, "lr": 0.05, **keys, "models": models}
+    return {"clients": 2, "rounds": 2, "lr": 0.05, "representation": 16, **keys, "models": models}
 
 
-HOW = [" frozen", " lora=2", ""]
-SLOW = pytest.mark.matrix
-CELLS = [
-    pytest.param(kind, how, marks=SLOW if kind in ("timm:test_vit", "mobilenet_v3_small") else ())
-    for kind in ("texts", "images", "signals", "timm:test_vit", "mobilenet_v3_small")
-    for how in HOW
+LARGE = [
+    pytest.param(kind, marks=pytest.mark.matrix) for kind in ("timm:test_vit", "mobilenet_v3_small")
 ]
 
 
-@pytest.mark.parametrize(("kind", "how"), CELLS)
+@pytest.mark.parametrize("how", [" frozen", " lora=2", ""])
+@pytest.mark.parametrize("kind", ["texts", "images", "signals", *LARGE])
 def test_run_resume_engines_export_and_predict(tmp_path, kind, how):
     """What is frozen is in no state; an export has everything, its tokenizer too."""
     keys = run_keys(tmp_path, kind, how)
@@ -220,6 +207,7 @@ def test_run_resume_engines_export_and_predict(tmp_path, kind, how):
     assert (client / "answers-train.safetensors").exists() == (how == " frozen")
     row = folder.clients.read_text().splitlines()[1]
     assert str(tmp_path) not in row and (kind.split(":")[0] in row or "hf:" in row)
+    assert str(tmp_path) not in (client / "client.json").read_text()
     export(client, tmp_path / "model")
     for used in {"bert", "vit", "wav", "weights"} & {path.name for path in tmp_path.iterdir()}:
         (tmp_path / used).rename(tmp_path / "gone")
@@ -260,19 +248,11 @@ def test_answers_of_a_frozen_network_are_the_ones_that_training_would_compute(tm
     assert losses[0]["train_flops"] < losses[1]["train_flops"] / 10
 
 
-CANNOT = {"hetlora": "client 0 has 'cnn-5' without adapters"}  # by method: why not
-
-
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ANY)
 def test_a_cnn_a_vit_and_berts_sibling_share_in_one_run(tmp_path, method):
     """All methods that share less than a whole network take any architectures."""
     models = ["cnn-5", f"hf:{vit(tmp_path / 'vit')} lora=2", f"hf:{beit(tmp_path / 'beit')} frozen"]
-    keys = {**IMAGES, "models": models, "clients": 3, "rounds": 1}
-    keys |= {"fedmrl": {"d1": 8}, "pfedes": {"extractor_epochs": 1}}.get(method, {})
-    if method in CANNOT:
-        with pytest.raises(UserError, match=CANNOT[method]):
-            simulate(small(tmp_path, method=method, **keys))
-        return
+    keys = {**IMAGES, "models": models, "clients": 3, "rounds": 1, **short(method)}
     folder, _ = simulate(small(tmp_path, method=method, **keys))
     assert folder.read_rounds()[0]["replied"] == 3
 
@@ -281,9 +261,10 @@ ROWS = Inputs.table(("a", "b"))
 NETWORK = "shufflenet_v2_x0_5"
 
 
-def written(tmp_path, tensors, name="own.safetensors"):
-    save_file({key: value.contiguous() for key, value in tensors.items()}, tmp_path / name)
-    return tmp_path / name
+def written(tmp_path, tensors):
+    file = tmp_path / "own.safetensors"
+    save_file({key: value.contiguous() for key, value in tensors.items()}, file)
+    return file
 
 
 def test_a_models_own_tensors_and_without_a_head_it_is_drawn_as_always(tmp_path):
@@ -299,11 +280,9 @@ def test_a_models_own_tensors_and_without_a_head_it_is_drawn_as_always(tmp_path)
 def test_what_was_exported_starts_another_run(tmp_path):
     keys = {"dataset": "synthetic:60x2", "image_size": 16, "clients": 1, "classes_per_client": 1}
     config = small(tmp_path, method="fedmrl", rounds=1, **keys)
-    folder, _ = simulate(config)
-    export(next(folder.path.glob("state/*/0")), tmp_path / "model")
+    export(next(simulate(config)[0].path.glob("state/*/0")), tmp_path / "model")
     file = tmp_path / "model" / "model.safetensors"
-    again = small(tmp_path, models=[f"cnn-5 weights={file}"], **keys)
-    client = make_client(again, 0, tmp_path / "states")
+    client = make_client(small(tmp_path, models=[f"cnn-5 weights={file}"], **keys), 0, tmp_path)
     kept, _ = read_tensors(file, "pt")
     assert torch.equal(client.model.conv1.weight, kept["parts.model.conv1.weight"])
 
@@ -338,34 +317,15 @@ def test_what_does_not_fit_is_one_line(tmp_path, spoil, says):
     tensors = built("mlp-5", inputs=ROWS).state_dict()
     spoil(tensors)
     file = written(tmp_path, tensors)
-    with pytest.raises(UserError, match=f"model 'mlp-5': weights '{file}'.*{says}") as error:
+    with pytest.raises(UserError, match=f"model 'mlp-5': weights '{file}'.*{says}"):
         built(f"mlp-5 weights={file}", inputs=ROWS)
-    assert "\n" not in str(error.value)
-
-
-def test_a_run_starts_from_them_and_its_place_stays_at_home(tmp_path):
-    """In rows of clients, in states and in the card is the model, not the file."""
-    start = built("mlp-5", inputs=Inputs.table(tuple("abcde")), d=16).state_dict()
-    start["layers.0.weight"].fill_(0.125)
-    file = written(tmp_path, {k: v for k, v in start.items() if not k.startswith("head")})
-    config = small(
-        tmp_path, dataset=seeded("table", 60, 2), partition="iid", lr=1e-30, representation=16,
-        models=[f"mlp-5 weights={file}", "mlp-4"], rounds=1, momentum=0.0,
-    )  # fmt: skip
-    folder, _ = simulate(config)
-    rows = [line.split(",") for line in folder.clients.read_text().splitlines()[1:]]
-    assert [row[2] for row in rows] == ["mlp-5", "mlp-4", "mlp-5"]
-    for client, own in (("0", True), ("1", False), ("2", True)):
-        state, _ = read_tensors(next(folder.path.glob(f"state/*/{client}/*.safetensors")), "pt")
-        assert bool((state["model/layers.0.weight"] == 0.125).all()) is own
-        about = next(folder.path.glob(f"state/*/{client}/client.json")).read_text()
-        assert str(file) not in about and "mlp" in about
 
 
 def test_a_node_reads_its_own_file_alone():
+    for named in ("cnn-5 weights=/etc/own.safetensors", "hf:/data/vit frozen"):
+        with pytest.raises(UserError, match="not allowed on a network"):
+            check_no_weights(build_config({"models": named, "dataset": "synthetic"}))
     config = build_config({"models": "cnn-5 weights=/etc/own.safetensors"})
-    with pytest.raises(UserError, match="not allowed on a network.*--model 'cnn-5 weights=FILE'"):
-        check_no_weights(config)
     zero, own = SimpleNamespace(index=0, client="0"), "cnn-4 weights=/data/a.safetensors"
     with pytest.raises(UserError, match="not allowed on a network"):
         assigned_model(config, {}, zero, simulated=False)

@@ -3,6 +3,7 @@
 import csv
 import json
 
+import numpy as np
 import yaml
 
 from fedhet.config.load import build_config
@@ -10,24 +11,18 @@ from fedhet.config.load import build_config
 CLIENTS = 4
 
 
-def counted(loss, clients=2):
-    """What a round's line says of its replies; without a loss they overflowed."""
-    if loss is not None:
-        return {"train_loss": loss, "replied": clients, "failed": 0, "failures": []}
-    reason = "metric 'train_loss' is nan, not finite"
-    failures = [{"client": str(k), "reason": reason} for k in range(clients)]
-    return {"train_loss": None, "replied": 0, "failed": clients, "failures": failures}
-
-
 def round_line(number, accuracy, loss=0.5, **more):
-    """A line of ``rounds.jsonl``."""
-    counts = {"sampled": 2, "offline": 0, "uplink_floats": 100, "downlink_floats": 60}
-    counts |= {f"{way}_bytes": 400 for way in ("uplink", "downlink")}
-    counts |= {f"{way}_message_bytes": 500 for way in ("uplink", "downlink")}
-    line = {"round": number, "test_accuracy_mean": accuracy, "seconds": 1.0, "train_flops": 1e12}
+    """A line of ``rounds.jsonl``; without a loss both replies overflowed."""
+    line = {"round": number, "test_accuracy_mean": accuracy, "seconds": 1.0, "train_flops": 1e12,
+            "sampled": 2, "offline": 0, "uplink_floats": 100, "downlink_floats": 60,
+            "val_accuracy_mean": 1.0, "lost": [], "sha256": "ab", "train_loss": loss}  # fmt: skip
+    line |= {f"{way}_bytes": 400 for way in ("uplink", "downlink")}
+    line |= {f"{way}_message_bytes": 500 for way in ("uplink", "downlink")}
     line |= {f"test_accuracy_{kind}": accuracy for kind in ("std", "p10", "min")}
-    line |= {"val_accuracy_mean": 1.0, "lost": [], "sha256": "ab"}
-    return json.dumps(line | counts | counted(loss) | more) + "\n"
+    reason = "metric 'train_loss' is nan, not finite"
+    failures = [{"client": str(k), "reason": reason} for k in range(2) if loss is None]
+    line |= {"replied": 2 - len(failures), "failed": len(failures), "failures": failures}
+    return json.dumps(line | more) + "\n"
 
 
 def write_clients(folder, tests):
@@ -57,27 +52,23 @@ def write_run(path, config, lines=(), tests=(), **summary):
     return path
 
 
-def make_run(folder, method, seed, tests, **changes):
+def make_run(
+    folder, method, seed, tests, *, name="", flops=1e12, status="completed", loss=0.5, **changes
+):
     """A completed run: ``tests`` are the clients' accuracies after each round."""
-    own = {key: changes.pop(key) for key in ("name", "flops", "status", "loss") if key in changes}
-    name = own.get("name", f"{method}-s{seed}")
-    config = build_config(
-        {
-            "method": method, "dataset": "cifar100", "clients": CLIENTS, "fraction": 0.5,
+    name = name or f"{method}-s{seed}"
+    keys = {"method": method, "dataset": "cifar100", "clients": CLIENTS, "fraction": 0.5,
             "seed": seed, "rounds": len(tests), "name": name, "out": "/somewhere/else",
-            **{key.replace("_", "-"): value for key, value in changes.items()},
-        }
-    )  # fmt: skip
-    more = {"train_flops": own.get("flops", 1e12), "sha256": sha256_of(method, seed)}
+            **{key.replace("_", "-"): value for key, value in changes.items()}}  # fmt: skip
     lines = [
-        round_line(r, sum(row) / len(row), own.get("loss", 0.5), **more)
+        round_line(r, np.mean(row), loss, train_flops=flops, sha256=sha256_of(method, seed))
         for r, row in enumerate(tests, start=1)
     ]
     path = write_run(
-        folder / name, config.flat(), lines, tests, method=method, reason="not finite",
-        status=own.get("status", "completed"), best_validation_test_accuracy_mean=5.0,
+        folder / name, build_config(keys).flat(), lines, tests, method=method, reason="not finite",
+        status=status, best_validation_test_accuracy_mean=5.0,
         wall_seconds=7200.0, failures=[], rounds=len(tests), run_sha256=sha256_of(method, seed),
-        test_accuracy_mean=sum(tests[-1]) / len(tests[-1]),
+        test_accuracy_mean=np.mean(tests[-1]),
     )  # fmt: skip
     (path / "partition.csv").write_text("client,a,b\n" + "".join(f"{k},3,0\n" for k in range(4)))
     return path

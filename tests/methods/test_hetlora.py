@@ -10,9 +10,8 @@ from fedhet.errors import Rejected, RunFailed, UserError
 from fedhet.models.pretrained import adapters
 from fedhet.protocol.handshake import ClientInfo, Roster
 from fedhet.protocol.payload import Adapters
-from fedhet.strategies.base import Upload
 from fedhet.strategies.hetlora import DIGITS, HetLoRAStrategy, decompose
-from fedhet.testing import cut_and_resume, make_client, simulate, small
+from fedhet.testing import cut_and_resume, make_client, simulate, small, uploads_of
 
 ONE = (np.array([[1.0], [0.0]]), np.array([[2.0, 0.0]]))  # B and A of rank 1
 TWO = (np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([[1.0, 0.0], [0.0, 2.0]]))
@@ -38,12 +37,7 @@ def payload(*pairs, digit=0):
 
 
 def combine(made, *payloads):
-    weight = 1 / len(payloads)
-    uploads = [
-        Upload(info, sent, weight, {})
-        for info, sent in zip(made.roster.infos.values(), payloads, strict=True)
-    ]
-    return made.aggregate(uploads, 1)
+    return made.aggregate(uploads_of(made, dict(zip(made.roster.infos, payloads, strict=True))), 1)
 
 
 def map_of(made, rank):
@@ -54,9 +48,8 @@ def map_of(made, rank):
 def test_the_worked_example(tmp_path):
     u, s, v = decompose([ONE, TWO], [0.5, 0.5])
     assert s[:2] == pytest.approx([1.460405, 0.342371], abs=1e-6)
-    assert (
-        np.allclose(u * s @ v.T, M) and (u[np.abs(u).argmax(axis=0), np.arange(len(s))] > 0).all()
-    )
+    assert np.allclose(u * s @ v.T, M)
+    assert (u[np.abs(u).argmax(axis=0), np.arange(len(s))] > 0).all()
     by_svd = strategy(tmp_path / "svd")
     numbers = combine(by_svd, payload(ONE), payload(TWO))
     assert np.allclose(map_of(by_svd, 2), M, atol=1e-6)
@@ -110,9 +103,8 @@ def test_a_client_of_another_network_is_left_out_and_then_refused(tmp_path):
     again = strategy(tmp_path / "again", (1, 2, 2))
     again.check_arrays(made.arrays())
     again.load(made.arrays())
-    for one, other in zip(again.download(infos[1], 2).flat, made.download(infos[1], 2).flat,
-                          strict=True):  # fmt: skip
-        assert np.array_equal(one, other)
+    flat, wanted = again.download(infos[1], 2).flat, made.download(infos[1], 2).flat
+    assert all(map(np.array_equal, flat, wanted)) and len(flat) == len(wanted)
     with pytest.raises(Rejected):
         again.check_arrays(made.arrays() | {"factors": np.zeros(3, np.float32)})
 

@@ -5,10 +5,11 @@ A captured ``Step`` has a stand-in for CUDA's graph, which replays it; on a GPU:
 
 import itertools
 import logging
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -22,19 +23,8 @@ from fedhet.data.preparation import crop_flip, flip_erase_crop
 from fedhet.records.summary import headline
 from fedhet.rng import generator, torch_seeded
 from fedhet.testing import simulate
-from fedhet.training.loop import (
-    SGD,
-    WARM_UP,
-    Examples,
-    Phase,
-    Step,
-    StepCount,
-    images_in,
-    make_optimiser,
-    normalise,
-    schedule,
-    train,
-)
+from fedhet.training import loop as loops
+from fedhet.training.loop import Examples, Phase, Step, StepCount, make_optimiser, schedule, train
 from fedhet.training.metrics import evaluate
 
 RATES = (0.05, 0.01)
@@ -43,16 +33,16 @@ RATES = (0.05, 0.01)
 class Parts(nn.Module):
     """Two trained parts with rates of their own; ``idle`` never gets a gradient."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten())
         self.head = nn.ModuleDict({"used": nn.Linear(4 * 6 * 6, 5), "idle": nn.Linear(2, 2)})
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.head["used"](self.body(x))
 
 
-def model() -> Parts:
+def model():
     with torch_seeded(0, "test"):
         return Parts()
 
@@ -62,7 +52,7 @@ def model() -> Parts:
     [({"weight-decay": 0.1}, False), ({"grad-clip": 0.2}, False), ({}, True),
      ({"momentum": 0.0}, False), ({"optimizer": "adam", "weight-decay": 0.1}, False)],
 )  # fmt: skip
-def test_the_steps_are_those_of_torchs_optimisers(changes: dict[str, float], plain: bool) -> None:  # noqa: FBT001
+def test_the_steps_are_those_of_torchs_optimisers(changes, plain):
     config = build_config({"method": "standalone", "dataset": "digits", "batch-size": 8, **changes})
     rng = np.random.default_rng(3)
     images = torch.from_numpy(rng.integers(0, 256, (20, 8, 8, 3), dtype=np.uint8))
@@ -79,23 +69,24 @@ def test_the_steps_are_those_of_torchs_optimisers(changes: dict[str, float], pla
         {"params": list(part.parameters()), "lr": lr}
         for part, lr in zip((theirs.body, theirs.head), RATES, strict=True)
     ]
-    kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.SGD
-    theirs_moves, shuffle = kind(wanted, lr=0.1, fused=True, **values), generator(0, "shuffle")
-    for _ in range(3):
-        for index in torch.from_numpy(shuffle.permutation(20)).split(8):
-            theirs_moves.zero_grad()
-            inputs = normalise(images[index])
-            nn.functional.cross_entropy(theirs(inputs), data.labels[index]).backward()
-            for group in theirs_moves.param_groups if config.grad_clip else ():
-                nn.utils.clip_grad_norm_(group["params"], config.grad_clip)
-            theirs_moves.step()
+    kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[config.optimizer]
+    moves, shuffle = kind(wanted, lr=0.1, fused=True, **values), generator(0, "shuffle")
+    for index in [i for _ in range(3) for i in torch.from_numpy(shuffle.permutation(20)).split(8)]:
+        moves.zero_grad()
+        loss = nn.functional.cross_entropy(
+            theirs(loops.normalise(images[index])), data.labels[index]
+        )
+        loss.backward()
+        for group in moves.param_groups if config.grad_clip else ():
+            nn.utils.clip_grad_norm_(group["params"], config.grad_clip)
+        moves.step()
     fresh, changed = model().state_dict(), ours.state_dict()
     for name, tensor in theirs.state_dict().items():
         assert torch.equal(changed[name], tensor), name
         assert torch.equal(tensor, fresh[name]) == name.startswith("head.idle"), name
 
 
-def test_the_rate_falls_by_a_cosine_over_the_rounds_except_where_a_phase_is_plain() -> None:
+def test_the_rate_falls_by_a_cosine_over_the_rounds_except_where_a_phase_is_plain():
     config = build_config({"lr-schedule": "cosine", "rounds": 4})
     factors = [schedule(config, round_) for round_ in (1, 2, 3, 4)]
     assert factors == pytest.approx([1.0, 0.853553, 0.5, 0.146447], abs=1e-6)
@@ -109,7 +100,7 @@ def test_the_rate_falls_by_a_cosine_over_the_rounds_except_where_a_phase_is_plai
         assert weight.item() == pytest.approx(moved)
 
 
-def test_crops_and_flips_are_windows_of_the_image_with_a_black_margin() -> None:
+def test_crops_and_flips_are_windows_of_the_image_with_a_black_margin():
     side, margin = 16, 2
     images = torch.randint(1, 256, (40, side, side, 3), dtype=torch.uint8)
     views = crop_flip(images, torch.Generator().manual_seed(0))
@@ -126,14 +117,14 @@ def test_crops_and_flips_are_windows_of_the_image_with_a_black_margin() -> None:
     assert rows == columns == {*range(5)} and sides == {False, True}
 
 
-def test_training_sees_augmented_images_and_a_plain_phase_the_images() -> None:
+def test_training_sees_augmented_images_and_a_plain_phase_the_images():
     config = build_config({"batch-size": 8})
     images = torch.randint(0, 256, (16, 8, 8, 3), dtype=torch.uint8)
     data = Examples(images, torch.zeros(16, dtype=torch.int64), augment=torch.zeros_like)
     seen = []
     weight = nn.Linear(1, 1)
 
-    def loss(inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def loss(inputs, labels):
         seen.append(bool((inputs == -1).all()))
         return weight(torch.ones(1)).sum()
 
@@ -142,7 +133,7 @@ def test_training_sees_augmented_images_and_a_plain_phase_the_images() -> None:
     assert seen == [True, True, False, False]
 
 
-def test_flip_erase_crop_moves_flips_and_erases_prepared_images() -> None:
+def test_flip_erase_crop_moves_flips_and_erases_prepared_images():
     images = torch.arange(1.0, 32 * 32 + 1).view(1, 1, 32, 32).repeat(3000, 3, 1, 1)
     views = flip_erase_crop(images, torch.Generator().manual_seed(0))
     assert torch.equal(views, flip_erase_crop(images, torch.Generator().manual_seed(0)))
@@ -160,25 +151,21 @@ def test_flip_erase_crop_moves_flips_and_erases_prepared_images() -> None:
     assert len(seen) == 81  # 9 x 9 places of the crop
 
 
-def steps_of(epochs, count=25, size=8):
-    """Sizes of the batches that a phase trains on."""
-    model, sizes = nn.Linear(2, 2), []
+@pytest.mark.parametrize(
+    ("epochs", "sizes"), [(1, [8, 8, 9]), (StepCount(2), [8, 8]), (StepCount(4), [8, 8, 9, 8])]
+)
+def test_steps_are_a_part_of_an_epoch_or_several(epochs, sizes):
+    """A last batch of one joins the batch before it."""
+    model, found = nn.Linear(2, 2), []
 
     def loss(inputs, labels):
-        sizes.append(len(labels))
+        found.append(len(labels))
         return model(inputs).sum()
 
-    data = Examples(torch.randn(count, 2), torch.zeros(count, dtype=torch.int64), lambda x: x)
+    data = Examples(torch.randn(25, 2), torch.zeros(25, dtype=torch.int64), lambda x: x)
     phase = Phase(loss, [(model, 0.1)], epochs)
-    train(phase, data, RunConfig(batch_size=size), np.random.default_rng(0), 1)
-    assert images_in(phase, count, size) == sum(sizes)
-    return sizes
-
-
-def test_steps_are_a_part_of_an_epoch_or_several():
-    assert steps_of(1) == [8, 8, 9], "a last batch of one joins the batch before it"
-    assert steps_of(StepCount(2)) == [8, 8]
-    assert steps_of(StepCount(4)) == [8, 8, 9, 8]
+    train(phase, data, RunConfig(batch_size=8), np.random.default_rng(0), 1)
+    assert found == sizes and loops.images_in(phase, 25, 8) == sum(sizes)
 
 
 def test_every_cross_entropy_of_a_client_is_the_weighted_one():
@@ -196,7 +183,7 @@ def test_balanced_weights_change_training_and_nothing_else(tmp_path):
     assert not any(line["failures"] for line in lines)
 
 
-SIZES = [8] * (WARM_UP + 1) + [5] + [8] * 3  # the batch of another size is eager
+SIZES = [8] * (loops.WARM_UP + 1) + [5] + [8] * 3  # the batch of another size is eager
 
 
 def losses(make):
@@ -204,7 +191,7 @@ def losses(make):
     drawn, draws = torch.Generator().manual_seed(1), torch.Generator().manual_seed(3)
     with torch_seeded(0, "graph step"):
         model = nn.Linear(4, 3)
-    optimiser = SGD([(list(model.parameters()), 0.1)])
+    optimiser = loops.SGD([(list(model.parameters()), 0.1)])
 
     def body(inputs, labels):
         noise = torch.randn(inputs.shape, generator=draws)
@@ -224,10 +211,6 @@ def losses(make):
 @pytest.mark.parametrize(("fails", "replays"), [(False, 4), (True, 0)])
 def test_losses_and_draws_are_the_eager_steps_to_the_bit(monkeypatch, caplog, fails, replays):
     """Also where a capture fails, which is said once; what is captured has no effect."""
-    stream = SimpleNamespace(wait_stream=lambda other: None)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     capturing, registered, replayed = [], [], []
 
     @contextmanager
@@ -252,6 +235,8 @@ def test_losses_and_draws_are_the_eager_steps_to_the_bit(monkeypatch, caplog, fa
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: made)
         return step
 
+    for name in ("Stream", "current_stream", "stream"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
     monkeypatch.setattr(torch.cuda, "graph", graph)
     with caplog.at_level(logging.WARNING, logger="fedhet"):
         found = losses(captured)
@@ -260,15 +245,11 @@ def test_losses_and_draws_are_the_eager_steps_to_the_bit(monkeypatch, caplog, fa
     assert caplog.text.count("training stays eager") == fails
 
 
-def evaluated(logits, labels, majority=None):
+def evaluated(logits, labels):
     """Evaluate given logits (n, C): the examples are their own answers."""
     logits = torch.as_tensor(logits, dtype=torch.float32)
     data = Examples(logits, torch.as_tensor(labels), prepare=lambda rows: rows)
-    return evaluate(lambda rows: {"": rows}, data, RunConfig(), majority)
-
-
-def softmax(logits):
-    return torch.as_tensor(logits, dtype=torch.float32).double().softmax(1).numpy()
+    return evaluate(lambda rows: {"": rows}, data, RunConfig(), None)
 
 
 @pytest.mark.parametrize(("count", "classes"), [(60, 2), (40, 30)])
@@ -281,28 +262,21 @@ def test_metrics_are_those_of_scikit_learn(count, classes):
     logits[np.arange(count), labels] += draws.random(count) * 2
     logits[:20] = logits[0]
     found = evaluated(logits, labels).metrics
-    p, answers = softmax(logits), logits.argmax(1)
-    occur = np.unique(labels)
+    p = torch.tensor(logits, dtype=torch.float32).double().softmax(1).numpy()
+    answers, occur = logits.argmax(1), np.unique(labels)
     aurocs = [sk.roc_auc_score(labels == c, p[:, c]) for c in occur]
-    auroc = aurocs[-1] if classes == 2 else np.mean(aurocs)
-    recalls = [(answers[labels == c] == c).mean() for c in occur]
+    bins = np.clip(np.ceil(p.max(1) * 15).astype(int), 1, 15)
+    over = [(p.max(1) - (answers == labels))[bins == k].sum() for k in range(1, 16)]
     wanted = {
         "accuracy": 100 * sk.accuracy_score(labels, answers),
-        "balanced_accuracy": 100 * np.mean(recalls),
+        "balanced_accuracy": 100 * np.mean([(answers[labels == c] == c).mean() for c in occur]),
         "macro_f1": 100 * sk.f1_score(labels, answers, average="macro", zero_division=0),
-        "auroc": 100 * auroc,
+        "auroc": 100 * (aurocs[-1] if classes == 2 else np.mean(aurocs)),
         "log_loss": sk.log_loss(labels, p, labels=range(classes)),
-        "ece": 100 * calibration_error(p, labels),
+        "ece": 100 * np.abs(over).sum() / count,
     }
     assert found == pytest.approx(wanted, rel=1e-9)
     assert set(found) == set(METRICS) == set(get_args(MetricName))
-
-
-def calibration_error(p, labels):
-    confidence, right = p.max(1), p.argmax(1) == labels
-    bins = np.clip(np.ceil(confidence * 15).astype(int), 1, 15)
-    inside = ([bins == k] for k in range(1, 16))
-    return sum(abs((confidence[i] - right[i]).sum()) for (i,) in inside) / len(labels)
 
 
 def test_what_is_not_defined_is_absent():

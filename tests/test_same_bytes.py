@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.patched import without_masks
 from helpers.pretrained import bert, texts
 from helpers.products import ANY, FIVE, SHORT
-from helpers.sums import without_masks
 from safetensors.numpy import load_file, save_file
 
 from fedhet.records.run_folder import processor

@@ -1,24 +1,42 @@
 """A node whose server attacks by code or by names of modules: nothing of it leaves a mark."""
 
+import io
 import json
+import stat
+import zipfile
 from types import SimpleNamespace
 
 import pytest
 from flwr.app import Context, RecordDict
-from helpers.applications import CLIENT, PROJECT, honest, packed
 
 from fedhet.deploy import bundle
 from fedhet.deploy.node import Node, NodePlan
-from fedhet.protocol.flower import OTHER_CODE, be_one_process, posted
+from fedhet.protocol.flower import OTHER_CODE, be_one_process, packed_app, posted
 from fedhet.protocol.messages import Instruction, request
 
+CLIENT, PROJECT = "fedhet/client_app.py", "pyproject.toml"
 PLAIN = {"dataset": "synthetic:240x4", "clients": 3}
 MARK = b"MARK\n"  # in a file: code that leaves one
 
 
 @pytest.fixture(scope="module")
 def sent(tmp_path_factory):
-    return honest(tmp_path_factory.mktemp("app") / "app")
+    """The application as `fedhet run` sends it: content by name."""
+    made = packed_app(bundle.write(tmp_path_factory.mktemp("app") / "app"))
+    with zipfile.ZipFile(io.BytesIO(made)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def packed(files, *more, link=""):
+    """A zip of these files and more entries, one of them a link."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, content in (*files.items(), *more):
+            info = zipfile.ZipInfo(name)
+            if name == link:
+                info.external_attr = (stat.S_IFLNK | 0o777) << 16
+            archive.writestr(info, content)
+    return stream.getvalue()
 
 
 class Task:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from helpers.built import forgotten
+from helpers.patched import forgotten
 from helpers.products import ANY, AVERAGED, PRODUCT, short
 from methods.byhand import ROUND, filled, same, some_arrays
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers.built import forgotten
+from helpers.patched import forgotten
 from helpers.products import ANY, short
 from helpers.seeded import seeded
 

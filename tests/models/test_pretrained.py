@@ -207,7 +207,6 @@ def test_run_resume_engines_export_and_predict(tmp_path, kind, how):
     assert (client / "answers-train.safetensors").exists() == (how == " frozen")
     row = folder.clients.read_text().splitlines()[1]
     assert str(tmp_path) not in row and (kind.split(":")[0] in row or "hf:" in row)
-    assert str(tmp_path) not in (client / "client.json").read_text()
     export(client, tmp_path / "model")
     for used in {"bert", "vit", "wav", "weights"} & {path.name for path in tmp_path.iterdir()}:
         (tmp_path / used).rename(tmp_path / "gone")
@@ -277,14 +276,16 @@ def test_a_models_own_tensors_and_without_a_head_it_is_drawn_as_always(tmp_path)
     assert torch.equal(model.layers[0].weight, other["layers.0.weight"])
 
 
-def test_what_was_exported_starts_another_run(tmp_path):
-    keys = {"dataset": "synthetic:60x2", "image_size": 16, "clients": 1, "classes_per_client": 1}
-    config = small(tmp_path, method="fedmrl", rounds=1, **keys)
-    export(next(simulate(config)[0].path.glob("state/*/0")), tmp_path / "model")
-    file = tmp_path / "model" / "model.safetensors"
-    client = make_client(small(tmp_path, models=[f"cnn-5 weights={file}"], **keys), 0, tmp_path)
-    kept, _ = read_tensors(file, "pt")
-    assert torch.equal(client.model.conv1.weight, kept["parts.model.conv1.weight"])
+def test_what_was_exported_starts_another_run_and_its_place_stays_at_home(tmp_path):
+    keys = {"dataset": "synthetic:60x2", "image_size": 16, "clients": 1, "classes_per_client": 1,
+            "rounds": 1, "lr": 1e-30, "momentum": 0.0}  # fmt: skip
+    first, _ = simulate(small(tmp_path, method="fedmrl", name="first", **keys))
+    file = export(next(first.path.glob("state/*/0")), tmp_path / "model") / "model.safetensors"
+    again, _ = simulate(small(tmp_path, name="again", models=[f"cnn-5 weights={file}"], **keys))
+    state = next(again.path.glob("state/*/0"))
+    assert str(file) not in again.clients.read_text() + (state / "client.json").read_text()
+    kept, started = (read_tensors(one, "pt")[0] for one in (file, next(state.glob("0*.saf*"))))
+    assert torch.equal(started["model/conv1.weight"], kept["parts.model.conv1.weight"])
 
 
 def test_a_librarys_network_sees_images_as_it_was_trained(tmp_path):

@@ -16,15 +16,8 @@ from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.data.preparation import preparation
 from fedhet.errors import UserError
 from fedhet.export.model import export
-from fedhet.models import (
-    MODELS,
-    build_model,
-    check_model,
-    forward_flops,
-    model_sizes,
-    training_flops,
-)
-from fedhet.models.flops import FlopCounter
+from fedhet.models import MODELS, build_model, check_model, forward_flops, model_sizes
+from fedhet.models.flops import FlopCounter, training_flops
 from fedhet.models.networks import exchanged
 from fedhet.plugins import giving
 from fedhet.rng import torch_seeded
@@ -139,21 +132,18 @@ def test_tied_weights_stay_tied_in_sums_a_resumed_run_and_an_export(mine, tmp_pa
 
 def test_an_embedding_that_is_too_small_for_the_words_is_a_line_when_it_is_built():
     def words(classes):
-        layers = nn.Embedding(100, 8), nn.Flatten(), nn.Linear(32, classes)
-        return nn.Sequential(*layers)
+        return nn.Sequential(nn.Embedding(100, 8), nn.Flatten(), nn.Linear(32, classes))
 
     inputs = Inputs("tokens", (4,), vocabulary=101)
     with giving({"m:words:0123456789abcdef": words}), pytest.raises(UserError, match="up to 100 f"):
         build_model("m:words:0123456789abcdef", classes=2, d=32, inputs=inputs)
 
 
-@pytest.mark.parametrize("text", ["import does_not_exist_anywhere", "raise SystemExit(1)"])
-def test_a_module_that_cannot_be_imported(tmp_path, monkeypatch, text):
-    module = f"fedhet_test_{len(text)}"
-    (tmp_path / f"{module}.py").write_text(text)
+def test_a_module_that_ends_the_process_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "fedhet_test_exits.py").write_text("raise SystemExit(1)")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UserError, match=f"cannot import '{module}'.*installed"):
-        build_model(f"{module}:make", classes=4)
+    with pytest.raises(UserError, match="cannot import 'fedhet_test_exits'"):
+        build_model("fedhet_test_exits:make", classes=4)
 
 
 SIZES = {  # parameters at 10 and at 100 classes

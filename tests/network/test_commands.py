@@ -8,6 +8,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from helpers.flower_internals import LOSE_WHAT_IS_PUSHED
 from helpers.pace import PATIENCE
 from helpers.programs import wait_for
 from network.federation import HOST, Federation
@@ -35,8 +36,7 @@ def messages(grid):
 VANISHING = f"""{SERVER}
 @server.main()
 def main(grid, context):
-    import flwr.superlink.grid.http_grid as http
-    vars(http)["push_objects"] = lambda *words, **more: None
+    {LOSE_WHAT_IS_PUSHED.strip()}
     grid.push_messages(messages(grid))
     time.sleep(30)  # a SuperNode looks for messages every three seconds, a busy one less often
 """

@@ -4,7 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from helpers.built import forgotten
+from helpers.patched import forgotten
 from torch import nn
 
 from fedhet.errors import Refused

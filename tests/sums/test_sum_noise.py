@@ -6,7 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from helpers.sums import without_masks
+from helpers.patched import without_masks
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 from flwr.app import Error, Message
-from helpers.sums import without_masks
+from helpers.patched import without_masks
 
 from fedhet import load_sweep
 from fedhet.deploy.certs import make

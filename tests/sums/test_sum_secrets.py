@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Message, MetricRecord, RecordDict
-from helpers.sums import without_masks
+from helpers.patched import without_masks
 from hostile.lies import says, sends
 
 from fedhet.protocol.flower import posted

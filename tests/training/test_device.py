@@ -8,7 +8,7 @@ import contextlib
 import numpy as np
 import pytest
 import torch
-from helpers.built import forgotten
+from helpers.patched import forgotten
 from helpers.products import ANY, FIVE, SHORT
 from helpers.tiny import tiny
 from test_same_bytes import KINDS as OF_FILES

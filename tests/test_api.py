@@ -50,15 +50,6 @@ def test_run_resume_and_open_again_within_a_notebooks_event_loop(tmp_path, capsy
     assert run.model("Klinikum Süd").classes == model.classes
 
 
-def test_mistakes_are_typed_errors_and_leave_nothing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(fedhet.UserError, match="rounds: '2.5' is not allowed: a whole number"):
-        fedhet.run("quickstart", rounds=2.5)
-    with pytest.raises(fedhet.UserError, match="is not a run folder"):
-        fedhet.load_run(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(("number", "raised"), [(2, KeyboardInterrupt), (15, SystemExit)])
 def test_an_interruption_is_pythons_own(tmp_path, monkeypatch, number, raised):
     def interrupt(*_):

@@ -4,21 +4,22 @@ import json
 
 import pytest
 from cli.refusals import SMALL, refused
+from filelock import FileLock
 from watch.folders import line
 
 from fedhet.cli.app import execute
 from fedhet.engines import session
 from fedhet.engines.system import Interrupted, free_ports
 from fedhet.errors import RunFailed
+from fedhet.records.ledger import load_checkpoint, save_checkpoint
 from fedhet.records.run_folder import RunFolder
+from fedhet.testing import simulate, small
 
 pytestmark = pytest.mark.usefixtures("here")
 
 
 RUNS = (  # what tests/config/test_config.py cannot know: data, devices, folders, options
-    (["models=nowhere:make"], ["'nowhere:make'", "cannot import 'nowhere'"]),
     (["dataset=image-folder", "data-path=/no/such"], ["data-path", "/no/such"]),
-    (["classes-per-client=11"], ["classes-per-client", "11", "10 classes"]),
     (["state-dir=/dev/null/states"], ["state-dir", "/dev/null/states", "cannot be written"]),
     (["out=runs\udcff"], ["is not UTF-8"]),
     (["device=cuda:99"], ["device", "'cuda:99'"]),
@@ -90,3 +91,48 @@ def test_a_ray_that_nobody_answers_for_is_named_at_once(capsys, here, monkeypatc
     line = refused(capsys, "run", "quickstart", *SMALL)
     assert f"RAY_ADDRESS: nothing answers at '127.0.0.1:{port}'" in line
     assert list(here.iterdir()) == []
+
+
+def test_resume_takes_the_same_configuration(capsys, stopped, pretend, monkeypatch, tmp_path):
+    launches = pretend()
+    experiment = RunFolder(stopped).experiment
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert execute(["resume", str(stopped)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(stopped)
+    assert launches[-1].resume
+    assert json.loads(launches[-1].envelope())["run"]["experiment"] == experiment
+    assert "completed" in refused(capsys, "resume", str(stopped))
+
+
+def test_resume_changes_only_what_leaves_the_rounds_alone(capsys, stopped):
+    line = refused(capsys, "resume", str(stopped), "lr=0.1")
+    assert "lr: cannot be changed in a resumed run" in line and "engine, rounds" in line
+    assert RunFolder(stopped).started_config()["lr"] == 0.01
+
+
+def test_a_run_on_nodes_is_not_simulated_to_its_end(capsys, here, tmp_path):
+    folder, _ = simulate(small(tmp_path))
+    kept = load_checkpoint(folder.checkpoint)
+    kept.meta["simulated"] = False
+    save_checkpoint(folder.checkpoint, kept)
+    said = refused(capsys, "resume", str(folder.path), "rounds=3")
+    assert "was made on nodes, which have its clients' states: give --superlink NAME" in said
+
+
+@pytest.mark.parametrize("lock", [".owner", ".lock"])
+def test_one_command_at_a_time_in_a_run_folder(capsys, stopped, lock):
+    with FileLock(stopped / lock):
+        assert "in use by another process" in refused(capsys, "resume", str(stopped))
+    assert stopped.exists()
+
+
+@pytest.mark.parametrize(("first", "second"), [("false", "true"), ("true", "false")])
+def test_whether_states_are_there_is_what_the_run_before_did(capsys, pretend, first, second):
+    """And not what this command asks of its own end."""
+    pretend()
+    assert execute(["run", "quickstart", *SMALL, f"keep-state={first}", "--name", "kept"]) == 0
+    capsys.readouterr()
+    assert execute(["resume", "runs/kept", "rounds=2", f"keep-state={second}"])
+    deleted = "keep-state=false deleted" in capsys.readouterr().err
+    assert deleted == (first == "false")

@@ -1,8 +1,11 @@
-"""What is listed and explained: methods, models, keys, partitions, runs, help."""
+"""What is listed and explained (methods, models, keys, partitions, runs), and `new method`."""
 
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
+from helpers.programs import python
 from helpers.seeded import seeded
 from PIL import Image
 
@@ -11,7 +14,8 @@ from fedhet.cli.app import execute
 from fedhet.models import MODELS
 
 pytestmark = pytest.mark.usefixtures("here")
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 def listed(capsys, *words) -> list[list[str]]:
@@ -77,3 +81,31 @@ def test_runs_are_listed_with_status_method_and_accuracy(capsys, here, stopped):
     printed = [line.split() for line in capsys.readouterr().out.splitlines()]
     shown = [[word for word in line if word != "│"][:3] for line in printed]
     assert ["first", "failed", "fedssa"] in shown and ["odd", "damaged", "-"] in shown
+
+
+@pytest.mark.parametrize("types", [False, pytest.param(True, marks=pytest.mark.matrix)])
+def test_the_skeleton_passes_lint_types_and_its_tests(tmp_path, monkeypatch, capsys, types):
+    monkeypatch.syspath_prepend(tmp_path)
+    assert execute(["new", "method", "my_method"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("method=my_method:METHOD")
+    assert "from fedhet." not in Path("my_method.py").read_text()  # one place gives all
+    config = ["--config", str(ROOT / "pyproject.toml")]
+    written = sorted(tmp_path.glob("*.py"))
+    commands = [["ruff", "check", *config], ["ruff", "format", "--check", *config]]
+    if types:  # mypy imports nothing: it is shown what a wheel holds
+        wheel = tmp_path / "wheel" / "fedhet"
+        wheel.mkdir(parents=True)
+        for path in (*(ROOT / "fedhet").iterdir(), ROOT / "strategies", ROOT / "clients"):
+            (wheel / path.name).symlink_to(path)
+        monkeypatch.setenv("MYPYPATH", str(wheel.parent))
+        cache = ["--cache-dir", str(ROOT / ".mypy_cache")]
+        commands.append(["mypy", "--config-file", config[1], *cache])
+    for words in commands:
+        python("-m", *words, *written)
+    tests = runpy.run_path("test_my_method.py")
+    names = [name for name in tests if name.startswith("test_")]
+    assert len(names) == 3
+    for name in names:
+        (tmp_path / name).mkdir()
+        tests[name](tmp_path / name)
+    del sys.modules["my_method"]

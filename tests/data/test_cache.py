@@ -3,13 +3,12 @@
 import multiprocessing
 import os
 import resource
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.programs import python
 from PIL import Image
 
 from fedhet.cli.app import execute
@@ -245,10 +244,6 @@ def test_a_function_is_called_again_when_its_files_or_modules_change(tmp_path):
         (data / "number.txt").write_text(number)
         (place / "values.py").write_text(f"FACTOR = {factor}\n")
         env = os.environ | {"FEDHET_CACHE": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=place, env=env, check=True, capture_output=True,
-            text=True, timeout=120,
-        )  # fmt: skip
-        return int(done.stdout)
+        return int(python("-c", code, cwd=place, env=env).stdout)
 
     assert [value("7", 1), value("9", 1), value("9", 2)] == [7, 9, 18]

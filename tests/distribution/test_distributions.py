@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tomllib
 import zipfile
 from importlib.metadata import version
@@ -15,6 +14,7 @@ from io import BytesIO
 from pathlib import Path
 
 from helpers.flower_internals import check_app
+from helpers.programs import python
 
 import fedhet
 from fedhet.deploy import bundle
@@ -81,9 +81,5 @@ def test_a_folder_called_as_ours_hides_none_of_ours(tmp_path):
     for name in ("clients", "strategies", "configs"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise SystemExit")
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", LOAD], cwd=tmp_path, capture_output=True, text=True,
-        check=False, env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = python("-P", "-c", LOAD, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.stdout.strip() == str(ROOT / "clients" / "base.py")

@@ -79,14 +79,16 @@ if __name__ == "__main__":
 """
 
 
+def sh(command: str) -> subprocess.CompletedProcess[str]:
+    words = ["sh", "-c", command]
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+
+
 def program(tmp_path: Path, body: str, shell: str = "", **keys) -> subprocess.CompletedProcess[str]:
     words = ", ".join(f"{key}={value!r}" for key, value in (KEYS | keys).items())
     script = tmp_path / "script.py"
     script.write_text(PROGRAM.format(keys=words, body=body))
-    return subprocess.run(
-        ["sh", "-c", f'exec "{sys.executable}" "{script}" "{tmp_path}" {shell}'],
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+    return sh(f'exec "{sys.executable}" "{script}" "{tmp_path}" {shell}')
 
 
 def test_a_child_that_is_forked_after_a_run_with_two_threads_can_train(tmp_path):
@@ -102,14 +104,11 @@ def test_a_child_that_is_forked_after_a_run_with_two_threads_can_train(tmp_path)
 @pytest.mark.parametrize("closed", ["<&- >&-", "<&- >&- 2>&-"])
 def test_standard_streams_may_be_closed(tmp_path, how, closed):
     if how == "command":
-        words = " ".join(
-            ("models=cnn-5", "dataset=synthetic:120x4", "clients=2", f"out={tmp_path}")
-        )
-        command = f'"{sys.executable}" -m fedhet run quickstart rounds=1 name=one {words} {closed}'
-        done = subprocess.run(["sh", "-c", command], check=False, timeout=120, capture_output=True)
+        words = f"models=cnn-5 dataset=synthetic:120x4 clients=2 rounds=1 name=one out={tmp_path}"
+        done = sh(f'"{sys.executable}" -m fedhet run quickstart {words} {closed}')
     else:
         done = program(tmp_path, "run('one')", closed, engine=how, rounds=1, actors=1)
-    assert done.returncode == 0 and "Traceback" not in str(done.stderr), done.stderr
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     assert fedhet.load_run(tmp_path / "one").summary["status"] == "completed"
 
 

@@ -1,21 +1,28 @@
 """The examples, run as a user would: modules in the folder where the command is given."""
 
+import json
 import runpy
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from helpers.pictures import images_of
+from test_same_bytes import signals, table, texts
 
 import fedhet
+from fedhet import plugins
 from fedhet.cli.app import execute
 from fedhet.config.load import build_config
+from fedhet.engines import session
 from fedhet.errors import UserError
-from fedhet.testing import check_method, make_client, make_strategy, small, uploads_of
+from fedhet.site.local_data import load_partition
+from fedhet.testing import check_method, make_client, make_strategy, simulate, small, uploads_of
 from fedhet.training.loop import outputs_on
 
 CLASSES = ("disc", "square", "cross", "ring")
+FEW = ("engine=inline", "clients=2", "classes-per-client=2", "local-epochs=1", "batch-size=16")
 TINY = {"image_size": 16, "representation": 64}
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -91,10 +98,7 @@ def test_fedmd_comes_closer_to_the_consensus_on_the_very_images(tmp_path):
 
 
 def test_a_method_a_model_and_a_data_set_of_ones_own_run_resume_and_predict(tmp_path):
-    words = [
-        "method=fedgh:METHOD", "dataset=shapes:load", "models=tiny_net:make", "engine=inline",
-        "clients=2", "classes-per-client=2", "local-epochs=1", "batch-size=16",
-    ]  # fmt: skip
+    words = ["method=fedgh:METHOD", "dataset=shapes:load", "models=tiny_net:make", *FEW]
     to = ["--out", str(tmp_path), "--name", "own"]
     assert execute(["run", "quickstart", *words, "rounds=1", *to]) == 0
     assert execute(["resume", str(tmp_path / "own"), "rounds=2"]) == 0
@@ -131,15 +135,98 @@ def test_a_server_that_cheats_gets_a_sum_and_four_refusals(tmp_path, capsys):
     assert marked == "no sum: the boxes of 'elm' did not open for 4 members"
 
 
+def test_a_wrong_module_is_one_line(tmp_path):
+    for key, value, text in (
+        ("method", "fedrep:FedRepClient", "must be a fedhet.config.registry.Method$"),
+        ("dataset", "shapes:CLASSES", "is a tuple, must be a function load.*$"),
+        ("dataset", "shapes:", "form package.module:NAME$"),
+    ):
+        with pytest.raises(UserError, match=f"^.*{text}"):
+            make_client(small(tmp_path, **{key: value}), 0, tmp_path / "state")
+
+
+def test_the_preset_of_signals_runs_as_it_is(tmp_path, capsys):
+    """Those of tables and texts run below, with models of one's own."""
+    words = [f"data-path={signals(tmp_path)['data_path']}", f"out={tmp_path}", "site=subject"]
+    words += ["partition=natural", "clients=0", "rounds=1", "engine=inline", "--json"]
+    assert execute(["run", "kinds/signals", *words]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["clients"] == 3 and not summary["failures"]
+
+
 @pytest.mark.parametrize(
-    ("key", "value", "text"),
-    [
-        ("method", "fedrep:FedRepClient", "must be a fedhet.config.registry.Method"),
-        ("dataset", "shapes:CLASSES", "is a tuple, must be a function"),
-        ("dataset", "shapes:", "form package.module:NAME"),
-    ],
+    ("factories", "kind"),
+    [(["own_rows:deep", "own_rows:wide"], table), (["own_words:make"], texts)],
 )
-def test_a_wrong_module_is_one_line(tmp_path, key, value, text):
-    with pytest.raises(UserError, match=text) as error:
-        make_client(small(tmp_path, **{key: value}), 0, tmp_path / "state")
-    assert "\n" not in str(error.value)
+def test_models_of_ones_own_as_a_user_runs_them(examples, tmp_path, capsys, factories, kind):
+    """In the folder of the module, with the command that stands in it; beside one of ours too."""
+    module, preset = factories[0].partition(":")[0], kind.__name__
+    command = f"fedhet run kinds/{preset} data-path=FILE.csv models={','.join(factories)}"
+    assert command in (examples / f"{module}.py").read_text()
+    words = command.replace("FILE.csv", kind(tmp_path)["data_path"]).split()[1:]
+    quick = ["rounds=1", "engine=inline", "representation=24", f"out={tmp_path}"]
+    quick += ["clients=2", "local-epochs=1"] + ["target=num"] * (preset == "table")
+    assert execute([*words, "name=own", *quick]) == 0, capsys.readouterr().err
+    rows = [line.split(",") for line in (tmp_path / "own/clients.csv").read_text().splitlines()]
+    assert {row[2] for row in rows[1:]} == set(factories)
+    ours = {"table": "mlp-5", "texts": "textcnn"}[preset]
+    mixed = [*words[:-1], f"models={factories[0]},{ours}", "method=fedavg", f"small-model={ours}"]
+    assert execute([*mixed, "name=mixed", *quick]) == 0, capsys.readouterr().err
+
+
+OWN = {"partition": "natural", "rounds": 3, "engine": "inline", "lr": 0.05, "representation": 32}
+
+
+@pytest.mark.parametrize(
+    ("module", "models", "clients"),
+    [("own_table", ["@table-5"], 3), ("own_signals", ["conv1d-5", "conv1d-4"], 6)],
+)
+def test_what_data_of_ones_own_invent_can_be_learned(tmp_path, module, models, clients):
+    """By the commands of docs/how-to/own-model.md."""
+    values = {"dataset": f"{module}:load", "models": models, "out": str(tmp_path)}
+    config = session.resolve_clients(build_config(OWN | values))
+    assert config.clients == clients
+    assert simulate(config)[0].read_rounds()[-1]["test_accuracy_mean"] > 60
+
+
+def test_a_table_of_ones_own(tmp_path):
+    (tmp_path / "own.csv").write_text(
+        "clinic,age,pressure,smokes,outcome\n" + "x,50,,once,ill\ny,40,120,never,well\n" * 9
+    )
+    config = build_config(
+        OWN | {"dataset": "own_table:load", "data-path": str(tmp_path / "own.csv")}
+    )
+    assert load_partition(config, 0)[1].ids == ("x", "y")
+
+
+ENTRIES = """
+[fedhet.methods]
+tiny_rep = tiny_federated.fedrep:METHOD
+
+[fedhet.models]
+tiny_one = tiny_federated.tiny_net:make
+
+[fedhet.datasets]
+tiny_shapes = tiny_federated.shapes:load
+"""
+
+
+def test_its_method_model_and_data_set_have_names_of_their_own(
+    examples, tmp_path, monkeypatch, capsys, request
+):
+    """The examples as pip leaves an installed package, in a folder on sys.path."""
+    package = tmp_path / "site" / "tiny_federated"
+    about = tmp_path / "site" / "tiny_federated-1.dist-info"
+    about.mkdir(parents=True)
+    shutil.copytree(examples, package)
+    (package / "__init__.py").touch()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-federated\nVersion: 1\n")
+    (about / "entry_points.txt").write_text(ENTRIES)
+    monkeypatch.syspath_prepend(package.parent)
+    plugins.installed.cache_clear()
+    request.addfinalizer(plugins.installed.cache_clear)
+    words = ["method=tiny_rep", "models=tiny_one", "dataset=tiny_shapes", *FEW, "--json"]
+    assert execute(["run", "quickstart", *words, "rounds=2", "--out", str(tmp_path)]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["method"], summary["status"]) == ("tiny_rep", "completed")
+    assert summary["failures"] == []

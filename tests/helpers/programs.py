@@ -4,10 +4,12 @@ import contextlib
 import select
 import socket
 import subprocess
+import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import psutil
 from helpers.pace import PATIENCE
@@ -21,6 +23,14 @@ def wait_for(what, reason, pause=0.2):
     while not what():
         assert time.monotonic() < deadline, f"not within {PATIENCE:.0f} s: {reason}"
         time.sleep(pause)
+
+
+def python(*words: object, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run Python with these words; AssertionError with all that it said if it fails."""
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, **more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
 
 
 class Process:

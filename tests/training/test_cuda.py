@@ -6,14 +6,13 @@ in worker processes, and is close to the same run on the CPU.
 
 import logging
 import os
-import subprocess
-import sys
 import warnings
 
 import numpy as np
 import pytest
 import torch
 from helpers.products import ANY, FIVE, SHORT
+from helpers.programs import python
 from helpers.tiny import run_by_name
 from test_same_bytes import KINDS
 
@@ -119,10 +118,7 @@ def test_a_run_on_the_cpu_leaves_the_gpu_alone(tmp_path):
     )
     hashes = []
     for hidden in ({}, {"CUDA_VISIBLE_DEVICES": ""}):
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path / str(len(hashes)))], check=True,
-            capture_output=True, text=True, env={**os.environ, **hidden},
-        )  # fmt: skip
+        done = python("-c", code, tmp_path / str(len(hashes)), env={**os.environ, **hidden})
         digest, used = done.stdout.split()[-2:]
         assert used == "False"
         hashes.append(digest)

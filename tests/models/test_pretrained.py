@@ -35,15 +35,13 @@ def built(name, inputs, classes=3, d=6):
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [
-        ("resnet18 frozen", "freezes random weights: add weights=FILE"),
-        ("resnet18 lora=0 weights=a", "lora: '0' is not allowed: 1 to 1024"),
-        ("hf:a frozen lora=4", "cannot be frozen and have adapters"),
-        ("hf:a pool=max", "has pool=max: cls or mean"),
-        ("hf:a weights=b", "has weights= beside those of its folder"),
-        ("cnn-5 sparse", "is not of the form NAME"),
-    ],
-)
+    [("resnet18 frozen", "freezes random weights: add weights=FILE"),
+     ("resnet18 lora=0 weights=a", "lora: '0' is not allowed: 1 to 1024"),
+     ("hf:a frozen lora=4", "cannot be frozen and have adapters"),
+     ("hf:a pool=max", "has pool=max: cls or mean"),
+     ("hf:a weights=b", "has weights= beside those of its folder"),
+     ("cnn-5 sparse", "is not of the form NAME")],
+)  # fmt: skip
 def test_names_that_mean_nothing(name, says):
     with pytest.raises(UserError, match=says):
         build_config({"models": name})

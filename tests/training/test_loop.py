@@ -6,6 +6,7 @@ A captured ``Step`` has a stand-in for CUDA's graph, which replays it; on a GPU:
 import itertools
 import logging
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
@@ -42,11 +43,6 @@ class Parts(nn.Module):
         return self.head["used"](self.body(x))
 
 
-def model():
-    with torch_seeded(0, "test"):
-        return Parts()
-
-
 @pytest.mark.parametrize(
     ("changes", "plain"),
     [({"weight-decay": 0.1}, False), ({"grad-clip": 0.2}, False), ({}, True),
@@ -57,7 +53,9 @@ def test_the_steps_are_those_of_torchs_optimisers(changes, plain):
     rng = np.random.default_rng(3)
     images = torch.from_numpy(rng.integers(0, 256, (20, 8, 8, 3), dtype=np.uint8))
     data = Examples(images, torch.arange(20) % 5)
-    ours, theirs = model(), model()
+    with torch_seeded(0, "test"):
+        theirs = Parts()
+    ours, fresh = deepcopy(theirs), deepcopy(theirs.state_dict())
     groups = list(zip((ours.body, ours.head), RATES, strict=True))
     phase = Phase(lambda x, y: nn.functional.cross_entropy(ours(x), y), groups, 3, plain=plain)
     train(phase, data, config, generator(0, "shuffle"), 1)
@@ -80,7 +78,7 @@ def test_the_steps_are_those_of_torchs_optimisers(changes, plain):
         for group in moves.param_groups if config.grad_clip else ():
             nn.utils.clip_grad_norm_(group["params"], config.grad_clip)
         moves.step()
-    fresh, changed = model().state_dict(), ours.state_dict()
+    changed = ours.state_dict()
     for name, tensor in theirs.state_dict().items():
         assert torch.equal(changed[name], tensor), name
         assert torch.equal(tensor, fresh[name]) == name.startswith("head.idle"), name
@@ -101,16 +99,15 @@ def test_the_rate_falls_by_a_cosine_over_the_rounds_except_where_a_phase_is_plai
 
 
 def test_crops_and_flips_are_windows_of_the_image_with_a_black_margin():
-    side, margin = 16, 2
-    images = torch.randint(1, 256, (40, side, side, 3), dtype=torch.uint8)
-    views = crop_flip(images, torch.Generator().manual_seed(0))
-    assert torch.equal(views, crop_flip(images, torch.Generator().manual_seed(0)))
-    padded = nn.functional.pad(images, (0, 0, margin, margin, margin, margin))
+    images = torch.randint(1, 256, (40, 16, 16, 3), dtype=torch.uint8)
+    views, again = (crop_flip(images, torch.Generator().manual_seed(0)) for _ in range(2))
+    assert torch.equal(views, again)
+    padded = nn.functional.pad(images, (0, 0, 2, 2, 2, 2))
     found = {
         (top, left, mirrored)
         for top, left, mirrored in itertools.product(range(5), range(5), (False, True))
         for image, one in zip(padded[:, top:, left:], views, strict=True)
-        if torch.equal(one.flip(1) if mirrored else one, image[:side, :side])
+        if torch.equal(one.flip(1) if mirrored else one, image[:16, :16])
     }
     assert len(found) > 20
     rows, columns, sides = map(set, zip(*found, strict=True))
@@ -118,26 +115,24 @@ def test_crops_and_flips_are_windows_of_the_image_with_a_black_margin():
 
 
 def test_training_sees_augmented_images_and_a_plain_phase_the_images():
-    config = build_config({"batch-size": 8})
     images = torch.randint(0, 256, (16, 8, 8, 3), dtype=torch.uint8)
     data = Examples(images, torch.zeros(16, dtype=torch.int64), augment=torch.zeros_like)
-    seen = []
-    weight = nn.Linear(1, 1)
+    seen, weight = [], nn.Linear(1, 1)
 
     def loss(inputs, labels):
         seen.append(bool((inputs == -1).all()))
         return weight(torch.ones(1)).sum()
 
     for plain in (False, True):
-        train(Phase(loss, [(weight, 0.1)], 1, plain=plain), data, config, generator(0, "a"), 1)
+        phase = Phase(loss, [(weight, 0.1)], 1, plain=plain)
+        train(phase, data, RunConfig(batch_size=8), generator(0, "a"), 1)
     assert seen == [True, True, False, False]
 
 
 def test_flip_erase_crop_moves_flips_and_erases_prepared_images():
     images = torch.arange(1.0, 32 * 32 + 1).view(1, 1, 32, 32).repeat(3000, 3, 1, 1)
-    views = flip_erase_crop(images, torch.Generator().manual_seed(0))
-    assert torch.equal(views, flip_erase_crop(images, torch.Generator().manual_seed(0)))
-    assert views.shape == images.shape
+    views, again = (flip_erase_crop(images, torch.Generator().manual_seed(0)) for _ in range(2))
+    assert torch.equal(views, again) and views.shape == images.shape
     assert torch.equal(views[:, 0], views[:, 2])  # the same draw for all channels
     middle = views[:, 0, 12:20, 12:20]  # further from the border than the margin of 4
     flipped = (middle[..., :1] > middle[..., 1:2])[:, 0, 0]

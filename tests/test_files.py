@@ -109,9 +109,6 @@ def test_a_pipe_is_not_replaced(tmp_path):
     assert names(tmp_path) == ["pipe"] and (tmp_path / "pipe").is_fifo()
 
 
-# --- who else on the machine can read what is made from examples: nobody ----------------------
-
-
 def test_what_is_made_from_examples_is_its_owners_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "cache"))
     before = os.umask(0o022)

@@ -88,8 +88,6 @@ def test_a_dry_run_lists_and_a_mistake_do_without_torch(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
 
 
-# --- Flower: its public names anywhere, all others in one module ------------------------------
-
 PUBLIC = ("flwr.app", "flwr.serverapp.strategy", "flwr.serverapp", "flwr.clientapp.mod",
           "flwr.clientapp")  # fmt: skip
 PRIVATE = ROOT / "fedhet" / "protocol" / "flower.py"

@@ -8,7 +8,6 @@ SMALL = ("models=cnn-5", "clients=2", "rounds=1")
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str, code: int = 2) -> str:
-    """The one line that a mistake gets."""
     assert execute(list(words)) == code
     output = capsys.readouterr()
     assert output.out == ""

@@ -34,9 +34,7 @@ def test_models_of_a_kind_a_group_and_of_ones_own_for_given_examples(capsys, mon
     assert listed(capsys, "--classes", "100")[0][1] == "2,666,648"
     monkeypatch.syspath_prepend(str(EXAMPLES))
     keys = (f"dataset={seeded('table', 60, shape=(7,))}", "representation=16")
-    (row,) = listed(capsys, "own_rows:deep", *keys)
-    (more,) = listed(capsys, "models=own_rows:deep", "--classes", "5", *keys)
-    assert int(more[1].replace(",", "")) - int(row[1].replace(",", "")) == 2 * (16 + 1)
+    assert [row[0] for row in listed(capsys, "own_rows:deep", *keys)] == ["own_rows:deep"]
 
 
 def test_partition_as_a_table_and_a_picture_if_asked_for(capsys, here):

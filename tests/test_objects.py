@@ -280,6 +280,8 @@ def test_test_rows_that_are_given_are_the_test_split(tmp_path):
         ({"n": NORTH, "s": (SOUTH[0][:, :3], SOUTH[1])}, r"'n' is float32 of shape \(4,\), .*'s'"),
         ({"n": (NORTH[0], NORTH[1][:-1])}, r"client 'n': y is int64 of shape \(59,\).* 60"),
         ({"n": (NORTH[0], NORTH[1] + 0.5)}, "client 'n': y has the value .*5, which is no class"),
+        ({"n": (NORTH[0], [None] * 60)}, r"client 'n': y\[0\] is missing"),
+        ({"n": (np.full((9, 2, 5), np.nan), [0] * 9)}, r"client 'n': x\[0, 0, 0\] is nan"),
         ({"n": (np.array(["a b"]), [0])}, "x is <U3 .*; texts are given as a DataFrame with text="),
         ({"n": FRAME, "s": FRAME.rename(columns={"a": "e"})},
          "client 'n' has a column 'a', client 's' has none"),
@@ -299,6 +301,8 @@ def test_data_that_cannot_be_examples_are_one_line(data, part):
     [
         ({"models": [Softmax]}, "no softmax after it"),
         ({"models": [nn.Flatten]}, "has no torch.nn.Linear"),
+        ({"models": [lambda classes: 1 / 0]}, r"ZeroDivisionError: .* \(test_objects.py:\d+\)"),
+        ({"data": DATA, "dataset": "digits"}, "not both"),
         ({"models": [lambda width: width]}, r"factory\(\), fails: TypeError: .*'width'$"),
         ({"metrics": {"accuracy_two": recall}}, "cannot be a metric's name"),
         ({"metrics": {"two": lambda y, p: "much"}, "rounds": 1}, "returns a str, must be a number"),

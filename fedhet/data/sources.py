@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
+from importlib.machinery import PathFinder
 from importlib.metadata import distribution
 from modulefinder import ModuleFinder
 from pathlib import Path
@@ -318,6 +319,28 @@ def _stats_below(data_path: str) -> list[object]:
     return file_stats(files) if path.exists() else []
 
 
+class _Imports(ModuleFinder):
+    """Reads folders without ``__init__.py`` as packages, too: the library's own finder fails."""
+
+    def find_module(self, name: str, path: Any, parent: Any = None) -> Any:
+        """Return what stands under a name; of such a folder its path, and the mark of packages."""
+        try:
+            return super().find_module(name, path, parent)
+        except AttributeError:
+            found = PathFinder.find_spec(name, path or self.path)
+            if found is None or not found.submodule_search_locations:
+                raise
+            return None, found.submodule_search_locations[0], ("", "", 5)
+
+    def load_package(self, fqname: str, pathname: str) -> Any:
+        """Return the package of a folder."""
+        if (Path(pathname) / "__init__.py").exists():
+            return super().load_package(fqname, pathname)
+        package: Any = self.add_module(fqname)
+        package.__path__ = [pathname]
+        return package
+
+
 def _code(module: str) -> str:
     """Return the SHA-256 of a module and of those in the same place that it imports, as written."""
     file = getattr(sys.modules[module], "__file__", None)
@@ -327,7 +350,7 @@ def _code(module: str) -> str:
     top, rest = module.partition(".")[0], ["fedhet", "strategies", "clients"]
     if root.name == "site-packages":  # an installed package is all that its author changes
         rest += [one.name.partition(".")[0] for one in root.iterdir() if one.name != top]
-    finder = ModuleFinder([str(root)], excludes=[one for one in rest if one != top])
+    finder = _Imports([str(root)], excludes=[one for one in rest if one != top])
     finder.import_hook(module)
     files = sorted({path for one in finder.modules.values() if (path := vars(one).get("__file__"))})
     return hashlib.sha256(b"".join(Path(one).read_bytes() for one in files)).hexdigest()

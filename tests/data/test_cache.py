@@ -220,7 +220,7 @@ def test_other_values_of_the_data_are_refused(capsys, tmp_path, monkeypatch):
 LOADER = """
 import numpy as np
 from pathlib import Path
-from values import FACTOR
+from tools.values import FACTOR
 
 def load(path):
     number = int((Path(path) / "deep" / "number.txt").read_text())
@@ -231,7 +231,7 @@ def load(path):
 def test_a_function_is_called_again_when_its_files_or_modules_change(tmp_path):
     """Each in a process of its own, as commands are."""
     place, data = tmp_path / "work", tmp_path / "data" / "deep"
-    place.mkdir()
+    (place / "tools").mkdir(parents=True)  # a folder without __init__.py is a package, too
     data.mkdir(parents=True)
     (place / "loader.py").write_text(LOADER)
     code = (
@@ -242,7 +242,7 @@ def test_a_function_is_called_again_when_its_files_or_modules_change(tmp_path):
 
     def value(number, factor):
         (data / "number.txt").write_text(number)
-        (place / "values.py").write_text(f"FACTOR = {factor}\n")
+        (place / "tools" / "values.py").write_text(f"FACTOR = {factor}\n")
         env = os.environ | {"FEDHET_CACHE": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
         return int(python("-c", code, cwd=place, env=env).stdout)
 

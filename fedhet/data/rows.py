@@ -405,7 +405,7 @@ class CsvFile(RowFile):
                 )  # fmt: skip
                 for frame in reader:
                     self._check_short(frame[self.columns[-1]])
-                    yield frame[columns]
+                    yield self._without_headers(frame)[columns]
         except UnicodeDecodeError as error:
             raise self._bad_byte() from error
         except pd.errors.EmptyDataError:
@@ -430,13 +430,24 @@ class CsvFile(RowFile):
                     fields = f"{len(row)} fields, but others {len(self.columns)}"
                     raise UserError(f"{self.where} line {line}: {fields}")
 
+    def _without_headers(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Leave out the header again, as files that were joined have it, with a line."""
+        first = frame[self.columns[0]]
+        if pd.api.types.is_string_dtype(first):
+            again = frame.index[first.str.strip() == self.columns[0]]
+            again = [k for k in again if [str(v).strip() for v in frame.loc[k]] == self.columns]
+            frame = frame.drop(again)
+            note = "lines that repeat the header are left out"
+            self.found += [note] * (bool(again) and note not in self.found)
+        return frame
+
     def place(self, row: int) -> str:
         """Return the line of a row, counted again: rows may have several lines."""
         return f"line {next(islice(self.lines(), row, None), row + 1)}"
 
     def lines(self) -> Iterator[int]:
-        """Yield the line of every row."""
-        return (line for line, _ in self._records())
+        """Yield the line of every row that does not repeat the header."""
+        return (line for line, row in self._records() if row != self.columns)
 
     def _records(self) -> Iterator[_Record]:
         with self._open() as file:

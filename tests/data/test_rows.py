@@ -41,6 +41,7 @@ FORMS = {
     "an empty column": (text(rows=[("", *row) for row in ROWS], names=("gone", *NAMES)),
                         "left out, without a value: gone"),
     "a title": ("Report of 2024\n\n" + text(), "1 rows above the header are left out: Report"),
+    "the header again": (text() + text().splitlines()[0] + "\n", "that repeat the header"),
     "index": (text(rows=[(str(k), *row) for k, row in enumerate(ROWS)], names=("", *NAMES)),
               "without a name and left out: column-1"),
     "names of rows": (text(rows=[(f"r{k}", *row) for k, row in enumerate(ROWS)]), "column-1"),

@@ -6,6 +6,7 @@ name of such a data set, ``kind:type:digest``, stands for its values; see :mod:`
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -77,6 +78,10 @@ def understand(data: Any, clients: Sequence[str], *, text: bool = False) -> Give
     a :class:`Data`, or a function ``load(client, clients)``, which is called with ``clients``.
     """
     what = f"{type(data).__module__.partition('.')[0]}.{type(data).__qualname__}"
+    if isinstance(data, str | Path):
+        raise UserError(
+            f"data: '{data}' is a path: data_path={str(data)!r} and dataset= read files"
+        )
     if isinstance(data, Data):
         examples = np.asarray(data.examples)
         kind = data.kind or kind_of_array(examples) or IMAGE

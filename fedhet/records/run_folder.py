@@ -181,7 +181,8 @@ class RunFolder:
         """Acquire the writer's lock, or OWNER's; UserError if another process has it."""
         # Of no thread: a sweep releases what it acquired in another one.
         path = self.path / name
-        lock = FileLock(path, timeout=0.2, thread_local=False)  # `held` asks for a moment
+        # A run that was just interrupted still ends its work, and `held` asks for a moment.
+        lock = FileLock(path, timeout=5.0, thread_local=False)
         try:
             lock.acquire()
         except Timeout as error:

@@ -179,9 +179,8 @@ class RunFolder:
 
     def lock(self, name: str = LOCK) -> FileLock:
         """Acquire the writer's lock, or OWNER's; UserError if another process has it."""
-        # Of no thread: a sweep releases what it acquired in another one.
+        # Of no thread: a sweep releases it in another one. An interrupted run takes time to end.
         path = self.path / name
-        # A run that was just interrupted still ends its work, and `held` asks for a moment.
         lock = FileLock(path, timeout=5.0, thread_local=False)
         try:
             lock.acquire()

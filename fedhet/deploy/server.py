@@ -35,7 +35,7 @@ from fedhet.engines.system import environment, free_ports, guarded, script
 from fedhet.errors import RunFailed, UserError
 from fedhet.protocol.flower import Control
 
-START = 0.2  # seconds between looks whether a SuperLink answers for the first time
+START = 120.0  # seconds for a SuperLink to answer, on a machine that is busy
 LOOK = 5.0  # seconds between looks at nodes, runs and new keys
 PATIENCE = 30.0  # seconds for an orderly end
 Say = Callable[[str], None]
@@ -145,6 +145,7 @@ class FederationServer:
         ]))  # fmt: skip
         waiting = Waiting("the SuperLink", self.say)
         certificates = Certificates([outer.certificate, outer.ca], self.say)
+        until = time.monotonic() + START
         # A SuperLink does not end before its connections.
         with contextlib.closing(self.folder.connect()) as control:
             while True:
@@ -163,8 +164,10 @@ class FederationServer:
                         self.say(f"clients reach {where}; log: {self.folder.log}")
                         self.say(f"submit a run: fedhet run CONFIG --superlink {self.folder.tls}")
                 except (UserError, RunFailed) as error:  # mostly busy for a moment
-                    waiting.failed(f"{error} (log: {self.folder.log})")
-                time.sleep(LOOK if len(started) > 1 else START)
+                    waiting.failed(text := f"{error} (log: {self.folder.log})")
+                    if len(started) == 1 and time.monotonic() > until:
+                        raise RunFailed(f"the SuperLink does not start: {text}") from error
+                time.sleep(LOOK if len(started) > 1 else 0.2)
 
     def _start(self, words: list[str]) -> subprocess.Popen[bytes]:
         env = environment({"FLWR_HOME": str(self.folder.flwr_home)})

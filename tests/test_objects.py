@@ -289,7 +289,7 @@ def test_test_rows_that_are_given_are_the_test_split(tmp_path):
          "client 'n' is uint8 of shape .* of 's' float64 of shape .* all floats or none"),
         ({"n": (np.full((9, 3, 16, 16), 2.5), [0] * 9)}, "float images from 2.5 .client 'n'"),
         ({}, "there is no client"),
-        ("ward.csv", "'ward.csv' is a path: data_path='ward.csv'"),
+        ("ward.csv", "'ward.csv' is a path: files are read by"),
     ],
 )  # fmt: skip
 def test_data_that_cannot_be_examples_are_one_line(data, part):

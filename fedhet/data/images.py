@@ -377,7 +377,7 @@ def _scan(root: Path) -> _Tree:
     if others and len(others) >= len(images):
         raise UserError(f"data-path {root}: {_other_level(root, others, len(images))}")
     if not images:
-        from fedhet.data.formats import refuse_other
+        from fedhet.data.formats import refuse_other  # pandas: a second, here and below
 
         for name in names if root.is_dir() else ():
             refuse_other(root / name)

@@ -79,9 +79,7 @@ def understand(data: Any, clients: Sequence[str], *, text: bool = False) -> Give
     """
     what = f"{type(data).__module__.partition('.')[0]}.{type(data).__qualname__}"
     if isinstance(data, str | Path):
-        raise UserError(
-            f"data: '{data}' is a path: data_path={str(data)!r} and dataset= read files"
-        )
+        raise UserError(f"data: '{data}' is a path: files are read by dataset= and data_path=")
     if isinstance(data, Data):
         examples = np.asarray(data.examples)
         kind = data.kind or kind_of_array(examples) or IMAGE

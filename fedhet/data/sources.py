@@ -333,7 +333,6 @@ class _Imports(ModuleFinder):
             return None, found.submodule_search_locations[0], ("", "", 5)
 
     def load_package(self, fqname: str, pathname: str) -> Any:
-        """Return the package of a folder."""
         if (Path(pathname) / "__init__.py").exists():
             return super().load_package(fqname, pathname)
         package: Any = self.add_module(fqname)

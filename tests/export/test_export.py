@@ -169,7 +169,8 @@ def test_standardised_images_are_prepared_as_in_training(tmp_path):
         assert (prepared.std(dim=(0, 2, 3)) - 1).abs().max() < 1e-2
 
 
-WITH_ONNX = pytest.mark.skipif(not find_spec("onnxscript"), reason="needs the extra onnx")
+ONNX = all(map(find_spec, ("onnx", "onnxruntime", "onnxscript")))
+WITH_ONNX = pytest.mark.skipif(not ONNX, reason="needs the extra onnx")
 
 
 @WITH_ONNX

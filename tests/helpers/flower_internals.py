@@ -1,5 +1,14 @@
 """Functions of Flower's own that only tests call: the same code as its commands run."""
 
+import contextlib
+import subprocess
+import sys
+
+import psutil
+from helpers.programs import wait_for
+
+from fedhet.engines.system import environment, free_ports
+
 # The command `flwr`, which else waits only 15 s for its SuperLink: too few on a busy machine.
 PATIENT_FLWR = (
     "from flwr.cli import app, local_superlink as local; "
@@ -10,6 +19,26 @@ LOSE_WHAT_IS_PUSHED = """
     import flwr.superlink.grid.http_grid as http
     vars(http)["push_objects"] = lambda *words, **more: None
 """
+
+
+def flwr_run(app, folder, words, ending):
+    """What ``flwr run`` of two clients on Ray prints; Flower's SuperLink, the user's, is ended."""
+    ports = zip(("SUPERLINK_HTTP", "CONTROL"), map(str, free_ports(2)), strict=True)
+    own = {f"FLWR_LOCAL_{name}_API_PORT": port for name, port in ports}
+    env = environment(own | {"FLWR_HOME": str(folder / "flwr")})
+    command = [sys.executable, "-c", PATIENT_FLWR, "run", str(app), "local", "--stream"]
+    command += ["--run-config", f"{words} out='{folder}'", "--federation-config"]
+    command += ["num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=1"]
+    keys = {"capture_output": True, "text": True, "timeout": 600}
+    try:
+        done = subprocess.run(command, check=False, env=env, cwd=folder, **keys)
+        wait_for(lambda: ending.exists() or done.returncode, "the run ends")
+    finally:
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("FLWR_HOME") == env["FLWR_HOME"]:
+                    process.kill()
+    return done.stdout + done.stderr
 
 
 def check_app(folder, project):

@@ -15,7 +15,6 @@ TINY = {"image_size": 16, "representation": 32, "models": ["cnn-5"], "batch_size
 
 
 def floating(array: Array) -> bool:
-    """Return whether a liar of finite numbers changes this array."""
     return array.dtype.kind == "f" and array.size > 0
 
 
@@ -60,7 +59,6 @@ def says(**texts: object) -> Change:
 
 
 def counts(**numbers: object) -> Change:
-    """Change numbers of a reply."""
 
     def change(content: RecordDict, _: Message) -> None:
         new = dict(content["metrics"].items())
@@ -85,7 +83,6 @@ def liars(changes: Mapping[int, Change], kind: str = "train") -> Tamper:
 
 
 def silent(nodes: Sequence[int], kind: str = "train") -> Tamper:
-    """Return a tamper by which these clients never answer."""
 
     def tamper(node: int, message: Message, reply: Message) -> Message:
         if node in nodes and message.metadata.message_type == kind:

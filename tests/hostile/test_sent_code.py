@@ -21,7 +21,6 @@ MARK = b"MARK\n"  # in a file: code that leaves one
 
 @pytest.fixture(scope="module")
 def sent(tmp_path_factory):
-    """The application as `fedhet run` sends it: content by name."""
     made = packed_app(bundle.write(tmp_path_factory.mktemp("app") / "app"))
     with zipfile.ZipFile(io.BytesIO(made)) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
@@ -40,8 +39,6 @@ def packed(files, *more, link=""):
 
 
 class Task:
-    """A message of a run, with the application that came with it."""
-
     def __init__(self, sent, config, limits):
         kind = "train" if {"models", "small-model"} & set(config) else "query"
         what = Instruction("e", int(kind == "train"), classes=tuple("0123"))

@@ -1,17 +1,10 @@
 """docs/how-to/flower-app.md: Flower's quickstart with the page's diff, run by ``flwr run .``."""
 
-import contextlib
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-import psutil
-from helpers.flower_internals import PATIENT_FLWR
-from helpers.programs import wait_for
-
-from fedhet.engines.system import environment, free_ports
+from helpers.flower_internals import flwr_run
 
 PAGE = Path(__file__).resolve().parents[2] / "how-to" / "flower-app.md"
 # Flower's own task.py, with scikit-learn's digits, as CIFAR-10 would be downloaded.
@@ -85,28 +78,8 @@ def quickstart(folder: Path) -> Path:
 
 
 def test_flwr_run_simulates_the_quickstart_of_the_page(tmp_path):
-    app, (http, control) = quickstart(tmp_path / "app"), free_ports(2)
-    env = environment({
-        "FLWR_HOME": str(tmp_path / "flwr"),
-        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http),
-        "FLWR_LOCAL_CONTROL_API_PORT": str(control),
-    })  # fmt: skip
-    command = [sys.executable, "-c", PATIENT_FLWR, "run", str(app), "local", "--stream"]
-    command += ["--run-config", f"out='{tmp_path}' name='own'", "--federation-config"]
-    command += ["num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=1"]
     ending = tmp_path / "own" / "summary.json"
-    try:
-        done = subprocess.run(
-            command, env=env, capture_output=True, text=True, check=False, timeout=600, cwd=tmp_path
-        )
-        with contextlib.suppress(AssertionError):  # the output below says more
-            wait_for(ending.exists, "the run ends, perhaps after its stream")
-    finally:
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get("FLWR_HOME") == env["FLWR_HOME"]:
-                    process.kill()
+    said = flwr_run(quickstart(tmp_path / "app"), tmp_path, "name='own'", ending)
     summary = json.loads(ending.read_text()) if ending.exists() else {}
-    said = done.stdout + done.stderr
     assert (summary.get("status"), summary.get("failures")) == ("completed", []), said
     assert (summary["rounds"], summary["clients"]) == (2, 2)

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Self, TextIO, get_type_hints
 
@@ -56,16 +57,6 @@ class Command(TyperCommand):
                 notes = getattr(hints[str(parameter.name)], "__metadata__", ())
                 parameter.help = next((n.help for n in notes if isinstance(n, ArgumentInfo)), None)
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuse an option without a value, as a script's unset variable gives it."""
-        options = [one for one in self.params if isinstance(one, click.Option) and not one.is_flag]
-        taking = {name for one in options for name in one.opts}
-        for word, following in zip(args, [*args[1:], "-"], strict=False):
-            name, equals, value = word.partition("=")
-            if name in taking and not (value if equals else following).strip():
-                raise UserError(f"{name}: '' is not allowed: give it a value, or leave it out")
-        return super().parse_args(ctx, args)
-
 
 # --- one command line -------------------------------------------------------------------------
 
@@ -74,6 +65,9 @@ def carry_out(app: typer.Typer, arguments: list[str]) -> int:
     """Run one command line; return 0, 2 (mistake), 3 (run failed) or 128 + signal."""
     os.environ.update(direct())
     try:
+        for option, value in pairwise(("", *(part for one in arguments for part in _parts(one)))):
+            if option.startswith("--") and not value.strip():  # as a script's unset variable
+                raise UserError(f"{option}: '' is not allowed: give it a value, or leave it out")
         look_here()
         code = app(arguments, prog_name="fedhet", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -91,6 +85,11 @@ def carry_out(app: typer.Typer, arguments: list[str]) -> int:
     except OSError as error:  # for which nothing nearer has words
         return complain(of_system(error), UserError.exit_code)
     return code if isinstance(code, int) else 0
+
+
+def _parts(word: str) -> tuple[str, ...]:
+    """Return ``--name=value`` as two words."""
+    return tuple(word.split("=", 1)) if word.startswith("--") else (word,)
 
 
 def of_system(error: OSError) -> str:

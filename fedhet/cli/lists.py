@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import click
 import typer
@@ -20,7 +20,7 @@ from fedhet import plugins
 from fedhet.cli.common import Trust, show_table, tell
 from fedhet.config.registry import METHODS, Method, find_method, method_name
 from fedhet.config.schema import METRICS, RunConfig, Schema, as_yaml, kebab
-from fedhet.errors import RunFailed, UserError, nearest, one_line
+from fedhet.errors import RunFailed, UserError, one_line
 from fedhet.files import plain_path
 
 _BOUNDS = {Ge: (">=", "ge"), Gt: (">", "gt"), Le: ("<=", "le"), Lt: ("<", "lt")}
@@ -101,40 +101,15 @@ def _run_row(path: Path, base: Path) -> tuple[str, ...]:
 
 
 def keys(
-    word: Annotated[
-        str | None,
-        typer.Argument(metavar="METHOD|WORD", help="its keys as well, or keys with this word"),
+    method: Annotated[
+        str | None, typer.Argument(metavar="METHOD", help="list its own keys as well")
     ] = None,
 ) -> None:
-    """List the keys of a configuration with defaults, ranges and meaning, or search them."""
-    known = [*METHODS, *plugins.installed("method")]
-    method = word if word and (method_name(word) in known or ":" in word) else None
-    searched = "" if method or word is None else word.lower()
-    lines = [
-        f"method={owner}: " * bool(searched and owner) + line
-        for owner in ["", *([method] if method else METHODS if searched else ())]
-        for line in _key_lines(find_method(owner).params if owner else RunConfig)
-        if searched in re.sub("=.*?  ", " ", line, count=1).lower()
-    ]
-    if not lines:
-        near = nearest(searched, [*schema_keys(RunConfig), *METHODS])
-        raise UserError(f"keys: no key has '{word}' in its name or meaning{near}")
-    print("\n".join(lines))
-    if word is None:
+    """List the keys of a configuration with defaults, ranges and meaning, one a line."""
+    schemas: list[type[Schema]] = [RunConfig, *([find_method(method).params] if method else [])]
+    print("\n".join(line for schema in schemas for line in _key_lines(schema)))
+    if method is None:
         print("and each method's own: fedhet methods, fedhet keys METHOD")
-
-
-def schema_keys(schema: type[Schema]) -> dict[str, dict[str, Any]]:
-    """Default, range and meaning by key, in the schema's order."""
-    return {
-        kebab(name): {
-            "default": as_yaml(field.get_default(call_default_factory=True)),
-            "allowed": _allowed(field),
-            "meaning": field.description or "",
-        }
-        for name, field in schema.model_fields.items()
-        if name != "params"
-    }
 
 
 def _allowed(field: FieldInfo) -> str:
@@ -149,10 +124,13 @@ def _allowed(field: FieldInfo) -> str:
 
 
 def _key_lines(schema: type[Schema]) -> Iterator[str]:
-    for key, what in schema_keys(schema).items():
-        default = what["default"]
-        shown = ",".join(default) if isinstance(default, list) else json.dumps(default).strip('"')
-        yield f"{key}={shown}  {what['meaning']}" + f" [{what['allowed']}]" * bool(what["allowed"])
+    for name, field in schema.model_fields.items():
+        if name != "params":
+            default, allowed = as_yaml(field.default), _allowed(field)
+            shown = ",".join(default) if isinstance(default, list) else json.dumps(default)
+            shown = shown.strip('"')
+            meaning = f"{field.description or ''}{f' [{allowed}]' if allowed else ''}"
+            yield f"{kebab(name)}={shown}  {meaning}"
 
 
 def methods(
@@ -201,7 +179,6 @@ def models(
     pairs = [one for one in words or [] if " " not in one.partition("=")[0] and "=" in one]
     config = build_config(read_overrides(pairs))
     names: Sequence[str] = expand([word for word in words or [] if word not in pairs])
-    names = names or (config.models if any(one.startswith("models=") for one in pairs) else ())
     kinds: dict[str, Inputs] = EXAMPLES | {IMAGE: Inputs.image(config.image_size)}
     count = classes or CLASSES
     if any(one.startswith(("dataset=", "data-path=")) for one in pairs):
@@ -215,13 +192,12 @@ def models(
     for kind, inputs in kinds.items():
         # Of other people's models the kind is unknown: the one that is asked for, or images.
         fitting = [n for n in names if only or kind in (kinds_of(parse(n).plain) or (IMAGE,))]
-        chosen = fitting if names else MODELS[kind]
-        cells = [
-            (row["name"], row["parameters"], f"{row['mib']:.2f}", row["buffers"],
-             row["forward_flops"])
-            for row in (model_sizes(chosen, count, config.representation, inputs) if chosen else ())
-        ]  # fmt: skip
-        if cells:
+        if chosen := fitting if names else MODELS[kind]:
+            cells = [
+                (row["name"], row["parameters"], f"{row['mib']:.2f}", row["buffers"],
+                 row["forward_flops"])
+                for row in model_sizes(chosen, count, config.representation, inputs)
+            ]  # fmt: skip
             show_table(f"{count} classes, {inputs}", columns, cells)
     if not names:
         print("for images also any classifier of torchvision, and timm:NAME; for texts hf:FOLDER")

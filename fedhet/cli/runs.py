@@ -21,13 +21,12 @@ from fedhet.cli.common import (
     tell,
 )
 from fedhet.engines.system import Interrupted, interruptible
-from fedhet.errors import UserError, one_line
+from fedhet.errors import one_line
 from fedhet.files import plain_path
 
 if TYPE_CHECKING:
     from fedhet.records.run_folder import RunFolder
 
-PICTURES = (".png", ".svg", ".pdf")
 WIDEST = 20  # classes that a table can show side by side
 
 
@@ -130,22 +129,13 @@ def verify(run_folder: RunFolderPath, trust: Trust = False) -> None:
     print(folder.path)
 
 
-def partition(
-    config: ConfigName,
-    overrides: Overrides = None,
-    plot: Annotated[Path | None, typer.Option(help="picture: .png, .svg or .pdf")] = None,
-) -> None:
+def partition(config: ConfigName, overrides: Overrides = None) -> None:
     """Show how many examples of each class each client gets."""
     from fedhet.config.load import absolute_paths, find_preset, load_config
     from fedhet.data.inputs import noun
     from fedhet.engines import session
     from fedhet.site.local_data import load_partition
 
-    picture = plain_path(plot) if plot else None
-    if picture and picture.suffix not in PICTURES:
-        raise UserError(
-            f"--plot: '{plot}' is not allowed: its name ends in {' or '.join(PICTURES)}"
-        )
     loaded = absolute_paths(load_config(find_preset(config), overrides or []))
     session.announce(loaded, tell)
     loaded = session.resolve_clients(loaded)
@@ -159,19 +149,9 @@ def partition(
         named = [zip(columns, row, strict=True) for row in counts]
         cells = [[", ".join(f"{name}: {n}" for name, n in row if n)] for row in named]
         columns = (f"{what} of each class",)
-    table = [
-        (client, *texts, int(row.sum()))
-        for client, texts, row in zip(dealt.ids, cells, counts, strict=True)
-    ]
-    common.show_table(f"{what} per client and class", ("client", *columns, "all"), table)
-    if picture:
-        import pandas as pd
-
-        from fedhet.reports.figures import save_partition
-
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        save_partition(pd.DataFrame(counts, dealt.ids, dataset.classes), what, picture)
-        print(picture)
+    sums = counts.sum(axis=1).tolist()
+    rows = [(one, *cell, total) for one, cell, total in zip(dealt.ids, cells, sums, strict=True)]
+    common.show_table(f"{what} per client and class", ("client", *columns, "all"), rows)
 
 
 def watch(

@@ -16,9 +16,6 @@ DEFAULTS = {kebab(name): field.default for name, field in RunConfig.model_fields
 
 # --- keys without effect --------------------------------------------------------------------------
 
-NOTED = 0  # a line says so: presets and sweeps carry the key for runs in which it has a meaning
-ASKED = 1  # refused where a person gives it, who expects other examples at the clients
-NEVER = 2  # refused wherever it is off its default, which would promise what does not happen
 _FORM = ("columns", "separator", "decimal", "thousands", "quote", "encoding", "sheet", "gaps")
 _READ_BY: dict[tuple[str, ...], tuple[str, ...]] = {  # keys that describe files, and of what
     ("target", "labels", "site", "group", "split-by", *_FORM): (*DATASETS, "image-folder"),
@@ -35,64 +32,70 @@ _HUB = {"table", "texts"}  # what a data set of the hub may be read as
 
 
 class Idle(NamedTuple):
-    """Why a key changes nothing in a configuration, and how grave that is."""
+    """Why a key changes nothing, and whether it is refused off its default or only noted."""
 
     why: str
-    grade: int
+    refused: bool
 
 
 def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, Idle]:
     """Return the keys that change nothing in this configuration.
 
-    ``deployed``: the clients are nodes of a network, not processes of this machine.
+    Those are noted that presets and sweeps carry for runs in which they have a meaning; refused,
+    those that would promise what does not happen. ``deployed``: the clients are nodes of a network.
     """
     data, kind, rule = config.dataset, config.partition, config.aggregation
     file, built_in = kind == "file", data == "digits" or data.startswith("synthetic")
     sums, strategy = f"secure-sum={config.secure_sum}", find_method(config.method).strategy
-    of_other = f"partition={kind}; it is for partition="
+    of_other, method = f"partition={kind}; it is for partition=", f"method={config.method}"
     given = f"your data are read as {data.partition(':')[0]} (texts of a frame need text=)"
     shown = given if is_given(data) else f"dataset={data}"
-    rows: list[tuple[int, bool, str, Sequence[str]]] = [
-        (NOTED, file, "the partition-file has the split of each image", ["split"]),
-        (NOTED, file and not built_in, "the partition-file names the clients", ["partition-seed"]),
-        (NOTED, len(config.models) == 1, "all clients have the same model", ["model-assignment"]),
-        (NOTED, built_in, f"dataset={data} reads no file", ["data-path"]),
-        (NOTED, kind_of(data) not in {"", IMAGE}, f"dataset={data} is not images",
+    noted: list[tuple[bool, str, Sequence[str]]] = [
+        (file, "the partition-file has the split of each image", ["split"]),
+        (file and not built_in, "the partition-file names the clients", ["partition-seed"]),
+        (len(config.models) == 1, "all clients have the same model", ["model-assignment"]),
+        (built_in, f"dataset={data} reads no file", ["data-path"]),
+        (kind_of(data) not in {"", IMAGE}, f"dataset={data} is not images",
          ["image-size", "grey", "standardise"]),
-        (NOTED, rule != "mean", f"aggregation={rule} does not use weights", ["weighting"]),
-        (NOTED, config.local_steps > 0, f"local-steps={config.local_steps}", ["local-epochs"]),
-        (NOTED, config.engine == "inline", "engine=inline runs all clients in one process",
-         ["actors"]),
-        (NOTED, not deployed, "a simulation waits for all of its clients",
+        (rule != "mean", f"aggregation={rule} does not use weights", ["weighting"]),
+        (config.local_steps > 0, f"local-steps={config.local_steps}", ["local-epochs"]),
+        (config.engine == "inline", "engine=inline runs all clients in one process", ["actors"]),
+        (not deployed, "a simulation waits for all of its clients",
          ["round-timeout", "start-timeout", "late", "late-after", "late-weight"]),
-        (NOTED, config.late == "drop", "late=drop", ["late-after", "late-weight"]),
-        (NOTED, not config.summed, sums, _SUMS),
-        (NOTED, config.fraction == 1 and not deployed,
-         "fraction=1 samples every client in every round", ["evaluate-all"]),
-        (NOTED, config.summed and config.sum_metrics,
+        (config.late == "drop", "late=drop", ["late-after", "late-weight"]),
+        (not config.summed, sums, _SUMS),
+        (config.fraction == 1 and not deployed, "fraction=1 samples every client in every round",
+         ["evaluate-all"]),
+        (config.summed and config.sum_metrics,
          "with sum-metrics only the clients of a round are evaluated", ["evaluate-all"]),
-        (NOTED, not deployed, "it is for runs with --superlink", ["client-keys"]),
-        (NOTED, deployed, "with --superlink every node sets its own",
+        (not deployed, "it is for runs with --superlink", ["client-keys"]),
+        (deployed, "with --superlink every node sets its own",
          ["data-path", "actors", "state-dir", "keep-state"]),
-        (ASKED, not kind.startswith(("dirichlet", "quantity")), f"{of_other}dirichlet or quantity",
+        (not kind.startswith(("dirichlet", "quantity")), f"{of_other}dirichlet or quantity",
          ["alpha"]),
-        (ASKED, kind != "classes-per-client", f"{of_other}classes-per-client",
-         ["classes-per-client"]),
-        *((NEVER, family(data) not in of and not (data.startswith(HUB) and _HUB & {*of}),
+        (kind != "classes-per-client", f"{of_other}classes-per-client", ["classes-per-client"]),
+    ]  # fmt: skip
+    refused: list[tuple[bool, str, Sequence[str]]] = [
+        *((family(data) not in of and not (data.startswith(HUB) and _HUB & {*of}),
            f"{shown}; it is for dataset={' or '.join(of)}", keys)
           for keys, of in _READ_BY.items()),
-        (NEVER, not file, f"{of_other}file", ["partition-file"]),
-        (NEVER, config.optimizer == "adam", "optimizer=adam", ["momentum"]),
-        (NEVER, rule != "trimmed-mean", f"aggregation={rule}; it is for trimmed-mean", ["trim"]),
-        (NEVER, rule != "mean", f"aggregation={rule} does not use weights", ["max-weight"]),
-        (NEVER, not strategy.shares_small_model, f"method={config.method} shares no model",
-         ["small-model"]),
-        *((NEVER, True, f"method={config.method}: {why}", [key])
+        (not file, f"{of_other}file", ["partition-file"]),
+        (config.optimizer == "adam", "optimizer=adam", ["momentum"]),
+        (rule != "trimmed-mean", f"aggregation={rule}; it is for trimmed-mean", ["trim"]),
+        (rule != "mean", f"aggregation={rule} does not use weights", ["max-weight"]),
+        (not strategy.shares_small_model, f"{method} shares no model", ["small-model"]),
+        *((True, f"{method}: {why}", [key])
           for key, why in strategy.ignores(config, config.params).items()),
-        (NEVER, config.summed, f"{sums}: the server sees no single uploads",
+        (config.summed, f"{sums}: the server sees no single uploads",
          ["aggregation", "max-weight", "max-update-norm", "max-update-ratio"]),
     ]  # fmt: skip
-    return {key: Idle(why, grade) for grade, holds, why, keys in rows if holds for key in keys}
+    return {
+        key: Idle(why, refuses)
+        for refuses, rows in ((False, noted), (True, refused))
+        for holds, why, keys in rows
+        if holds
+        for key in keys
+    }
 
 
 def off_default(config: RunConfig, keys: Iterable[str]) -> list[str]:
@@ -104,22 +107,21 @@ def off_default(config: RunConfig, keys: Iterable[str]) -> list[str]:
     ]
 
 
-def check_idle(
-    config: RunConfig, values: Mapping[str, Any], *, deployed: bool = False, grade: int = ASKED
-) -> list[str]:
-    """Return a line for each key of ``values``, which somebody gave, that changes nothing.
-
-    Raise UserError for one of ``grade`` or above.
-    """
-    without = idle(config, deployed=deployed)
-    for key in values:
-        if key in without and without[key].grade >= grade and (
-            without[key].grade == ASKED or off_default(config, [key])
-        ):  # fmt: skip
+def check_idle(config: RunConfig, values: Mapping[str, Any]) -> None:
+    """Raise UserError for a key of ``values`` off its default that is refused where it is idle."""
+    without = idle(config)
+    for key in off_default(config, values):
+        if key in without and without[key].refused:
             raise UserError(f"{key}: '{values[key]}' has no effect: {without[key].why}")
-    return [
-        f"{key}={values[key]} has no effect: {without[key].why}" for key in values if key in without
-    ]
+
+
+def idle_notes(
+    config: RunConfig, values: Mapping[str, Any], *, deployed: bool = False
+) -> list[str]:
+    """Return a line for each key of ``values``, which somebody gave, that changes nothing."""
+    without = idle(config, deployed=deployed)
+    return [f"{key}={values[key]} has no effect: {without[key].why}" for key in values
+            if key in without]  # fmt: skip
 
 
 def check_cells(configs: Iterable[RunConfig], given: Mapping[str, Any]) -> list[str]:
@@ -135,7 +137,6 @@ def check_cells(configs: Iterable[RunConfig], given: Mapping[str, Any]) -> list[
 def check_combinations(config: RunConfig) -> None:
     """Raise UserError for settings that are fine alone and impossible together."""
     strategy, kind = find_method(config.method).strategy, kind_of(config.dataset)
-    named = f"is not allowed with method={config.method}"
     for model in config.models:
         validate_model_name(model, kind)
     functions = [function for _, (function,) in config.metrics]
@@ -146,6 +147,7 @@ def check_combinations(config: RunConfig) -> None:
     untuned = next((key for key in config.tuned if key not in tuned), "")
     # Of files it shows when they are opened: a folder of several names its clients.
     siteless = kind and family(config.dataset) not in {*DATASETS, "image-folder"}
+    method, late = f"is not allowed with method={config.method}", config.late == "next"
     for holds, text in (
         (functions and config.summed,
          "metrics: own metrics are not allowed with secure-sum: clients send sums"),
@@ -163,6 +165,16 @@ def check_combinations(config: RunConfig) -> None:
          "no client; use partition=file with a partition-file"),
         (untuned, f"tuned: '{untuned}' is not allowed: {', '.join(sorted(TUNABLE))}, or a key "
          "of the method; runs that differ in other keys are not compared"),
+        (config.aggregation not in strategy.aggregations, f"aggregation: '{config.aggregation}' "
+         f"{method}, which combines uploads itself; allowed: {', '.join(strategy.aggregations)}"),
+        (config.summed and strategy.not_summed,
+         f"secure-sum: '{config.secure_sum}' {method}: {strategy.not_summed}"),
+        (late and config.summed, f"late: 'next' {method}: the sum of a round is that of its "
+         "members"),
+        (late and config.aggregation != "mean",
+         f"late: 'next' {method}: a median or trimmed mean has no weights"),
+        (late and not strategy.weighs_late,
+         f"late: 'next' {method}: its server uses no weights of uploads"),
     ):  # fmt: skip
         if holds:
             raise UserError(text)
@@ -171,21 +183,6 @@ def check_combinations(config: RunConfig) -> None:
     if strategy.shares_small_model:
         small_name(config, kind)
     check_kind(config, kind)
-    allowed = ", ".join(strategy.aggregations)
-    for holds, text in (
-        (config.aggregation not in strategy.aggregations, f"aggregation: '{config.aggregation}' "
-         f"{named}, which combines uploads itself; allowed: {allowed}"),
-        (config.summed and strategy.not_summed,
-         f"secure-sum: '{config.secure_sum}' {named}: {strategy.not_summed}"),
-        (config.late == "next" and config.summed,
-         f"late: 'next' {named}: the sum of a round is that of its members"),
-        (config.late == "next" and config.aggregation != "mean",
-         f"late: 'next' {named}: a median or trimmed mean has no weights"),
-        (config.late == "next" and not strategy.weighs_late,
-         f"late: 'next' {named}: its server uses no weights of uploads"),
-    ):  # fmt: skip
-        if holds:
-            raise UserError(text)
     strategy.check_aggregate(config)
     strategy.check_config(config, config.params)
 
@@ -228,15 +225,6 @@ def check_replies(config: RunConfig) -> None:
 
 # --- messages about a key or a value --------------------------------------------------------------
 
-_NEEDED = {  # by the first word of pydantic's name of an error
-    "int": "a whole number", "float": "a number", "finite": "a finite number",
-    "bool": "true or false", "string": "a text",
-}  # fmt: skip
-_FORMS = {
-    "split": "write train:val:test as whole numbers, such as 8:1:1",
-    "device": "write auto, cpu, cuda or cuda:N",
-    "name": "use up to 64 of A-Z a-z 0-9 . _ - and no spaces",
-}
 _TEXTS = {*PATHS, "labels", "target", "text", "name"}  # any commas
 
 
@@ -247,15 +235,8 @@ def unknown_key(key: str, method: str) -> str:
     plain, keys = re.sub("[-_]+", "-", key.lower()).strip("-"), method_keys(method)
     owners = [name for name in METHODS if plain in method_keys(name)]
     if owners and plain not in keys:
-        only = " or ".join(owners)
-        return f"{key}: only method {only} has this key, and method is '{method}'"
-    symbols = {  # of the papers: N, number of clients
-        kebab(name)
-        for name, field in RunConfig.model_fields.items()
-        if re.match(rf"{re.escape(key)}[ ,;]", f"{field.description} ")
-    }
-    hint = nearest(plain, sorted(COMMON | keys | {"grid"}))
-    return f"{key}: unknown key{f' (did you mean {symbols.pop()!r}?)' if symbols else hint}"
+        return f"{key}: only method {' or '.join(owners)} has this key, and method is '{method}'"
+    return f"{key}: unknown key{nearest(plain, sorted(COMMON | keys | {'grid'}))}"
 
 
 def check_single(schema: type[Schema], key: str, value: Any) -> None:
@@ -274,13 +255,9 @@ def check_single(schema: type[Schema], key: str, value: Any) -> None:
     )
 
 
-def wrong_value(schema: type[Schema], key: str, value: Any, error: Mapping[str, Any]) -> str:
-    """Return one line on a value that does not fit: what is allowed, in words."""
+def wrong_value(schema: type[Schema], key: str, value: Any, reason: str) -> str:
+    """Return one line on a value that does not fit, with pydantic's ``reason`` and the meaning."""
     meaning = schema.model_fields[key.replace("-", "_")].description or key
-    shown, (kind, _, fault) = f"{key}: '{value}' is not allowed", error["type"].partition("_")
-    if fault in {"parsing", "type", "from_float", "number"} and kind in _NEEDED:
-        return f"{shown}: {_NEEDED[kind]} is needed ({meaning})"
-    if key in _FORMS:
-        return f"{shown}: {_FORMS[key]}"
-    reason = error["msg"][0].lower() + error["msg"][1:]
-    return f"{shown}: {reason} ({meaning})"
+    reason = reason.replace("Input should be", "it must be")
+    reason = reason[0].lower() + reason[1:]
+    return f"{key}: '{value}' is not allowed: {reason} ({meaning})"

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from fedhet import TOP
 from fedhet.config import checks
-from fedhet.config.checks import ASKED, COMMON, NEVER, check_idle, check_single, off_default
+from fedhet.config.checks import COMMON, check_idle, check_single, idle_notes, off_default
 from fedhet.config.registry import find_method, method_keys, method_name
 from fedhet.config.schema import PATHS, Params, RunConfig, Schema
 from fedhet.data.inputs import IMAGE, kind_of
@@ -88,10 +88,7 @@ def load_noted(
     config = build_config({**preset, **new})
     # A preset's key may have lost its effect to an override; a run's own config.yaml has them all.
     written = {key: preset[key] for key in off_default(config, preset)}
-    if "partition" in new:
-        for key, row in checks.idle(config, deployed=deployed).items():
-            written.pop(key if row.grade == ASKED else "", None)
-    return config, check_idle(config, {**written, **new}, deployed=deployed)
+    return config, idle_notes(config, {**written, **new}, deployed=deployed)
 
 
 def resumed_config(started: Mapping[str, Any], changes: Mapping[str, Any]) -> RunConfig:
@@ -104,17 +101,16 @@ def resumed_config(started: Mapping[str, Any], changes: Mapping[str, Any]) -> Ru
                 f"allowed: {', '.join(RESUMABLE)}"
             )
     config = build_config({**started, **changes})
-    planned = {
-        f"lr-schedule={config.lr_schedule}": config.lr_schedule != "constant",
-        f"method={config.method}": find_method(config.method).strategy.plans_rounds,
-        "the noise of dp-clip": config.dp_clip > 0,
-    }
-    for what in (what for what, holds in planned.items() if holds):
-        if config.rounds != started["rounds"]:
-            raise UserError(
-                f"rounds: {config.rounds} is not allowed: {what} depends on the number of "
-                f"rounds, and this run began with {started['rounds']}; start a new run"
-            )
+    planned = (
+        (config.lr_schedule != "constant", f"lr-schedule={config.lr_schedule}"),
+        (find_method(config.method).strategy.plans_rounds, f"method={config.method}"),
+        (config.dp_clip > 0, "the noise of dp-clip"),
+    )
+    if config.rounds != started["rounds"] and (what := next((w for is_, w in planned if is_), "")):
+        raise UserError(
+            f"rounds: {config.rounds} is not allowed: {what} depends on the number of rounds, and "
+            f"this run began with {started['rounds']}; start a new run"
+        )
     return config
 
 
@@ -136,7 +132,7 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
     group = DEFAULT_GROUP[kind_of(config.dataset) or IMAGE]
     models = config.models if "models" in values else (group,)
     config = config.model_copy(update={"params": params, "models": expand(models)})
-    check_idle(config, values, grade=NEVER)
+    check_idle(config, values)
     checks.check_combinations(config)
     return config
 
@@ -145,16 +141,16 @@ def _validate(schema: type[Schema], values: Mapping[str, Any]) -> Schema:
     for key, value in values.items():
         check_single(schema, key, value)
         annotation = schema.model_fields[key.replace("-", "_")].annotation
-        if isinstance(value, bool) and annotation in (int, float):
-            kind = {"type": "int_type" if annotation is int else "float_type"}
-            raise UserError(checks.wrong_value(schema, key, str(value).lower(), kind))
+        if isinstance(value, bool) and annotation in (int, float):  # pydantic would count it
+            word = str(value).lower()
+            raise UserError(checks.wrong_value(schema, key, word, "it must be a number"))
     try:
         return schema.model_validate(dict(values))
     except ValidationError as errors:
         error = errors.errors(include_url=False)[0]
         key = str(error["loc"][0])
         value = values.get(key, error["input"])
-        raise UserError(checks.wrong_value(schema, key, value, error)) from None
+        raise UserError(checks.wrong_value(schema, key, value, error["msg"])) from None
 
 
 def absolute_paths(config: RunConfig) -> RunConfig:
@@ -183,6 +179,4 @@ def from_run_config(run_config: Mapping[str, Any]) -> tuple[RunConfig, dict[str,
     shipped = RunConfig()
     if values.get("models") == ",".join(shipped.models):  # not chosen by the user
         del values["models"]
-    config = build_config(values)
-    check_idle(config, {key: values[key] for key in off_default(config, values)})
-    return config, {}
+    return build_config(values), {}

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from fedhet.config import checks
-from fedhet.config.checks import check_kind, check_replies
+from fedhet.config.checks import check_kind, check_replies, idle_notes
 from fedhet.config.load import absolute_paths, build_config, resumed_config
 from fedhet.config.registry import find_method
 from fedhet.config.schema import RunConfig
@@ -131,7 +130,7 @@ def resume(
         config = resolve_clients(config)
         dataset, _ = check_simulation(config)
         folder.check_data(dataset.digest)
-    for line in checks.check_idle(config, changes, deployed=connection is not None):
+    for line in idle_notes(config, changes, deployed=connection is not None):
         console.say(f"note: {line}")
     launch = Launch(config, folder, resume=True, on_round=on_round)
     with interruptible():

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
@@ -355,19 +354,6 @@ def bubbles(counts: pd.DataFrame) -> tuple[float, Callable[[Axes], None]]:
         ax.set_xlabel("clients, in order", fontsize=9)
 
     return high, draw
-
-
-def save_partition(counts: pd.DataFrame, what: str, path: Path) -> None:
-    """Draw examples per client (rows) and class into a file .png, .svg or .pdf."""
-    high, draw = bubbles(counts)
-    held = counts.to_numpy()
-    title = f"{len(held):,} clients, {held.sum():,} {what}, at most {held.max():,} of a class"
-    with mpl.rc_context(_RC):
-        figure = Figure(figsize=(_WIDE / 72, high / 72), dpi=150, layout="constrained")
-        axes = figure.subplots()
-        draw(axes)
-        axes.set_title(title, fontsize=9, loc="left")
-        figure.savefig(path, facecolor="white")
 
 
 # --- t-SNE of representations: needs clients' models and examples --------------------------------

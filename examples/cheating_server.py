@@ -15,7 +15,7 @@ from fedhet.config.load import load_config
 from fedhet.deploy.certs import make
 from fedhet.errors import Refused, Rejected
 from fedhet.protocol.messages import Reply
-from fedhet.site.limits import Asked, Limits, check_run
+from fedhet.site.limits import Limits, check_run
 from fedhet.site.state import FileStore
 from fedhet.sums.client import NodeCertificate, SumNotes
 from fedhet.sums.masks import Cohort, SumKey, SumTerms, Survivors
@@ -64,7 +64,7 @@ def main(folder: Path) -> None:
         return server
 
     for name in INSISTING:  # 1. It asks for single uploads.
-        refused(name, check_run, LIMITS, Asked(load_config(None)))
+        refused(name, check_run, LIMITS, load_config(None))
     forged = keys | {"elm": SumKey(bytes(range(32)))}  # 2. It gives itself out for elm.
     print("ash does not accept the key of", *site["ash"].introduce(forged, own["ash"].ca))
     for name in NAMES:

@@ -38,7 +38,7 @@ from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.messages import QUERY, Reply, answer, message_bytes, to_wire
 from fedhet.rng import one_blas_thread
 from fedhet.site import limits, local_data
-from fedhet.site.limits import History, Limits, state_root
+from fedhet.site.limits import NOTHING, History, Limits, say, state_root
 from fedhet.site.local_data import LocalData
 from fedhet.site.privacy import UploadProtection
 from fedhet.site.state import DATA, SUM_KEY, FileStore
@@ -57,7 +57,6 @@ KNOWN: dict[type[Exception], Code] = {
     MemoryError: Code.MEMORY,
     UserError: Code.CONFIGURATION,
 }
-NOTHING = History()  # of a simulated client
 RUN = "run"  # record with the configuration, where the app's own run config does not have it
 # Places of which this process has printed a traceback; a run clears it.
 shown: Recent[tuple[object, ...], bool] = Recent(1000)
@@ -135,8 +134,8 @@ class Request:
             limits.check_means(self.limits, history, lambda: cannot_prove(self.node))
             self.limits.check("max_disk", folder_size(state_root(self.node)))
         shares = self.method.client.shares_model
-        asked = limits.Asked(self.config, shares, history, self.what.experiment)
-        limits.check_run(self.limits, asked)
+        about = self.config, history, self.what.experiment
+        limits.check_run(self.limits, *about, shares_model=shares)
 
     def data(self) -> LocalData:
         """Return this client's id and examples, without classes that are too rare to take part."""
@@ -145,13 +144,13 @@ class Request:
                 data = local_data.load_local(self.config, self.node, simulated=self.simulated)
             else:
                 data = self.own.data(self.context, self.config)
-        self.limits.check("columns", data.dataset.inputs.columns)
+        self.limits.check_columns(data.dataset.inputs.columns)
         self._check_same_data(data)
         data, rare = local_data.without_rare(data, self.limits.min_class or 0)
         if self.node.get("data-dir") and not self.config.classes:
             self.untold = rare
         if rare and self.kind == QUERY:
-            _say(lambda: f"classes with fewer than min-class={self.limits.min_class} training "
+            say(lambda: f"classes with fewer than min-class={self.limits.min_class} training "
                 f"examples take no part: {', '.join(rare)}")  # fmt: skip
         return data
 
@@ -232,7 +231,7 @@ def _answered(handler: Handler, own: OwnSite | None, message: Message, context: 
     try:
         with (
             without_denormals(), giving({} if own is None else own.objects),
-            history.asked(message, run_config, _say) as note,
+            history.asked(message, run_config) as note,
         ):  # fmt: skip
             reply = handler(Request(message, context, history, run_config, own))
             note(reply)
@@ -245,11 +244,11 @@ def query(asked: Request) -> Reply:
     """Say who this node is: client id, classes and images, model, device."""
     config, refused = asked.config, asked.what.refused
     if refused:
-        _say(lambda: f"this run does without this node: {one_line(refused)}")
+        say(lambda: f"this run does without this node: {one_line(refused)}")
         return Reply({})
     data = asked.data()
     _check_own_choices(asked, data)
-    _say(lambda: f"run {config.name or config.method}: state in {asked.store(data.client).folder}")
+    say(lambda: f"run {config.name or config.method}: state in {asked.store(data.client).folder}")
     info: dict[str, Any] = {
         "client": data.client,
         "clients": data.clients,
@@ -307,7 +306,7 @@ def train(asked: Request) -> Reply:
         for name in dict.fromkeys(["accuracy", asked.config.metric])
         if not math.isnan(own.get(key := f"test_{name}", math.nan))
     ]
-    _say(lambda: (
+    say(lambda: (
         f"round {what.round}: {'test ' * bool(figures)}{', '.join(figures) or 'not evaluated'}, "
         f"{seconds:.1f} s, {message_bytes(message):,} bytes received, "
         f"{message_bytes(answer(message, reply)):,} sent"
@@ -459,12 +458,6 @@ def _show(error: BaseException, step: str) -> None:
     if shown.get(key) is None:
         shown.put(key, True)
         print(errors.shortened(error, step), file=sys.stderr, flush=True)
-
-
-def _say(text: Callable[[], str]) -> None:
-    """Print a line for the owner of a node, which `fedhet node` finds in what Flower prints."""
-    if os.environ.get("FEDHET_NODE"):
-        print(f"fedhet: {text()}", file=sys.stderr, flush=True)
 
 
 def _step(message: Message, context: Context) -> str:

@@ -1,9 +1,9 @@
 """What a site was asked and what it allows: its history, and a file of its administrator.
 
-``limits="/etc/fedhet/limits.yaml"`` in a node configuration. It wins over any run: the
-client alone reads it, in the handshake and again before every training, and refuses what breaks it,
-with the limit's name. Each limit is one field of :class:`Limits`: its type, its meaning, what it
-allows and how it is checked. Limits on questions, runs and epsilon count lines of the history.
+``limits="/etc/fedhet/limits.yaml"`` in a node configuration. It wins over any run: the client alone
+reads it, in the handshake and again before every training, and refuses what breaks it, with the
+limit's name. Each limit is a field of :class:`Limits` and a line of :func:`check_run`. Limits on
+questions, runs and epsilon count lines of the history.
 """
 
 import contextlib
@@ -11,8 +11,9 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -28,8 +29,8 @@ from fedhet.data.inputs import Form, load_inputs
 from fedhet.errors import Code, Damaged, Refused, UserError, one_line
 from fedhet.files import parse_object, private_folder, read_json, read_jsonl, read_yaml
 from fedhet.models.names import kinds_of, parse
-from fedhet.protocol.messages import CONFUSION, EVALUATE, OWNERS, QUERY, TRAIN, Reply
-from fedhet.site.privacy import NOTE, epsilon_of, mu_of, noise_multiplier
+from fedhet.protocol.messages import CONFUSION, EVALUATE, OWNERS, QUERY, TRAIN, Reply, from_wire
+from fedhet.site.privacy import NOTE, Account, noise_multiplier
 
 NAME = "history.jsonl"
 SHAKE, ANSWERED = "handshake", "answered"
@@ -49,7 +50,7 @@ SHOWN = (
     "rounds", "secure-sum", *SUMS, "dp-clip", "dp-epsilon", "dp-delta",
 )  # fmt: skip
 DAY = timedelta(hours=24)
-
+MOST_LINES = 10_000  # of a history, some thousand runs
 
 # Honest payloads of all methods had norms from 1 to 56 in five rounds of three clients on digits; a
 # model of 100 million parameters of 0.1 has 1,000.
@@ -94,29 +95,23 @@ class History:
         since = (datetime.now(UTC) - DAY).isoformat()
         return len({one["question"] for one in self._answered() if one["time"] >= since})
 
-    def runs(self) -> set[str]:
-        """Return the runs that have had more than a handshake here."""
-        return {one["run"] for one in self._answered() if one["stage"] != SHAKE}
+    def runs(self) -> dict[str, dict[str, Any]]:
+        """Return the runs that have had more than a handshake here, each with its last line."""
+        return {one["run"]: one for one in self._answered() if one["stage"] != SHAKE}
 
     def epsilon(self, but: str) -> float:
         """Return what the uploads of all runs ``but`` one have cost; infinite without noise."""
-        budgets = {one["run"]: one for one in self._answered() if one["stage"] != SHAKE}
-        return math.fsum(self._cost(run, one) for run, one in budgets.items() if run != but)
+        return math.fsum(self._cost(run, one) for run, one in self.runs().items() if run != but)
 
     def _cost(self, run: str, line: Mapping[str, Any]) -> float:
         if not line.get("dp-clip"):
             return math.inf
         assert self.folder is not None
-        spent = []
-        for path in (self.folder / run).glob(f"*/{NOTE}.json"):
-            try:
-                account = read_json(path)
-                agreed, uploads = account["agreed"], int(account["uploads"])
-                delta, rounds = float(agreed["dp_delta"]), int(agreed["rounds"])
-                mu = mu_of(float(agreed["dp_epsilon"]), delta) * math.sqrt(uploads / rounds)
-                spent.append(epsilon_of(mu, delta))
-            except (Damaged, OSError, KeyError, TypeError, ValueError) as error:
-                raise Refused(f"the account '{path}' cannot be read", Code.STATE) from error
+        try:
+            paths = (self.folder / run).glob(f"*/{NOTE}.json")
+            spent = [from_wire(Account, read_json(path)).epsilon for path in paths]
+        except (Damaged, OSError, KeyError, TypeError, ValueError) as error:
+            raise Refused(f"an account of run '{run}' cannot be read", Code.STATE) from error
         return max(spent, default=float(line["dp-epsilon"]))  # without account: all of it
 
     def _answered(self) -> list[dict[str, Any]]:
@@ -124,10 +119,7 @@ class History:
 
     @contextlib.contextmanager
     def asked(
-        self,
-        message: Message,
-        run_config: Mapping[str, Any],
-        say: Callable[[Callable[[], str]], None],
+        self, message: Message, run_config: Mapping[str, Any]
     ) -> Iterator[Callable[[Reply], None]]:
         """Note a question, unless it was noted before, with what becomes of it in this block.
 
@@ -143,35 +135,46 @@ class History:
         try:
             yield replies.append
         except (Exception, SystemExit) as error:
-            self._add(line | {"answer": f"refused: {one_line(error)}"}, say)
+            self._add(line | {"answer": f"refused: {one_line(error)}"})
             raise
-        told = filter(None, map(told_by, replies))
-        self._add(line | {"answer": "; ".join([ANSWERED, *told])}, say)
+        self._add(line | {"answer": "; ".join([ANSWERED, *filter(None, map(told_by, replies))])})
 
-    def _add(self, line: dict[str, Any], say: Callable[[Callable[[], str]], None]) -> None:
-        if any(_same(one) == _same(line) for one in self.lines()):
+    def _add(self, line: dict[str, Any]) -> None:
+        lines = self.lines()
+        if any(_same(one) == _same(line) for one in lines):
             return
         assert self.folder is not None
+        path = self.folder / NAME
+        if len(lines) >= MOST_LINES:
+            raise Refused(f"'{path}' is full: --new-data begins anew", Code.STATE)
         try:
             private_folder(self.folder)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-            with open(os.open(self.folder / NAME, flags, 0o600), "w", encoding="utf-8") as file:
+            with open(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            text = f"'{self.folder / NAME}' cannot be written: {error}"
-            raise Refused(text, Code.STATE) from error
-        known = any(one["question"] == line["question"] for one in self.lines())
+            raise Refused(f"'{path}' cannot be written: {error}", Code.STATE) from error
+        known = any(one["question"] == line["question"] for one in lines)
         about = line["run"] if known else asked(line)
-        self._lines = [*self.lines(), line]
+        self._lines = [*lines, line]
         say(lambda: f"question: {about}: {line['stage']}: {one_line(line['answer'], 2000)}")
+
+
+NOTHING = History()  # of a simulated client
 
 
 def _same(line: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what lines have in common of which one is enough: every round is answered alike."""
     sent = line["stage"] != SHAKE and line["answer"].startswith(ANSWERED)
     return line["question"], line["stage"], "sent" if sent else line["answer"]
+
+
+def say(text: Callable[[], str]) -> None:
+    """Print a line for the owner of a node, which `fedhet node` finds in what Flower prints."""
+    if os.environ.get("FEDHET_NODE"):
+        print(f"fedhet: {text()}", file=sys.stderr, flush=True)
 
 
 def told_by(reply: Reply) -> str:
@@ -201,12 +204,17 @@ def begin_anew(folder: Path) -> Path | None:
     return aside
 
 
+def values_of(run_config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a run's values by key; raise Damaged or KeyError if there are none."""
+    text = str(run_config.get("config", ""))
+    return parse_object(text, "run config", "config")["config"] if text else run_config
+
+
 def question(experiment: str, run_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the history says of a run that asks, and a digest of the whole question."""
-    text = str(run_config.get("config", ""))
-    values: Mapping[str, Any] = run_config
+    values = run_config
     with contextlib.suppress(Damaged, KeyError):
-        values = parse_object(text)["config"] if text else run_config
+        values = values_of(run_config)
     whole = json.dumps([experiment, sorted(values.items())], default=str)
     hidden = SUMS if values.get("secure-sum") in {None, "off"} else ()
     shown = {key: values[key] for key in SHOWN if values.get(key) and key not in hidden}
@@ -228,185 +236,70 @@ def asked(line: Mapping[str, Any]) -> str:
 # --- limits ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A run that asks a site: its configuration, and what the site knows of earlier ones."""
-
-    config: RunConfig
-    shares_model: bool = False
-    history: History = field(default_factory=History)
-    experiment: str = ""
-
-
-Check = Callable[[Any, Any], object]  # of the limit's value and what it is held against
-
-
-def limit(
-    meaning: str, check: Check, allows: str = "{}", default: Any = None, **bounds: Any
-) -> Any:
-    """Declare a limit: ``check`` returns what the run has instead, or nothing if it is allowed."""
-    about: Any = {"check": check, "allows": allows}
-    return Field(default, description=meaning, json_schema_extra=about, **bounds)
-
-
-def _over(what: str) -> Check:
-    """Return the check that a number is no larger than the limit."""
-    return lambda most, value: "" if value <= most else f"{what} {value:.10g}"
-
-
-def _longest(most: int, asked: Asked) -> str:
-    config = asked.config
-    own = {k: v for k, v in config.params.model_dump().items() if k.endswith("epochs")}
-    own = {k: v for k, v in own.items() if not k.startswith("server-")}
-    epochs = own if config.local_steps else {"local_epochs": config.local_epochs} | own
-    name = max(epochs, key=lambda key: epochs[key], default="")
-    return f"{kebab(name)} is {epochs[name]}" if name and epochs[name] > most else ""
-
-
-def _noise(summed: bool) -> Check:  # noqa: FBT001
-    """Return the check of the noise of runs that have sums, or of those that have none."""
-
-    def check(least: float, asked: Asked) -> str:
-        noise = noise_multiplier(asked.config)
-        less = asked.config.summed == summed and noise < least
-        return f"the run has {noise:.4g}" if less else ""
-
-    return check
-
-
-def _masked(_: str, asked: Asked) -> str:
-    config = asked.config
-    wrong = {
-        f"secure-sum is {config.secure_sum}": not config.summed,
-        "sum-metrics is false": not config.sum_metrics,
-        f"sum-min is {config.sum_min}": config.sum_min < SUM_MIN,
-        f"sum-owners is {config.sum_owners}": config.sum_owners < SUM_MIN,
-    }
-    return next((text for text, so in wrong.items() if so), "")
-
-
-def _members(least: int, asked: Asked) -> str:
-    config = asked.config
-    size = config.cohort(config.clients) if config.summed and config.clients else least
-    return f"a round has {size} clients" if size < least else ""
-
-
-def columns_of(config: RunConfig) -> set[str]:
-    """Return the columns that a configuration names to be read."""
-    named = {config.target, config.text, config.time, *config.site}
-    named |= {*dict(config.categories), *config.channels}
-    named |= {*getattr(config, "numbers", ()), *config.group}
-    return {*named, config.split_by} - {""}
-
-
-def _columns(allowed: Sequence[str], asked: Any) -> str:
-    """Check the columns that a run names, or those that its examples were read from."""
-    read = columns_of(asked.config) if isinstance(asked, Asked) else asked
-    others = sorted({*read} - {*allowed})
-    return f"the run reads {others[0]!r}" if others else ""
-
-
-def _classes(wanted: Sequence[str], asked: Asked) -> str:
-    config = asked.config
-    if any(values for _, values in config.labels):
-        return "the run divides the target by labels of its own"
-    named = {*config.classes, *dict(config.labels)}
-    return "" if named == {*wanted} else f"the run asks for {', '.join(sorted(named)) or 'others'}"
-
-
-def _labels(wanted: Any, asked: Asked) -> str:
-    same = dict(asked.config.labels) == dict(wanted)
-    return "" if same else "the run divides the target in another way"
-
-
-def form_of(config: RunConfig) -> dict[str, tuple[str, ...]]:
-    """Return what a run says of how a file is written, by the keys that do."""
-    said = {kebab(one.name): getattr(config, one.name) for one in fields(Form)}
-    return {key: (v,) if isinstance(v, str) else v for key, v in said.items() if v}
-
-
-def _form(wanted: Any, asked: Asked) -> str:
-    other = sorted({*form_of(asked.config).items()} ^ {*dict(wanted).items()})
-    return f"the run has {other[0][0]} otherwise" if other else ""
-
-
-def _runs(most: int, asked: Asked) -> str:
-    other = asked.history.runs() - {asked.experiment}
-    return f"{len(other)} others have trained here" if len(other) >= most else ""
-
-
-def _epsilon(most: float, asked: Asked) -> str:
-    if not asked.config.dp_clip:
-        return "the run adds no noise (dp-clip)"
-    spent = asked.history.epsilon(asked.experiment)
-    if spent + asked.config.dp_epsilon <= most * (1 + 1e-9):
-        return ""
-    return f"earlier runs cost {spent:.4g} and this one may cost {asked.config.dp_epsilon:g}"
+def limit(meaning: str, default: Any = None, **bounds: Any) -> Any:
+    """Declare a limit with its meaning; None limits nothing."""
+    return Field(default, description=meaning, **bounds)
 
 
 class Limits(Schema):
     """The keys of the file; one that is left out limits nothing, but for those with a default."""
 
-    target: str | None = limit("the column that a run may take for the class",
-        lambda wanted, asked: "" if asked.config.target == wanted
-        else f"target is {asked.config.target!r}")  # fmt: skip
-    classes: Words | None = limit("the classes that a run must name, exactly", _classes)
-    labels: Lists | None = limit("how a run must divide the target, exactly", _labels)
-    columns: Words | None = limit("the columns that a run may read", _columns)
-    group: Words | None = limit("the columns whose rows a run must keep together, exactly",
-        lambda wanted, asked: "" if {*wanted} == {*asked.config.group}
-        else f"group is {', '.join(asked.config.group) or 'empty'}")  # fmt: skip
+    target: str | None = limit("the column that a run may take for the class")
+    classes: Words | None = limit("the classes that a run must name, exactly")
+    labels: Lists | None = limit("how a run must divide the target, exactly")
+    columns: Words | None = limit("the columns that a run may read")
+    group: Words | None = limit("the columns whose rows a run must keep together, exactly")
     form: Lists | None = limit("what a run must say of how the file is written (gaps, sheet, "
-        "columns ...), exactly; default where columns has a limit: nothing", _form)  # fmt: skip
-    min_class: int | None = limit(f"fewest training examples of a class that takes part; a class "
-        f"with fewer is absent (default {MIN_CLASS} with --data)", lambda *_: "", ge=1)  # fmt: skip
-    max_queries: int | None = limit("most questions that are answered in 24 hours",
-        lambda most, asked: "" if not asked.history.new or (n := asked.history.today()) < most
-        else f"{n} were answered", ge=1)  # fmt: skip
-    max_runs: int | None = limit("most runs that may train on this data", _runs, ge=1)
+        "columns ...), exactly; default where columns has a limit: nothing")  # fmt: skip
+    min_class: int | None = limit("fewest training examples of a class that takes part; a class "
+        f"with fewer is absent (default {MIN_CLASS} with --data)", ge=1)  # fmt: skip
+    max_queries: int | None = limit("most questions that are answered in 24 hours", ge=1)
+    max_runs: int | None = limit("most runs that may train on this data", ge=1)
     total_epsilon: float | None = limit(
-        "most that all runs on this data may cost together, epsilon", _epsilon, gt=0)  # fmt: skip
-    max_disk: int | None = limit("most bytes of this node's state folder",
-        _over("it would have"), ge=1)  # fmt: skip
-    max_epochs: int | None = limit("most epochs of any kind in one round", _longest, ge=1)
-    max_rounds: int | None = limit("most rounds of one run",
-        lambda most, asked: "" if asked.config.rounds <= most
-        else f"rounds is {asked.config.rounds}", ge=1)  # fmt: skip
-    methods: Words | None = limit("methods that may run here",
-        lambda allowed, asked: "" if asked.config.method in allowed
-        else f"method is {asked.config.method}")  # fmt: skip
-    modules: Words | None = limit("packages of others that a run may name as module:NAME",
-        lambda allowed, named: f"the run names {min(named - {*allowed})}"
-        if named - {*allowed} else "")  # fmt: skip
-    shared_models: bool = limit("whether a method may share a model",
-        lambda allowed, asked: "" if allowed or not asked.shares_model
-        else f"method {asked.config.method} shares a model", default=True)  # fmt: skip
-    min_noise: float | None = limit(
-        "least noise, sigma / dp-clip", _noise(False), "at least {:g}", gt=0
+        "most that all runs on this data may cost together, epsilon", gt=0
     )
+    max_disk: int | None = limit("most bytes of this node's state folder", ge=1)
+    max_epochs: int | None = limit("most epochs of any kind in one round", ge=1)
+    max_rounds: int | None = limit("most rounds of one run", ge=1)
+    methods: Words | None = limit("methods that may run here")
+    modules: Words | None = limit("packages of others that a run may name as module:NAME")
+    shared_models: bool = limit("whether a method may share a model", default=True)
+    min_noise: float | None = limit("least noise, sigma / dp-clip", gt=0)
     min_sum_noise: float | None = limit(
-        "least noise of a sum, sigma / dp-clip, in runs that have sums", _noise(True),
-        "at least {:g}", gt=0)  # fmt: skip
+        "least noise of a sum, sigma / dp-clip, in runs that have sums", gt=0
+    )
     secure_sum: Literal["required"] | None = limit(
-        "required: only masked sums, also of metrics, of three sites and owners or more", _masked,
-        "only masked sums")  # fmt: skip
-    min_sum: int | None = limit("least clients of a sum", _members, "at least {}", ge=2)
-    max_upload_bytes: int | None = limit("most bytes of one upload",
-        _over("this upload has"), ge=0)  # fmt: skip
-    max_download_bytes: int = limit("most bytes of one message that comes down",
-        _over("it has"), default=MAX_DOWNLOAD_BYTES, ge=1)  # fmt: skip
-    max_download_norm: float = limit("largest L2 norm of the floats that come down at once",
-        _over("it is"), "{:g}", MAX_DOWNLOAD_NORM, gt=0)  # fmt: skip
+        "required: only masked sums, also of metrics, of three sites and owners or more"
+    )
+    min_sum: int | None = limit("least clients of a sum", ge=2)
+    max_upload_bytes: int | None = limit("most bytes of one upload", ge=0)
+    max_download_bytes: int = limit(
+        "most bytes of one message that comes down", MAX_DOWNLOAD_BYTES, ge=1
+    )
+    max_download_norm: float = limit(
+        "largest L2 norm of the floats that come down at once", MAX_DOWNLOAD_NORM, gt=0
+    )
 
-    def check(self, name: str, subject: Any) -> None:
-        """Raise Refused if ``subject`` breaks the limit of this field."""
-        value, about = getattr(self, name), type(self).model_fields[name].json_schema_extra
-        assert isinstance(about, dict)
-        check: Any = about["check"]
-        if value is not None and (instead := check(value, subject)):
-            named = name == "columns" and isinstance(subject, Asked)  # by the run, not by the file
-            word = f"columns: {instead}" if named else ""
-            raise _broken(kebab(name), str(about["allows"]).format(shown(value)), instead, word)
+    def check(self, name: str, value: float) -> None:
+        """Raise Refused if ``value`` is not at most the limit of this field."""
+        if (most := getattr(self, name)) is not None and not value <= most:
+            raise self.broken(name, f"it is {value:.10g}")
+
+    def check_columns(self, read: Iterable[str], *, named: bool = False) -> None:
+        """Raise Refused for a column that is read; one that the run has ``named`` is told."""
+        allowed = {*read} if self.columns is None else {*self.columns}
+        for column in sorted({*read} - allowed):
+            instead = f"the run reads {column!r}"
+            raise self.broken("columns", instead, about=f"columns: {instead}" if named else "")
+
+    def broken(self, name: str, instead: str, allowed: str = "", about: str = "") -> Refused:
+        """Return the error of a run that has something else ``instead`` of what is allowed."""
+        value = "only masked sums" if name == "secure_sum" else shown(getattr(self, name))
+        least = "at least " * name.startswith("min_")
+        text = (
+            f"limit {kebab(name)}: this site allows {allowed or f'{least}{value}'}, and {instead}"
+        )
+        return Refused(text, Code.LIMIT, about or kebab(name))
 
     def said(self) -> list[str]:
         """Return in plain words what this site allows."""
@@ -433,17 +326,10 @@ class Limits(Schema):
         return [text for text, so in open_.items() if so]
 
 
-# What is checked elsewhere, when it is known; the rest a run's configuration breaks or not.
-LATER = {
-    "min_class", "max_disk", "modules", "max_upload_bytes", "max_download_bytes",
-    "max_download_norm",
-}  # fmt: skip
-
-
-def shown(value: Any) -> Any:
-    """Return a limit's value for a message; numbers stay numbers."""
+def shown(value: Any) -> str:
+    """Return a limit's value for a message."""
     if not isinstance(value, tuple):
-        return value
+        return f"{value:.10g}" if isinstance(value, float) else str(value)
     if value and isinstance(value[0], tuple):
         return "; ".join(f"{name}: {', '.join(some) or name}" for name, some in value)
     return ", ".join(value) or "none"
@@ -489,6 +375,18 @@ def draft(config: RunConfig, dataset: Dataset, *, certified: bool) -> str:
     return "\n".join([*lines, "# total-epsilon: 8", ""])
 
 
+def columns_of(config: RunConfig) -> set[str]:
+    """Return the columns that a configuration names to be read."""
+    named = {config.target, config.text, config.time, config.split_by, *config.site, *config.group}
+    return named.union(config.numbers, dict(config.categories), config.channels) - {""}
+
+
+def form_of(config: RunConfig) -> dict[str, tuple[str, ...]]:
+    """Return what a run says of how a file is written, by the keys that do."""
+    values = {kebab(one.name): getattr(config, one.name) for one in fields(Form)}
+    return {key: (v,) if isinstance(v, str) else v for key, v in values.items() if v}
+
+
 def check_means(limits: Limits, history: History, cannot_prove: Callable[[], str]) -> None:
     """Raise Refused for a limit that cannot hold, since a certificate or the history is missing.
 
@@ -497,39 +395,87 @@ def check_means(limits: Limits, history: History, cannot_prove: Callable[[], str
     """
     for name in ("secure_sum", "min_sum", "min_sum_noise"):
         if getattr(limits, name) is not None and (reason := cannot_prove()):
-            raise _broken(kebab(name), "only sums of members who prove their keys", reason)
+            raise limits.broken(name, reason, "only sums of members who prove their keys")
     for name in ("max_queries", "max_runs", "total_epsilon"):
         if getattr(limits, name) is not None and history.missing():
             reason = "history.jsonl of this node is missing (--new-data begins anew)"
-            raise _broken(kebab(name), "only runs that can be counted", reason)
+            raise limits.broken(name, reason, "only runs that can be counted")
 
 
 def check_modules(limits: Limits, run_config: Mapping[str, Any]) -> None:
     """Raise Refused if a run names a module that the site does not allow; import nothing."""
     if limits.modules is not None:
-        text = str(run_config.get("config", ""))
-        values = parse_object(text, "run config", "config")["config"] if text else run_config
-        names = [name for name in plugins.named(values) if not kinds_of(parse(name).plain)]
-        limits.check("modules", plugins.modules(names))
+        named = [n for n in plugins.named(values_of(run_config)) if not kinds_of(parse(n).plain)]
+        if others := plugins.modules(named) - {*limits.modules}:
+            raise limits.broken("modules", f"the run names {min(others)}")
 
 
-def check_run(limits: Limits, asked: Asked) -> None:
+def check_run(
+    limits: Limits,
+    config: RunConfig,
+    history: History = NOTHING,
+    experiment: str = "",
+    *,
+    shares_model: bool = False,
+) -> None:
     """Raise Refused for the first limit that a run breaks; no round is beyond its ``rounds``."""
-    for name in Limits.model_fields:
-        if name not in LATER:
-            limits.check(name, asked)
-    if limits.min_noise is not None and limits.min_sum_noise is None and asked.config.summed:
-        says = "the run adds noise to sums, for which min-sum-noise is"
-        raise _broken("min-noise", f"at least {limits.min_noise:g}", says)
+    named, others = {*config.classes, *dict(config.labels)}, {*history.runs()} - {experiment}
+    form = {*form_of(config).items()} ^ {*dict(limits.form or ()).items()}
+    noise, few = noise_multiplier(config), math.inf if limits.min_sum is None else limits.min_sum
+    key, epochs = longest(config)
+    size = config.cohort(config.clients) if config.summed and config.clients else math.inf
+    today = history.today() if history.new else 0
+    spent = history.epsilon(experiment) if limits.total_epsilon else 0.0
+    cost, divides = spent + config.dp_epsilon, "the run divides the target"
+
+    def above(name: str, value: float) -> bool:
+        return value > (math.inf if (most := getattr(limits, name)) is None else most)
+
+    for name, broken, instead in (
+        ("target", config.target != limits.target, f"target is {config.target!r}"),
+        ("classes", any(v for _, v in config.labels), f"{divides} by labels of its own"),
+        ("classes", named != {*(limits.classes or ())},
+         f"the run asks for {', '.join(sorted(named)) or 'others'}"),
+        ("labels", dict(config.labels) != dict(limits.labels or ()), f"{divides} in another way"),
+        ("group", {*config.group} != {*(limits.group or ())},
+         f"group is {', '.join(config.group) or 'empty'}"),
+        ("form", form, f"the run has {min(form)[0] if form else ''} otherwise"),
+        ("max_queries", above("max_queries", today + history.new), f"{today} were answered"),
+        ("max_runs", above("max_runs", len(others) + 1), f"{len(others)} others have trained here"),
+        ("total_epsilon", not config.dp_clip, "the run adds no noise (dp-clip)"),
+        ("total_epsilon", above("total_epsilon", cost / (1 + 1e-9)),
+         f"earlier runs cost {spent:.4g} and this one may cost {config.dp_epsilon:g}"),
+        ("max_epochs", above("max_epochs", epochs), f"{key} is {epochs}"),
+        ("max_rounds", above("max_rounds", config.rounds), f"rounds is {config.rounds}"),
+        ("methods", config.method not in (limits.methods or ()), f"method is {config.method}"),
+        ("shared_models", shares_model and not limits.shared_models,
+         f"method {config.method} shares a model"),
+        ("min_noise", not config.summed and noise < (limits.min_noise or 0),
+         f"the run has {noise:.4g}"),
+        ("min_sum_noise", config.summed and noise < (limits.min_sum_noise or 0),
+         f"the run has {noise:.4g}"),
+        ("secure_sum", not config.summed, f"secure-sum is {config.secure_sum}"),
+        ("secure_sum", not config.sum_metrics, "sum-metrics is false"),
+        ("secure_sum", config.sum_min < SUM_MIN, f"sum-min is {config.sum_min}"),
+        ("secure_sum", config.sum_owners < SUM_MIN, f"sum-owners is {config.sum_owners}"),
+        ("min_sum", size < few, f"a round has {size} clients"),
+        ("min_noise", config.summed and limits.min_sum_noise is None,
+         "the run adds noise to sums, for which min-sum-noise is"),
+    ):  # fmt: skip
+        if broken and getattr(limits, name) is not None:
+            raise limits.broken(name, instead)
+    limits.check_columns(columns_of(config), named=True)
+
+
+def longest(config: RunConfig) -> tuple[str, int]:
+    """Return the key of the most epochs of any kind in a client's round, and their number."""
+    every = {"local-epochs": 0 if config.local_steps else config.local_epochs}
+    every |= {k: v for k, v in config.params.model_dump().items() if k.endswith("epochs")}
+    return max((p for p in every.items() if not p[0].startswith("server-")), key=lambda p: p[1])
 
 
 def check_steps(limits: Limits, config: RunConfig, examples: int) -> None:
     """Raise Refused if ``local-steps`` are more epochs of so many examples than allowed."""
     epochs = config.local_steps * min(config.batch_size, examples) / max(1, examples)
     if limits.max_epochs is not None and epochs > limits.max_epochs:
-        raise _broken("max-epochs", limits.max_epochs, f"local-steps are {epochs:.1f}")
-
-
-def _broken(name: str, allowed: object, found: object, word: str = "") -> Refused:
-    text = f"limit {name}: this site allows {allowed}, and {found}"
-    return Refused(text, Code.LIMIT, word or name)
+        raise limits.broken("max_epochs", f"local-steps are {epochs:.1f}")

@@ -99,6 +99,12 @@ def noise_multiplier(config: RunConfig) -> float:
     return math.sqrt(config.rounds) / mu_of(config.dp_epsilon, config.dp_delta)
 
 
+@lru_cache(maxsize=1024)
+def spent(uploads: int, rounds: int, epsilon: float, delta: float) -> float:
+    """Return what ``uploads`` of a client cost, where ``rounds`` cost ``epsilon`` at ``delta``."""
+    return epsilon_of(math.sqrt(uploads) / (math.sqrt(rounds) / mu_of(epsilon, delta)), delta)
+
+
 def sigma(config: RunConfig) -> float:
     """Return the standard deviation of the noise on every float; 0 without noise."""
     return config.dp_clip * noise_multiplier(config)
@@ -127,12 +133,6 @@ def share_steps(config: RunConfig, entries: int, bits: int, clients: int) -> int
             f"{needed:.4g} is needed"
         )
     return math.ceil(math.ldexp(share, bits))
-
-
-@lru_cache(maxsize=1024)
-def epsilon_spent(config: RunConfig, uploads: int) -> float:
-    """Return what so many uploads of one client have cost together, at ``dp-delta``."""
-    return epsilon_of(math.sqrt(uploads) / noise_multiplier(config), config.dp_delta)
 
 
 def privatise(
@@ -197,6 +197,11 @@ class Account:
     uploads: Annotated[StrictInt, Field(ge=0)] = 0
     round: StrictInt = 0  # of the last upload
     digest: StrictStr = ""  # of the last upload
+
+    @property
+    def epsilon(self) -> float:
+        """What the uploads have cost until now, at ``dp-delta``."""
+        return spent(self.uploads, *(self.agreed[k] for k in ("rounds", "dp_epsilon", "dp_delta")))
 
 
 class Budget:
@@ -313,7 +318,7 @@ class Budget:
         """What this client's uploads have cost until now, at ``dp-delta``."""
         if self.account is None or not self.config.dp_clip:
             return 0.0
-        return epsilon_spent(self.config, self.account.uploads)
+        return self.account.epsilon
 
     def _spent(self, account: Account) -> Refused:
         return Refused(

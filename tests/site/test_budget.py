@@ -8,13 +8,17 @@ from fedhet.config.schema import kebab
 from fedhet.engines.grid import answered
 from fedhet.errors import Refused
 from fedhet.protocol.messages import arrays_of, to_record
-from fedhet.site.privacy import Budget, epsilon_spent, sigma
+from fedhet.site.privacy import Budget, sigma, spent
 from fedhet.site.state import FileStore
 from fedhet.testing import simulate
 
 DP = {"dp_clip": 2.0, "dp_epsilon": 4.0, "dp_delta": 1e-5, "rounds": 3}
 SUMS = {"secure_sum": "masked", "sum_owners": 1}
 ZEROS = [np.array([1, 2]), np.zeros(50_000, np.float32)]
+
+
+def epsilon_spent(config, uploads):
+    return spent(uploads, config.rounds, config.dp_epsilon, config.dp_delta)
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ def test_an_upload_that_is_too_large_does_not_leave(tmp_path):
     assert [kind for kind, _ in said] == ["train"]
     [failure] = rounds[0]["failures"]
     assert failure["client"] == "1" and rounds[0]["replied"] == 2
-    assert "limit max-upload-bytes: this site allows 1000, and this upload has" in failure["reason"]
+    assert "limit max-upload-bytes: this site allows 1000, and it is" in failure["reason"]
 
 
 def test_a_message_that_is_too_large_is_not_decoded(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from fedhet.config.registry import find_method
 from fedhet.errors import UserError
 from fedhet.protocol.payload import HeaderRows
 from fedhet.rng import generator
-from fedhet.site.privacy import Budget, clipped, epsilon_spent, share_steps, sum_sigma
+from fedhet.site.privacy import Budget, clipped, share_steps, spent, sum_sigma
 from fedhet.site.state import FileStore
 from fedhet.sums.client import SumNotes, SumProtection
 from fedhet.sums.masks import Cohort, SumTerms, grid
@@ -114,7 +114,7 @@ def test_the_same_update_again_is_free_and_another_share_is_not(tmp_path):
     for again in (share(900), share(900, other), share(900, other, 2)):
         assert abs(np.corrcoef(before, again)[0, 1]) < 0.1
         before = again
-    assert Budget(store, config, "0").epsilon == epsilon_spent(config, 4)
+    assert Budget(store, config, "0").epsilon == spent(4, 4, 8.0, 1e-5)
 
 
 def test_noise_that_does_not_fit_into_words_is_refused_with_what_would_do(tmp_path):

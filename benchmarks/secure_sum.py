@@ -4,22 +4,26 @@
     python -m benchmarks.secure_sum rounds [--clients 10 100] [--rounds 6] [--repeats 2]
     python -m benchmarks.secure_sum nodes [--nodes 8] [--rounds 8] [--methods fedssa fedmrl]
 
-`masks` measures the arithmetic alone: one client's masking and its answer, the server's sum with
-nobody gone and with one. `rounds` measures a simulated round of FedSSA in each mode, the modes in
-turn. `nodes` measures a round of warm SuperNodes, and the CPU of a client's part of it.
+`masks` measures a sum without messages: one client's masking and its answer, with its notes, the
+server's sum with nobody gone and with one. `rounds` measures a simulated round of FedSSA in each
+mode, the modes in turn. `nodes` measures a round of warm SuperNodes, and the CPU of a client's part
+of it.
 """
 
 import argparse
 import time
 from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from benchmarks.common import COMMON, emit, median, run_fedhet
 from benchmarks.nodes import federation, run
+from fedhet.protocol.messages import Reply
+from fedhet.site.state import FileStore
 from fedhet.sums.client import Member
-from fedhet.sums.masks import SumTerms, Survivors
+from fedhet.sums.masks import Cohort, SumTerms, Survivors
 from fedhet.sums.server import Collector
 
 MODES = ("off", "masked")
@@ -27,12 +31,18 @@ WARM_UP = 1
 
 
 def masks(clients: int, words: int) -> None:
-    """Time the arithmetic of one attempt, without messages; print its line."""
+    """Time one attempt without messages; print its line."""
     names = [f"{k:05d}" for k in range(clients)]
-    private = {name: X25519PrivateKey.generate() for name in names}
-    keys = {name: key.public_key().public_bytes_raw() for name, key in private.items()}
-    members = {name: Member(name, "run", key, keys) for name, key in private.items()}
+    folder = TemporaryDirectory()
+    members = {
+        name: Member(FileStore(Path(folder.name) / name, sync=False), "run", name, SumTerms())
+        for name in names
+    }
+    keys = {name: member.key(None) for name, member in members.items()}
+    for member in members.values():
+        member.introduce(keys, None)
     vector = np.arange(words, dtype=np.uint32)
+    reply = Reply({}, {}, [vector])
     figures: dict[str, float] = {}
     for gone in (0, 1):
         attempt, alive = gone + 1, names[: clients - gone]
@@ -40,7 +50,8 @@ def masks(clients: int, words: int) -> None:
         spent = []
         for name in alive:
             started = time.perf_counter()
-            upload = members[name].mask(1, attempt, names, b"", vector)
+            cohort = Cohort(tuple(names), attempt, clients)
+            upload = members[name].mask(1, cohort, b"", reply).arrays
             spent.append(time.perf_counter() - started)
             collector.take(name, upload)
         figures["mask_milliseconds"] = median([1e3 * seconds for seconds in spent])

@@ -17,7 +17,7 @@ from fedhet.errors import Refused, Rejected
 from fedhet.protocol.messages import Reply
 from fedhet.site.limits import Limits, check_run
 from fedhet.site.state import FileStore
-from fedhet.sums.client import NodeCertificate, SumNotes
+from fedhet.sums.client import Member, NodeCertificate
 from fedhet.sums.masks import Cohort, SumKey, SumTerms, Survivors
 from fedhet.sums.server import Collector
 
@@ -42,15 +42,14 @@ def main(folder: Path) -> None:
         files = {"key": certs.client(name), "certificate": f"{certs.client(name)}.crt"}
         if (found := NodeCertificate.of({**files, "ca": certs.ca})) is not None:  # it names files
             own[name] = found
-        site[name] = SumNotes(FileStore(folder / name, sync=False), "run-1", name, TERMS)
+        site[name] = Member(FileStore(folder / name, sync=False), "run-1", name, TERMS)
     keys = {name: site[name].key(own[name]) for name in NAMES}
 
     def ask(server: Collector, attempt: int, survivors: tuple[str, ...]) -> None:
         for name in survivors:
             boxes = server.boxes_for(name)[: len(survivors)]
-            with site[name].changing() as member:
-                opened = member.open_shares(1, Survivors(survivors, attempt, boxes.tobytes()))
-            server.answer(name, opened)
+            told = Survivors(survivors, attempt, boxes.tobytes())
+            server.answer(name, site[name].open_shares(1, told))
 
     def ask_all(attempt: int, elms: bytes) -> Collector:
         server, cohort = Collector(NAMES, 3, TERMS), Cohort(NAMES, attempt, len(NAMES))

@@ -43,7 +43,7 @@ from fedhet.site.local_data import LocalData
 from fedhet.site.privacy import UploadProtection
 from fedhet.site.state import DATA, SUM_KEY, FileStore
 from fedhet.sums import masks
-from fedhet.sums.client import NodeCertificate, SumNotes, SumProtection, cannot_prove
+from fedhet.sums.client import Member, NodeCertificate, SumProtection, cannot_prove
 from fedhet.sums.contribution import sum_unit
 from fedhet.sums.masks import Cohort, Introduction, SumTerms, Survivors
 from fedhet.training.loop import Recent, without_denormals
@@ -208,14 +208,14 @@ class Request:
         )  # fmt: skip
         return self.method.client(setup)
 
-    def sum_notes(self, client: str = "") -> SumNotes:
+    def member(self, client: str = "") -> Member:
         """Return what this client keeps for the sums of the run, without its examples."""
         if self.own is not None:
             client = own_name(self.context)
         client = client or local_data.client_name(self.config, self.node, simulated=self.simulated)
         fewest = max(self.config.sum_min, self.limits.min_sum or 0)  # a site's may be stricter
         terms = SumTerms(fewest, self.config.sum_threshold)
-        return SumNotes(self.store(client), self.what.experiment, client, terms)
+        return Member(self.store(client), self.what.experiment, client, terms)
 
 
 Handler = Callable[[Request], Reply]
@@ -259,7 +259,7 @@ def query(asked: Request) -> Reply:
     }
     if config.summed:
         with coded(Code.PROOF):
-            key = asked.sum_notes(data.client).key(NodeCertificate.of(asked.node))
+            key = asked.member(data.client).key(NodeCertificate.of(asked.node))
         return Reply(info | {"sum-key": list(astuple(key))})
     asked.store(data.client)  # refused where the run began with masked sums
     counts = data.class_counts()
@@ -348,8 +348,8 @@ def _part_of(asked: Request, data: LocalData) -> tuple[SumProtection, Reply | No
     with errors.refusing(Code.INSTRUCTION):
         masks.fraction_bits(cohort.size, config.sum_range)  # raises for a size that fits no word
     sent = _digest_of_sent(asked, cohort)
-    notes, fewest = asked.sum_notes(data.client), asked.limits.min_class or 0
-    part = SumProtection(data, what.classes, config, method, cohort, sent, notes, fewest)
+    member, fewest = asked.member(data.client), asked.limits.min_class or 0
+    part = SumProtection(data, what.classes, config, method, cohort, sent, member, fewest)
     rows = kind == messages.CONFUSION or method.sends_class_rows(config, config.params)
     if kind != messages.OWNERS and (rows and config.sum_owners > 1) != (part.shared is not None):
         raise Refused("owners of classes must be counted before their rows are summed")
@@ -357,34 +357,32 @@ def _part_of(asked: Request, data: LocalData) -> tuple[SumProtection, Reply | No
     if kind == messages.TRAIN and images > most and method.weighs_images(config, config.params):
         about = f"{images} training examples count as {most}: a larger max-images counts more"
         print(f"fedhet: {about}", file=sys.stderr)
-    return part, notes.repeated(what.round, cohort, sent)
+    return part, member.repeated(what.round, cohort, sent)
 
 
 def introduce(asked: Request) -> Reply:
     """Keep the keys of the other members of the run's sums; say whose are not accepted."""
     with errors.refusing(Code.INSTRUCTION):
         keys = _about_sum(asked, Introduction).by_client()
-    notes, node = asked.sum_notes(), NodeCertificate.of(asked.node)
-    strangers = notes.introduce(keys, node.ca if node is not None else None)
-    return Reply({"client": notes.client, "strangers": strangers})
+    member, node = asked.member(), NodeCertificate.of(asked.node)
+    strangers = member.introduce(keys, node.ca if node is not None else None)
+    return Reply({"client": member.client, "strangers": strangers})
 
 
 def sign(asked: Request) -> Reply:
     """Sign the list of survivors. Needs no examples."""
     survivors = _about_sum(asked, Survivors)
-    notes, what, node = asked.sum_notes(), asked.what, NodeCertificate.of(asked.node)
+    member, what, node = asked.member(), asked.what, NodeCertificate.of(asked.node)
     if node is None:
         raise Refused("this node has no certificate", Code.PROOF)
-    with notes.changing() as member:
-        signature = member.sign(what.round, survivors, node.key)
-    return what.reply(notes.client, signature=signature)
+    signature = member.sign(what.round, survivors, node.key)
+    return what.reply(member.client, signature=signature)
 
 
 def open_shares(asked: Request) -> Reply:
     """Open the boxes for this client, which unmask the round's sum. Needs no examples."""
     survivors = _about_sum(asked, Survivors)
-    with asked.sum_notes().changing() as member:
-        return Reply(to_wire(member.open_shares(asked.what.round, survivors)))
+    return Reply(to_wire(asked.member().open_shares(asked.what.round, survivors)))
 
 
 def owners(asked: Request) -> Reply:

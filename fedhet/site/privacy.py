@@ -28,7 +28,7 @@ import contextlib
 import hashlib
 import math
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any
@@ -353,7 +353,7 @@ class UploadProtection:
     ``shared`` are the classes whose rows may be summed.
     """
 
-    shared: frozenset[int] | None = None  # None: all
+    shared: Collection[int] | None = None  # None: all
 
     def protect(self, upload: Payload, received: Payload, round_: int, budget: Budget) -> Payload:
         """Return a copy of the upload as it may be sent, entered in the account before."""

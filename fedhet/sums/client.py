@@ -1,11 +1,11 @@
 """A client's side of a sum: its rules, what it keeps, and how it answers.
 
 A client trusts neither the server nor the others. :class:`Member` has all checks and refusals. What
-must outlive a message is a :class:`Commitment`. :class:`SumNotes` stores it beside the private
-states, as notes that no later state undoes: ``sum-key`` (this run's key pair and its proof),
-``sum-keys`` (keys of other members) and ``sum-last`` (the last commitment and reply). No mask is
-used for two vectors, so a repeated message gets the same bytes or an error. Notes change under a
-lock, and are written before a reply is sent.
+must outlive a message lies beside the private states, as notes that no later state undoes:
+``sum-key`` (this run's key pair and its proof), ``sum-keys`` (keys of other members) and
+``sum-last`` (a :class:`Commitment`: the last upload and what it was answered for). No mask is used
+for two vectors, so a repeated message gets the same bytes or an error. Notes change under a lock,
+and are written before a reply is sent.
 
 :class:`SumProtection` turns an upload into a masked vector of words, with noise if the run has
 ``dp-clip``. The messages are answered in :mod:`fedhet.client_app`.
@@ -39,7 +39,7 @@ from fedhet.site.privacy import Budget, UploadProtection, clipped, share_steps
 from fedhet.site.state import SUM_KEY, FileStore
 from fedhet.sums import contribution, masks
 from fedhet.sums.contribution import Own, Summand, Vector
-from fedhet.sums.masks import Cohort, Opened, SumKey, SumTerms, Survivors, Words
+from fedhet.sums.masks import Cohort, Opened, SumKey, SumTerms, Survivors
 
 KEY, KEYS, LAST = SUM_KEY, "sum-keys", "sum-last"  # notes
 
@@ -62,146 +62,6 @@ class Commitment:
     signed: tuple[str, ...] = ()  # the survivors that it signed
     fewest_alive: int = 0  # survivors that it masked under, m; 0: nobody of the cohort may be gone
     reply: dict[str, Any] = field(default_factory=dict)  # texts, numbers and packed arrays
-
-
-@dataclass
-class Member:
-    """One client in one run: its key pair, the keys it was introduced to, its last commitment.
-
-    ``certified`` are the keys that sign for members, where certificates vouch for them.
-    """
-
-    client: str
-    run: str
-    private: X25519PrivateKey
-    keys: Mapping[str, bytes]  # everybody's, its own among them
-    terms: SumTerms = field(default_factory=SumTerms)
-    kept: Commitment | None = None
-    certified: Mapping[str, ec.EllipticCurvePublicKey] = field(default_factory=dict)
-
-    def terms_for(self, cohort: Sequence[str]) -> SumTerms:
-        """Return the terms of a cohort, whose members agree if all of their keys are certified."""
-        return replace(self.terms, agreed=all(client in self.certified for client in cohort))
-
-    def join(self, attempt: int, cohort: Sequence[str]) -> None:
-        """Raise Refused for a cohort that the rules forbid, before training.
-
-        Attempt numbers grow over the whole run, so that a round can be repeated.
-        """
-        count, keys = len(cohort), {self.keys.get(client, client) for client in cohort}
-        refuse({
-            "not-in-cohort": self.client not in cohort,
-            "stranger-in-cohort": not set(cohort) <= set(self.keys),
-            "member-named-twice": len(keys) < count,
-            "cohort-too-small": count < self.terms.min_members,
-            "threshold-too-low": not count // 2 < self.terms.needed(count) <= count,
-            "attempt-not-new": self.kept is not None and attempt <= self.kept.attempt,
-        })  # fmt: skip
-
-    def digest(self, members: Sequence[str], payload: bytes) -> bytes:
-        """Return what tells a cohort, and what was sent down to it, from all others."""
-        return masks.cohort_digest({client: self.keys[client] for client in members}, payload)
-
-    def mask(
-        self, round_: int, attempt: int, cohort: Sequence[str], payload: bytes, words: Words
-    ) -> tuple[Words, masks.Bytes]:
-        """Return masked words (L,) uint32, and a box for each of the cohort (n, 82) uint8.
-
-        ``payload`` is the digest of what was sent down. The commitment is then in ``kept``. Store
-        it before you send the result. Raises Refused as :meth:`join` does.
-        """
-        self.join(attempt, cohort)
-        members = sorted(cohort)
-        digest, seed = self.digest(members, payload), os.urandom(masks.SECRET_BYTES)
-        secrets = self._secrets(round_, attempt, digest, members)
-        masked = words + masks.stream(seed, len(words))
-        for other in members:
-            if other != self.client:
-                pair = masks.stream(secrets.pair_seed(other), len(words))
-                masked = masked + pair if other > self.client else masked - pair
-        shares = masks.split(seed, len(members), self.terms.needed(len(members)))
-        boxes = [secrets.seal(other, share) for other, share in zip(members, shares, strict=True)]
-        alive = self.terms_for(members).survivors(len(members))
-        self.kept = Commitment(round_, attempt, digest.hex(), tuple(members), fewest_alive=alive)
-        return masked, np.frombuffer(b"".join(boxes), np.uint8).reshape(-1, masks.BOX_BYTES)
-
-    def open_shares(self, round_: int, survivors: Survivors) -> Opened:
-        """Return the shares and seeds that unmask the sum of ``survivors``, the list V.
-
-        Its boxes (|V|, 82) uint8 have a sealed share from each of them. A box that cannot be opened
-        gives zeros and its sender's name. Store the commitment in ``kept`` before you send the
-        answer, since a client answers for one V only. Raises Refused.
-        """
-        kept, alive = self._may_speak(round_, survivors)
-        gone = [client for client in kept.cohort if client not in alive]
-        if gone and self.terms_for(kept.cohort).agreed:
-            self._check_agreed(kept, alive, survivors)
-        boxes, size = survivors.boxes or b"", masks.BOX_BYTES
-        refuse({"boxes-malformed": len(boxes) != len(alive) * size})
-        secrets = self._secrets(round_, kept.attempt, bytes.fromhex(kept.digest), kept.cohort)
-        shares, closed = [], []
-        for place, other in enumerate(alive):
-            try:
-                shares.append(secrets.open(other, boxes[place * size :][:size]))
-            except InvalidTag:  # damaged, or for another attempt
-                shares.append(bytes(masks.SHARE_BYTES))
-                closed.append(other)
-        self.kept = replace(kept, answered=alive)
-        seeds = b"".join(secrets.pair_seed(client) for client in gone)
-        return Opened(self.client, round_, b"".join(shares), seeds, tuple(closed))
-
-    def sign(self, round_: int, survivors: Survivors, key: ec.EllipticCurvePrivateKey) -> bytes:
-        """Return this client's signature of V, the survivors that it was told.
-
-        The commitment in ``kept`` is to be written down before the signature is sent: a client
-        signs one V only, and opens no share for another. Raises Refused.
-        """
-        kept, alive = self._may_speak(round_, survivors)
-        self.kept = replace(kept, signed=alive)
-        return key.sign(self._list(kept, alive), ec.ECDSA(SHA384()))
-
-    def _may_speak(self, round_: int, survivors: Survivors) -> tuple[Commitment, tuple[str, ...]]:
-        """Return the commitment and V in order, if this client may answer for V at all."""
-        kept, alive = self.kept, tuple(sorted(survivors.members))
-        asked = (round_, survivors.attempt)
-        refuse({"unmask-without-upload": not kept or (kept.round, kept.attempt) != asked})
-        assert kept is not None
-        # Check the terms of the upload and the present ones, since they may have changed.
-        masked_under, count = kept.fewest_alive or len(kept.cohort), len(kept.cohort)
-        fewest = max(masked_under, self.terms_for(kept.cohort).survivors(count))
-        refuse({
-            "member-named-twice": len(set(alive)) < len(alive),
-            "survivors-not-the-cohort": not set(alive) <= set(kept.cohort),
-            "not-a-survivor": self.client not in alive,
-            "too-few-survivors": len(alive) < fewest,
-            "other-survivors-than-answered": not {kept.answered, kept.signed} <= {(), alive},
-        })  # fmt: skip
-        return kept, alive
-
-    def _check_agreed(self, kept: Commitment, alive: tuple[str, ...], survivors: Survivors) -> None:
-        """Raise Refused unless this client signed V, and enough others signed the same."""
-        text, valid = self._list(kept, alive), 0
-        for client, signature in zip(survivors.members, survivors.signatures, strict=False):
-            with contextlib.suppress(InvalidSignature, ValueError):
-                self.certified[client].verify(signature, text, ec.ECDSA(SHA384()))
-                valid += 1
-        few = valid < self.terms.needed(len(kept.cohort))
-        refuse({"survivors-not-signed": few or not kept.signed})
-
-    def _list(self, kept: Commitment, alive: Sequence[str]) -> bytes:
-        """Return what is signed: V, in this round and attempt of this cohort's run."""
-        survivors = hashlib.sha256(masks.encode(alive)).digest()
-        digest = bytes.fromhex(kept.digest)
-        return masks.encode(["alive", self.run, kept.round, kept.attempt, digest, survivors])
-
-    def _secrets(
-        self, round_: int, attempt: int, digest: bytes, members: Sequence[str]
-    ) -> masks.Secrets:
-        keys = {client: self.keys[client] for client in members}
-        return masks.Secrets(self.client, self.private, keys, [self.run, round_, attempt, digest])
-
-
-# --- notes ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -245,11 +105,18 @@ def cannot_prove(node: Mapping[str, Any]) -> str:
     return ""
 
 
-class SumNotes:
-    """What one client of one run keeps for sums; every method but :meth:`key` needs its key."""
+class Member:
+    """One client in the sums of one run; every method but :meth:`key` needs its key.
+
+    A proof in ``keys`` is kept only where a CA vouched for it: such keys sign for their members.
+    """
 
     def __init__(self, store: FileStore, run: str, client: str, terms: SumTerms) -> None:
         self.store, self.run, self.client, self.terms = store, run, client, terms
+        self.keys: dict[str, SumKey] = {}  # everybody's, its own among them
+        self.kept: Commitment | None = None
+
+    # --- keys --------------------------------------------------------------------------------
 
     def key(self, node: NodeCertificate | None) -> SumKey:
         """Return the client's public key with its proof. The first call makes both.
@@ -282,85 +149,180 @@ class SumNotes:
         With a CA every key needs a proof. A stored key is never replaced by another.
         """
         with self.store.alone():
-            (private, known), strange = self._keys(), list[str]()
-            known.setdefault(self.client, SumKey(private.public_key().public_bytes_raw()))
+            self._read()
+            strange = []
+            self.keys.setdefault(self.client, SumKey(self.private.public_key().public_bytes_raw()))
             for client, key in keys.items():
+                before = self.keys.get(client, SumKey(key.public))
                 try:
-                    before = known.get(client, key)
-                    if before.public != key.public:
-                        raise Refused(f"'{client}' has another key than before", Code.PROOF)
                     if ca is not None:
                         masks.check_proof(key, ca, self.run, client)
-                    private.exchange(X25519PublicKey.from_public_bytes(key.public))
+                    self.private.exchange(X25519PublicKey.from_public_bytes(key.public))
+                    if before.public != key.public:
+                        raise ValueError("another key than before")
                 except (Refused, ValueError):  # also for a key that gives no secret
                     strange.append(client)
-                else:  # an unchecked certificate proves nothing
-                    if ca is not None:  # perhaps by a renewed certificate
-                        known[client] = key
-                    elif not before.certificate or client not in known:
-                        known[client] = SumKey(key.public)
-            self.store.write_note(KEYS, {client: key.dump() for client, key in known.items()})
+                else:  # an unchecked certificate proves nothing; a checked one may be a renewed one
+                    self.keys[client] = key if ca is not None else before
+            notes = {client: key.dump() for client, key in self.keys.items()}
+            self.store.write_note(KEYS, notes)
         return strange
+
+    # --- a round -----------------------------------------------------------------------------
+
+    def terms_for(self, cohort: Sequence[str]) -> SumTerms:
+        """Return the terms of a cohort, whose members agree if all of their keys are certified."""
+        proved = {client for client, key in self.keys.items() if key.certificate}
+        return replace(self.terms, agreed=proved.issuperset(cohort))
 
     def repeated(self, round_: int, cohort: Cohort, sent: bytes) -> Reply | None:
         """Return the reply that was given to this very request before, if it was.
 
-        Raises Refused for a request that the client's rules forbid.
+        ``sent`` is the digest of what was sent down. Raises Refused for a cohort that the rules
+        forbid. Attempt numbers grow over the whole run, so that a round can be repeated.
         """
-        member, members = self.member(), tuple(sorted(cohort.members))
-        kept = member.kept
+        self._read()
+        kept, names, members = self.kept, cohort.members, tuple(sorted(cohort.members))
         same = kept and (kept.round, kept.attempt, kept.cohort) == (round_, cohort.attempt, members)
-        if kept and same and member.digest(members, sent).hex() == kept.digest:
+        if kept and same and self._digest(members, sent).hex() == kept.digest:
             note = kept.reply
             return Reply(note["info"], note["metrics"], unpack(base64.b64decode(note["arrays"])))
-        member.join(cohort.attempt, cohort.members)
+        public = {client: key.public for client, key in self.keys.items()}
+        count, keys = len(names), {public.get(client, client) for client in names}
+        refuse({
+            "not-in-cohort": self.client not in names,
+            "stranger-in-cohort": not set(names) <= set(public),
+            "member-named-twice": len(keys) < count,
+            "cohort-too-small": count < self.terms.min_members,
+            "threshold-too-low": not count // 2 < self.terms.needed(count) <= count,
+            "attempt-not-new": kept is not None and cohort.attempt <= kept.attempt,
+        })  # fmt: skip
         return None
 
     def mask(self, round_: int, cohort: Cohort, sent: bytes, reply: Reply) -> Reply:
-        """Return ``reply``, its words masked and with the boxes, once it is written down."""
-        with self.changing() as member:
+        """Return ``reply`` with masked words (L,) uint32 and a box for each member (n, 82) uint8.
+
+        ``sent`` is the digest of what was sent down. Raises Refused as :meth:`repeated` does.
+        """
+        with self._changing():
             if (before := self.repeated(round_, cohort, sent)) is not None:
                 return before
-            words = reply.arrays[0]
-            arrays = member.mask(round_, cohort.attempt, cohort.members, sent, words)
-            reply = replace(reply, arrays=arrays)
-            assert member.kept is not None
+            members, seed = tuple(sorted(cohort.members)), os.urandom(masks.SECRET_BYTES)
+            alive = self.terms_for(members).survivors(len(members))
+            digest, words = self._digest(members, sent).hex(), reply.arrays[0]
+            kept = Commitment(round_, cohort.attempt, digest, members, fewest_alive=alive)
+            secrets = self._secrets(kept)
+            masked = words + masks.stream(seed, len(words))
+            for other in members:
+                if other != self.client:
+                    pair = masks.stream(secrets.pair_seed(other), len(words))
+                    masked = masked + pair if other > self.client else masked - pair
+            shares = masks.split(seed, len(members), self.terms.needed(len(members)))
+            boxes = b"".join(map(secrets.seal, members, shares))
+            arrays = masked, np.frombuffer(boxes, np.uint8).reshape(-1, masks.BOX_BYTES)
             packed = base64.b64encode(pack(arrays)).decode()
             note = {"info": dict(reply.info), "metrics": dict(reply.metrics), "arrays": packed}
-            member.kept = replace(member.kept, reply=note)
-        return reply
+            self.kept = replace(kept, reply=note)
+        return replace(reply, arrays=arrays)
+
+    def open_shares(self, round_: int, survivors: Survivors) -> Opened:
+        """Return the shares and seeds that unmask the sum of ``survivors``, the list V.
+
+        Its boxes (|V|, 82) uint8 have a sealed share from each of them. A box that cannot be opened
+        gives zeros and its sender's name. A client answers for one V only. Raises Refused.
+        """
+        with self._changing():
+            kept, alive = self._may_speak(round_, survivors)
+            gone = [client for client in kept.cohort if client not in alive]
+            if gone and self.terms_for(kept.cohort).agreed:
+                self._check_agreed(kept, alive, survivors)
+            boxes, size = survivors.boxes or b"", masks.BOX_BYTES
+            refuse({"boxes-malformed": len(boxes) != len(alive) * size})
+            secrets, shares, closed = self._secrets(kept), [], []
+            for place, other in enumerate(alive):
+                try:
+                    shares.append(secrets.open(other, boxes[place * size :][:size]))
+                except InvalidTag:  # damaged, or for another attempt
+                    shares.append(bytes(masks.SHARE_BYTES))
+                    closed.append(other)
+            self.kept = replace(kept, answered=alive)
+        seeds = b"".join(map(secrets.pair_seed, gone))
+        return Opened(self.client, round_, b"".join(shares), seeds, tuple(closed))
+
+    def sign(self, round_: int, survivors: Survivors, key: ec.EllipticCurvePrivateKey) -> bytes:
+        """Return this client's signature of V, the survivors that it was told.
+
+        A client signs one V only, and opens no share for another. Raises Refused.
+        """
+        with self._changing():
+            kept, alive = self._may_speak(round_, survivors)
+            self.kept = replace(kept, signed=alive)
+        return key.sign(self._list(kept, alive), ec.ECDSA(SHA384()))
+
+    def _may_speak(self, round_: int, survivors: Survivors) -> tuple[Commitment, tuple[str, ...]]:
+        """Return the commitment and V in order, if this client may answer for V at all."""
+        kept, alive = self.kept, tuple(sorted(survivors.members))
+        asked = (round_, survivors.attempt)
+        refuse({"unmask-without-upload": not kept or (kept.round, kept.attempt) != asked})
+        assert kept is not None
+        # Check the terms of the upload and the present ones, since they may have changed.
+        masked_under, count = kept.fewest_alive or len(kept.cohort), len(kept.cohort)
+        fewest = max(masked_under, self.terms_for(kept.cohort).survivors(count))
+        refuse({
+            "member-named-twice": len(set(alive)) < len(alive),
+            "survivors-not-the-cohort": not set(alive) <= set(kept.cohort),
+            "not-a-survivor": self.client not in alive,
+            "too-few-survivors": len(alive) < fewest,
+            "other-survivors-than-answered": not {kept.answered, kept.signed} <= {(), alive},
+        })  # fmt: skip
+        return kept, alive
+
+    def _check_agreed(self, kept: Commitment, alive: tuple[str, ...], survivors: Survivors) -> None:
+        """Raise Refused unless this client signed V, and enough others signed the same."""
+        text, valid = self._list(kept, alive), 0
+        for client, signature in zip(survivors.members, survivors.signatures, strict=False):
+            with contextlib.suppress(InvalidSignature, ValueError):
+                key = masks.certified_key(self.keys[client].certificate)
+                key.verify(signature, text, ec.ECDSA(SHA384()))
+                valid += 1
+        few = valid < self.terms.needed(len(kept.cohort))
+        refuse({"survivors-not-signed": few or not kept.signed})
+
+    def _list(self, kept: Commitment, alive: Sequence[str]) -> bytes:
+        """Return what is signed: V, in this round and attempt of this cohort's run."""
+        survivors = hashlib.sha256(masks.encode(alive)).digest()
+        digest = bytes.fromhex(kept.digest)
+        return masks.encode(["alive", self.run, kept.round, kept.attempt, digest, survivors])
+
+    def _digest(self, members: Sequence[str], sent: bytes) -> bytes:
+        """Return what tells a cohort, and what was sent down to it, from all others."""
+        return masks.cohort_digest({c: self.keys[c].public for c in members}, sent)
+
+    def _secrets(self, kept: Commitment) -> masks.Secrets:
+        attempt = [self.run, kept.round, kept.attempt, bytes.fromhex(kept.digest)]
+        public = {client: self.keys[client].public for client in kept.cohort}
+        return masks.Secrets(self.client, self.private, public, attempt)
+
+    # --- notes -------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def changing(self) -> Iterator[Member]:
-        """Lock the notes within this block, then write what the member is committed to.
-
-        Send no answer of the member before that.
-        """
+    def _changing(self) -> Iterator[None]:
+        """Lock and read the notes, then write what the member is committed to."""
         with self.store.alone():
-            member = self.member()
-            yield member
-            assert member.kept is not None
-            self.store.write_note(LAST, asdict(member.kept))
+            self._read()
+            yield
+            assert self.kept is not None
+            self.store.write_note(LAST, asdict(self.kept))
 
-    def member(self) -> Member:
-        """Return the client as its notes say; raise Refused for notes that are damaged."""
-        (private, keys), last = self._keys(), self.store.read_note(LAST)
-        with self._sound():
-            kept = from_wire(Commitment, last) if last is not None else None
-            proofs = {client: key.certificate for client, key in keys.items() if key.certificate}
-            certified = {client: masks.certified_key(proof) for client, proof in proofs.items()}
-        public = {client: key.public for client, key in keys.items()}
-        return Member(self.client, self.run, private, public, self.terms, kept, certified)
-
-    def _keys(self) -> tuple[X25519PrivateKey, dict[str, SumKey]]:
-        """Return this client's private key, and all public keys that it knows."""
-        own, others = self.store.read_note(KEY), self.store.read_note(KEYS) or {}
+    def _read(self) -> None:
+        own, others, last = map(self.store.read_note, (KEY, KEYS, LAST))
         if own is None:
             text = f"client '{self.client}' has lost its key for the sums of this run"
             raise Refused(text, Code.STATE)
         with self._sound():
-            private = X25519PrivateKey.from_private_bytes(bytes.fromhex(own["private"]))
-            return private, {client: SumKey.load(key) for client, key in others.items()}
+            self.private = X25519PrivateKey.from_private_bytes(bytes.fromhex(own["private"]))
+            self.keys = {client: SumKey.load(key) for client, key in (others or {}).items()}
+            self.kept = from_wire(Commitment, last) if last is not None else None
 
     @contextlib.contextmanager
     def _sound(self) -> Iterator[None]:
@@ -395,13 +357,12 @@ class SumProtection(UploadProtection):
     method: _Summing
     cohort: Cohort
     sent: bytes  # digest of what came down
-    notes: SumNotes
+    member: Member
     fewest: int = 0  # min-class of the site's limits, by which metrics are coarse; 0: exact
     _steps: list[NDArray[np.int64]] = field(default_factory=list)  # of the vector's parts
 
     def __post_init__(self) -> None:
-        shared = self.cohort.shared  # classes whose rows may be summed
-        self.shared = None if shared is None else frozenset(shared)
+        self.shared = self.cohort.shared
 
     def trained(self, what: Instruction, numbers: Mapping[str, float], digest: str) -> Reply:
         """Return the masked vector of a client that has trained, with these ``numbers``."""
@@ -433,7 +394,7 @@ class SumProtection(UploadProtection):
         """Return the vector's parts as masked words, once they are written down."""
         words = masks.to_words(np.concatenate(self._steps))
         reply = what.reply(self.data.client, metrics, [words], **info)
-        return self.notes.mask(what.round, self.cohort, self.sent, reply)
+        return self.member.mask(what.round, self.cohort, self.sent, reply)
 
     def protect(self, upload: Payload, received: Payload, round_: int, budget: Budget) -> Payload:
         """Add the upload to this client's vector, and return an empty payload instead.
@@ -459,7 +420,7 @@ class SumProtection(UploadProtection):
         if budget is not None and not len(vector):
             budget.open()
         elif budget is not None:
-            fewest = self.notes.member().terms_for(members).fewest(len(members))
+            fewest = self.member.terms_for(members).fewest(len(members))
             sigma = share_steps(config, len(vector), bits, fewest)
             steps = steps + budget.share(vector, sigma, round_, attempt=self.cohort.attempt)
         self._steps.append(steps)

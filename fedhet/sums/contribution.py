@@ -10,7 +10,7 @@ and of images would be two equations in its clients' numbers of images. ``train_
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,7 +52,7 @@ class Own:
     classes: int
     seen: tuple[int, ...]
     images: tuple[int, ...]
-    shared: frozenset[int] | None = None
+    shared: Collection[int] | None = None
 
     @property
     def weight(self) -> float:

@@ -15,7 +15,7 @@ from fedhet.deploy import certs
 from fedhet.deploy.certs import Certificates, make, renew
 from fedhet.errors import UserError
 from fedhet.site.state import FileStore
-from fedhet.sums.client import NodeCertificate, SumNotes, cannot_prove
+from fedhet.sums.client import Member, NodeCertificate, cannot_prove
 from fedhet.sums.masks import SumTerms, check_proof
 
 
@@ -136,7 +136,7 @@ def test_certificates_are_renewed_under_the_same_ca_and_for_the_same_keys(tmp_pa
     watched = Certificates([*paths, tls.ca], said.append)
     assert watched.look() == [] and len(said) == 2  # both end within 30 days
     assert all("expires on 20" in line and "--renew" in line for line in said)
-    note = SumNotes(FileStore(tmp_path / "state" / "a", sync=False), "run", "a", SumTerms())
+    note = Member(FileStore(tmp_path / "state" / "a", sync=False), "run", "a", SumTerms())
     node = {"key": tls.client("a"), "certificate": paths[1], "ca": tls.ca, "name": "a"}
     old = note.key(NodeCertificate.of(node))
     assert renew(tmp_path) == paths and [days_left(path) for path in paths] == [824, 824]
@@ -146,11 +146,11 @@ def test_certificates_are_renewed_under_the_same_ca_and_for_the_same_keys(tmp_pa
     new = note.key(NodeCertificate.of(node))  # of a run that began before: proved anew
     assert new.public == old.public and new.certificate != old.certificate
     check_proof(new, read(tls.ca), "run", "a")
-    other = SumNotes(FileStore(tmp_path / "state" / "b", sync=False), "run", "b", SumTerms())
+    other = Member(FileStore(tmp_path / "state" / "b", sync=False), "run", "b", SumTerms())
     other.key(None)
     ca = read(tls.ca)
     assert other.introduce({"a": old}, ca) == other.introduce({"a": new}, ca) == []
-    assert other._keys()[1]["a"] == new
+    assert other.keys["a"] == new
 
     monkeypatch.setattr(certs, "DAYS", 4000)  # longer than the CA's
     assert tls.ca in renew(tmp_path)

@@ -3,18 +3,14 @@
 import os
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from cryptography.hazmat.primitives.hashes import SHA384
-from cryptography.x509.oid import NameOID
 from flwr.app import Context, RecordDict
-from sums.test_protocol import refused
+from sums.test_protocol import certificate, refused
 
 from fedhet.client_app import Request
 from fedhet.config.load import envelope
@@ -23,7 +19,7 @@ from fedhet.errors import Refused, UserError
 from fedhet.protocol.flower import be_one_process
 from fedhet.protocol.messages import Instruction, Reply, request
 from fedhet.site.state import FileStore
-from fedhet.sums.client import NodeCertificate, SumNotes
+from fedhet.sums.client import Member, NodeCertificate
 from fedhet.sums.masks import Cohort, SumKey, SumTerms, Survivors, check_proof, prove
 from fedhet.sums.server import Collector
 from fedhet.testing import small
@@ -35,11 +31,6 @@ REPLY = Reply({"client": "?"}, {}, [WORDS])
 OTHER = Reply({"client": "?"}, {}, [WORDS + 1])
 
 
-def opened(notes: SumNotes, survivors: Survivors):
-    with notes.changing() as member:
-        return member.open_shares(1, survivors)
-
-
 class Site:
     """Four clients with notes on disk, introduced to each other."""
 
@@ -49,10 +40,10 @@ class Site:
         for name in names:
             assert self.introduce(name, self.keys) == []
 
-    def notes(self, name: str, terms: SumTerms | None = None) -> SumNotes:
+    def notes(self, name: str, terms: SumTerms | None = None) -> Member:
         """As in a fresh process: all that is known lies on the disk."""
         store = FileStore(self.folder / "run" / name, sync=False)
-        return SumNotes(store, "run", name, terms or SumTerms())
+        return Member(store, "run", name, terms or SumTerms())
 
     def introduce(self, name: str, keys) -> list[str]:
         return self.notes(name).introduce(keys, None)
@@ -68,7 +59,7 @@ class Site:
 
     def open_shares(self, name: str, collector: Collector):
         survivors = Survivors(collector.survivors, 1, collector.boxes_for(name).tobytes())
-        return opened(self.notes(name), survivors)
+        return self.notes(name).open_shares(1, survivors)
 
 
 @pytest.fixture
@@ -81,7 +72,8 @@ def test_the_same_question_gets_the_same_answer_and_another_none(site) -> None:
     collector = site.upload(terms=SumTerms(2))
     assert site.open_shares("a", collector) == site.open_shares("a", collector)
     fewer = Survivors(("a", "b", "c"), 1, collector.boxes_for("a")[:3].tobytes())
-    refused("other-survivors-than-answered", opened, site.notes("a", SumTerms(2)), fewer)
+    member = site.notes("a", SumTerms(2))
+    refused("other-survivors-than-answered", member.open_shares, 1, fewer)
 
 
 def test_no_mask_meets_two_vectors(site) -> None:
@@ -122,7 +114,7 @@ def test_terms_that_come_after_the_upload_loosen_nothing(tmp_path, later) -> Non
     collector = whole.upload(names)
     assert (SumTerms().survivors(9), later.survivors(9)) == (7, 6)
     six = Survivors(names[:6], 1, collector.boxes_for("a")[:6].tobytes())
-    refused("too-few-survivors", opened, whole.notes("a", later), six)
+    refused("too-few-survivors", whole.notes("a", later).open_shares, 1, six)
 
 
 def public() -> SumKey:
@@ -158,27 +150,12 @@ def test_a_run_that_began_with_masked_sums_keeps_them(tmp_path) -> None:
         return Request(message, Context(1, 1, node, RecordDict(), given, 0))
 
     asked("off").store("a")  # a run of its own
-    asked("masked").sum_notes("a").key(None)
+    asked("masked").member("a").key(None)
     with pytest.raises(Refused, match="began with secure-sum=masked"):
         asked("off").store("a")
 
 
 # --- who may say that a key is whose --------------------------------------------------------------
-
-
-def certificate(subject, key, issuer, signer, days=(-1, 1)):
-    def name(text):
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-    now = datetime.now(UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(name(subject)).issuer_name(name(issuer)).public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now + timedelta(days=days[0]))
-        .not_valid_after(now + timedelta(days=days[1]))
-        .sign(signer, SHA384())
-    )  # fmt: skip
 
 
 CA_KEY, KEY, OTHER = (generate_private_key(SECP384R1()) for _ in range(3))
@@ -216,8 +193,8 @@ def test_no_bit_of_a_certificate_raises_anything_else() -> None:
 
 
 def test_with_a_ca_every_key_needs_a_proof_and_ones_own_is_checked_first(tmp_path) -> None:
-    def notes(client: str) -> SumNotes:
-        return SumNotes(FileStore(tmp_path / client, sync=False), "run", client, SumTerms())
+    def notes(client: str) -> Member:
+        return Member(FileStore(tmp_path / client, sync=False), "run", client, SumTerms())
 
     own = NodeCertificate(KEY, OWN, CA)
     good = notes("a").key(own)

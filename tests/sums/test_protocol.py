@@ -2,16 +2,25 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.x509.oid import NameOID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedhet.errors import Refused, Rejected
-from fedhet.sums.client import Member
+from fedhet.protocol.messages import Reply
+from fedhet.site.state import FileStore
+from fedhet.sums import masks as messages
+from fedhet.sums.client import KEYS, LAST, Member
 from fedhet.sums.masks import (
     Secrets,
     SumTerms,
@@ -22,13 +31,33 @@ from fedhet.sums.masks import (
     fraction_bits,
     from_words,
     grid,
+    prove,
     stream,
     to_words,
 )
 from fedhet.sums.server import Collector
 
 LENGTH = 5
+CA_KEY = generate_private_key(SECP384R1())
 PAYLOAD = b"\x07" * 32
+
+
+def certificate(subject, key, issuer, signer, days=(-1, 1)):
+    def name(text):
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name(subject)).issuer_name(name(issuer)).public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now + timedelta(days=days[0]))
+        .not_valid_after(now + timedelta(days=days[1]))
+        .sign(signer, SHA384())
+    )  # fmt: skip
+
+
+CA = certificate("ca", CA_KEY, "ca", CA_KEY)
 
 
 class Cohort:
@@ -39,19 +68,32 @@ class Cohort:
     ) -> None:
         self.names = [chr(ord("a") + k) for k in range(size)]
         self.terms = terms or SumTerms(agreed=certified)
-        self.signing = {n: generate_private_key(SECP384R1()) for n in self.names if certified}
-        private = {name: X25519PrivateKey.generate() for name in self.names}
-        keys = {name: key.public_key().public_bytes_raw() for name, key in private.items()}
-        public = {name: key.public_key() for name, key in self.signing.items()}
+        self.folder = TemporaryDirectory()
         self.members = {
-            n: Member(n, "run", private[n], keys, self.terms, certified=public) for n in self.names
+            n: Member(FileStore(Path(self.folder.name) / n, sync=False), "run", n, self.terms)
+            for n in self.names
         }
+        self.signing, keys = {}, {}
+        for name, member in self.members.items():
+            keys[name] = member.key(None)
+            if certified:
+                self.signing[name] = key = generate_private_key(SECP384R1())
+                proof = certificate(name, key, "ca", CA_KEY)
+                keys[name] = prove(key, proof, "run", name, keys[name].public)
+        for member in self.members.values():
+            assert member.introduce(keys, CA if certified else None) == []
         rng = np.random.default_rng(0)
         self.vectors = {name: rng.normal(size=LENGTH) for name in self.names}
         self.words = {n: to_words(grid(v, 20, 64.0)) for n, v in self.vectors.items()}
 
-    def mask(self, name: str, attempt: int = 1, payload: bytes = PAYLOAD):
-        return self.members[name].mask(1, attempt, self.names, payload, self.words[name])
+    def mask(self, name: str, attempt: int = 1):
+        cohort = messages.Cohort(tuple(self.names), attempt, len(self.names))
+        return self.members[name].mask(1, cohort, PAYLOAD, Reply({}, {}, [self.words[name]])).arrays
+
+    def change(self, name: str, note: str, edit) -> None:
+        """Edit a note of a member."""
+        store = self.members[name].store
+        store.write_note(note, edit(store.read_note(note)))
 
     def upload(self, names: Sequence[str], attempt: int = 1) -> Collector:
         """Return the uploads of some members, where all have masked theirs."""
@@ -128,9 +170,10 @@ def test_any_permitted_dropout_gives_exactly_the_sum_and_no_other(data, size: in
     ],
 )
 def test_a_member_joins_no_cohort_that_would_give_it_away(cohort, threshold, word) -> None:
-    member = Cohort(4, SumTerms(3, threshold)).members["a"]
-    member.keys = {**member.keys, "e": member.keys["c"]}
-    refused(word, member.join, 1, cohort)
+    whole = Cohort(4, SumTerms(3, threshold))
+    whole.change("a", KEYS, lambda keys: keys | {"e": keys["c"]})
+    asked = messages.Cohort(tuple(cohort), 1, len(cohort))
+    refused(word, whole.members["a"].repeated, 1, asked, PAYLOAD)
 
 
 @pytest.mark.parametrize(
@@ -216,12 +259,12 @@ def test_of_two_lists_only_one_is_opened() -> None:
 
 def test_a_list_without_enough_valid_signatures_opens_nothing() -> None:
     cohort = agreeing()
-    good, member = cohort.sign("ab", "abc"), cohort.members["c"]
-    kept = member.kept
+    good, store = cohort.sign("ab", "abc"), cohort.members["c"].store
+    kept = store.read_note(LAST)
     forged = {"none": b"", "another's": good["b"], "another list's": cohort.sign("c", "bcd")["c"]}
     cohort.mask("c", 2)
     forged["another attempt's"] = cohort.sign("c", "abc", 2)["c"]
-    member.kept = kept
+    store.write_note(LAST, kept)
     for signature in forged.values():
         refused("survivors-not-signed", cohort.open, "a", "abc", good | {"c": signature})
     cohort.open("a", "abc", good | cohort.sign("c", "abc"))
@@ -234,8 +277,7 @@ def test_who_has_not_signed_a_list_does_not_open_for_it() -> None:
 
 def test_a_server_that_withholds_proofs_gets_the_stricter_rule() -> None:
     cohort = agreeing()
-    member = cohort.members["a"]
-    member.certified = {name: key for name, key in member.certified.items() if name != "e"}
+    cohort.change("a", KEYS, lambda keys: keys | {"e": [keys["e"][0], "", ""]})
     refused("too-few-survivors", cohort.sign, "a", "abc")
 
 
@@ -243,16 +285,16 @@ def test_a_server_that_withholds_proofs_gets_the_stricter_rule() -> None:
 
 A = X25519PrivateKey.from_private_bytes(bytes(range(32)))
 B = X25519PrivateKey.from_private_bytes(bytes(range(32, 64)))
-KEYS = {"a": A.public_key().public_bytes_raw(), "b": B.public_key().public_bytes_raw()}
+PUBLIC = {"a": A.public_key().public_bytes_raw(), "b": B.public_key().public_bytes_raw()}
 
 
 def test_keys_digest_seed_stream_and_box() -> None:
-    assert KEYS["a"].hex() == "8f40c5adb68f25624ae5b214ea767a6ec94d829d3d7b5e1ad1ba6f3e2138285f"
-    assert KEYS["b"].hex() == "358072d6365880d1aeea329adf9121383851ed21a28e3b75e965d0d2cd166254"
-    digest = cohort_digest(KEYS)
+    assert PUBLIC["a"].hex() == "8f40c5adb68f25624ae5b214ea767a6ec94d829d3d7b5e1ad1ba6f3e2138285f"
+    assert PUBLIC["b"].hex() == "358072d6365880d1aeea329adf9121383851ed21a28e3b75e965d0d2cd166254"
+    digest = cohort_digest(PUBLIC)
     assert digest.hex() == "63dd3af76dffa77dd835647d97e62dfaac4fcd1489973bf47dbc796f17781666"
     attempt = ["run-1", 3, 1, digest]
-    first, second = Secrets("a", A, KEYS, attempt), Secrets("b", B, KEYS, attempt)
+    first, second = Secrets("a", A, PUBLIC, attempt), Secrets("b", B, PUBLIC, attempt)
     seed = "dece3df8390f43b644a754afeb40969d68fd5d9009d455446f2febedb0ec8384"
     assert first.pair_seed("b").hex() == second.pair_seed("a").hex() == seed
     words = stream(bytes.fromhex(seed), 4).tolist()

@@ -16,7 +16,7 @@ from fedhet.protocol.payload import HeaderRows
 from fedhet.rng import generator
 from fedhet.site.privacy import Budget, clipped, share_steps, spent, sum_sigma
 from fedhet.site.state import FileStore
-from fedhet.sums.client import SumNotes, SumProtection
+from fedhet.sums.client import Member, SumProtection
 from fedhet.sums.masks import Cohort, SumTerms, grid
 from fedhet.sums.noise import RandomBits, discrete_gaussian
 from fedhet.testing import make_client, simulate, small
@@ -36,10 +36,10 @@ def part_of(tmp_path, config, **changes):
     strategy, data = find_method(config.method).strategy, client.setup.data
     cohort = Cohort(EVERYBODY, 1, 3)
     classes = client.setup.classes
-    notes = SumNotes(client.setup.store, "run", "0", SumTerms(config.sum_min, config.sum_threshold))
-    key = notes.key(None)
-    notes.introduce(dict.fromkeys(EVERYBODY, key), None)
-    part = SumProtection(data, classes, config, strategy, cohort, b"", notes, **changes)
+    member = Member(client.setup.store, "run", "0", SumTerms(config.sum_min, config.sum_threshold))
+    key = member.key(None)
+    member.introduce(dict.fromkeys(EVERYBODY, key), None)
+    part = SumProtection(data, classes, config, strategy, cohort, b"", member, **changes)
     return client, part
 
 

@@ -91,7 +91,7 @@ def _run_row(path: Path, base: Path) -> tuple[str, ...]:
     folder, name = RunFolder(path), str(path.relative_to(base))
     try:
         config, (summary, rounds) = folder.started_config(), folder.read_result()
-        status = summary.get("status") or ("running" if folder.being_written() else "killed")
+        status, _ = folder.status(summary, rounds)
         metric = config["metric"] if config.get("metric") in METRICS else "accuracy"
         done = f"{len(rounds)}/{config['rounds']}"
         last = headline(metric, rounds[-1] if rounds else {})

@@ -5,11 +5,13 @@ import contextlib
 import os
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+import yaml
 
 from fedhet.cli import common
 from fedhet.cli import runs as single
@@ -19,11 +21,10 @@ from fedhet.errors import RunFailed, UserError, one_line
 from fedhet.files import check_folder, plain_path, write_text
 
 if TYPE_CHECKING:
-    from fedhet.sweeps.grid import Cell, Search, Trial
+    from fedhet.sweeps.grid import Cell
     from fedhet.sweeps.sweep import Sweep
 
 DEMO_METHODS = ("standalone", "lg_fedavg", "fedssa")
-QUICK = "profile quick: a tenth of the rounds, a fifth of the epochs; only for trying"
 Ray = Annotated[str, typer.Option(help="Ray cluster, HOST:PORT; default: RAY_ADDRESS")]
 _CELLS = typer.Typer(pretty_exceptions_enable=False)  # what the process of a cell is asked for
 for function in (single.run, single.resume):
@@ -42,7 +43,6 @@ def demo(out: Annotated[str, typer.Option(help="folder of run folders")] = "runs
     """Compare FedSSA, LG-FedAvg and Standalone on the embedded digits, in a minute or two."""
     from fedhet.records.summary import percent
     from fedhet.reports.report import load_sweep
-    from fedhet.sweeps.sweep import FINISHED
 
     base = plain_path(out) / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
     _, opened = _open_sweep("compare/digits", ["seed=0"], base)
@@ -50,7 +50,7 @@ def demo(out: Annotated[str, typer.Option(help="folder of run folders")] = "runs
     tell(f"starting {len(opened.jobs)} runs side by side, one process each; logs: {opened.folder}")
     _run_all(opened, len(opened.jobs))
     for job in opened.jobs:
-        if job.state != FINISHED:
+        if job.state != "completed":
             raise RunFailed(f"{job.cell.config.method} {job.state}: {job.reason} ({base})")
     frame = load_sweep(base).frame().set_index("method").loc[list(DEMO_METHODS)]
     rows = [
@@ -77,7 +77,6 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
     ],
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="folder of the cells' run folders")] = Path("runs"),
-    profile: Annotated[str, typer.Option(help="full, or quick to try: a tenth")] = "full",
     part: Annotated[str, typer.Option("--shard", help="i/n: every n-th cell")] = "1/1",
     workers: Workers = 0,
     dry: Annotated[bool, typer.Option("--dry-run", help="list the cells; run nothing")] = False,
@@ -86,25 +85,20 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
 ) -> None:
     """Run every combination of a preset's grid; skip finished cells, continue interrupted ones."""
     only_one(dry_run=dry, ray=ray)
-    from fedhet.sweeps.sweep import ENDED
-
-    name, opened = _open_sweep(preset, overrides or [], out, profile, part)
+    name, opened = _open_sweep(preset, overrides or [], out, part)
     if dry:
         print(f"{name}: {len(opened.jobs)} cells in '{opened.out}'")
         for job in opened.jobs:
             print(f"{job.cell.name}  {job.state:9} {one_line(job.cell.label, None)}")
         print(f"{_counted(opened)}; {sum(job.due for job in opened.jobs)} to run")
-        if opened.note:
-            print(opened.note)
         return
     if not accept_mixed:
         _check_mixed(opened, "results", "--out, or --accept-mixed")
     _run_all(opened, workers, ray)
     for job in opened.jobs:
-        if job.state in ENDED and job.reason:
+        if job.ended and job.reason:
             tell(f"{job.cell.name} {job.state}: {job.reason}")
-    for line in filter(None, (_counted(opened) or "no cells", opened.note, str(opened.out))):
-        print(line)
+    print(_counted(opened) or "no cells", opened.out, sep="\n")
     _raise_failed(opened, f"cells of '{name}' failed")
 
 
@@ -116,9 +110,8 @@ def _check_mixed(opened: "Sweep", what: str, other: str) -> None:
 
 def _raise_failed(opened: "Sweep", what: str) -> None:
     """Raise RunFailed if a cell failed; one that diverged is a result."""
-    from fedhet.sweeps.sweep import DAMAGED, FAILED
-
-    if failed := sum(job.state in {FAILED, DAMAGED} for job in opened.jobs):
+    counts = opened.counts()
+    if failed := counts["failed"] + counts["damaged"]:
         raise RunFailed(
             f"{failed} of {len(opened.jobs)} {what}; the same command tries them again "
             f"(logs: {opened.folder})"
@@ -136,14 +129,14 @@ def _run_all(opened: "Sweep", workers: int, ray: str = "", *, blind: bool = Fals
                 tell("engine: inline, since each cell is one process of the cluster")
             for job in opened.jobs:
                 job.cell = for_ray(job.cell)
-            opened.place = stack.enter_context(joined(address))
+            opened.ray = stack.enter_context(joined(address))
         stack.enter_context(interruptible())
         progress = stack.enter_context(SweepProgress(opened, blind=blind))
         opened.run(workers, progress.update)
 
 
 def _open_sweep(
-    preset: str, overrides: Sequence[str], out: Path, profile: str = "full", part: str = "1/1"
+    preset: str, overrides: Sequence[str], out: Path, part: str = "1/1"
 ) -> tuple[str, "Sweep"]:
     """Return the preset's name and its cells as they stand; UserError for a mistake in any."""
     from fedhet.config.checks import check_cells
@@ -154,16 +147,12 @@ def _open_sweep(
     path, out = find_preset(preset), plain_path(out)
     if not out.is_dir():
         check_folder(out, "--out")
-    cells = [placed(one, out) for one in read_cells(path, overrides, profile)]
+    cells = [placed(one, out) for one in read_cells(path, overrides)]
     for line in check_cells([one.config for one in cells], read_overrides(overrides)):
         tell(f"note: {line}")
     name = index_name(preset, path)
-    index = name + f"-{profile}" * (profile != "full")
-    index += f"-{part.replace('/', 'of')}" * (part != "1/1")
-    note = QUICK if profile == "quick" else ""
-    opened = Sweep.open(index, out, shard(cells, part), run_cell, note)
-    opened.title = title_of(path)
-    return name, opened
+    index = name + f"-{part.replace('/', 'of')}" * (part != "1/1")
+    return name, Sweep.open(index, out, shard(cells, part), run_cell, title_of(path))
 
 
 def index_name(preset: str, path: Path) -> str:
@@ -174,10 +163,9 @@ def index_name(preset: str, path: Path) -> str:
 def placed(cell: "Cell", out: Path) -> "Cell":
     """Return the cell with its folder and with paths that hold everywhere."""
     from fedhet.config.load import absolute_paths
-    from fedhet.sweeps.grid import Cell
 
     config = cell.config.model_copy(update={"out": str(out), "name": cell.name})
-    return Cell(cell.values, absolute_paths(config))
+    return replace(cell, config=absolute_paths(config))
 
 
 def _counted(opened: "Sweep") -> str:
@@ -204,7 +192,6 @@ class SweepProgress(common.Bar):
     def update(self, opened: "Sweep") -> None:
         """Show how it stands."""
         from fedhet.records.summary import duration, headline
-        from fedhet.sweeps.sweep import ENDED, FAILED
 
         left = opened.seconds_left()
         more = f", about {duration(left)} left" if left else ""
@@ -215,8 +202,8 @@ class SweepProgress(common.Bar):
                 self.waiting.add(name)
                 now = f"{datetime.now():%H:%M:%S}"
                 tell(f"waiting since {now} for {name}, which another process is running")
-            ended = job.state in ENDED and (job.state != FAILED or job.process is not None)
-            if ended and name not in self.shown:
+            tried = job.state != "failed" or job.process is not None
+            if job.ended and tried and name not in self.shown:
                 self.shown.add(name)
                 figure = headline(job.cell.config.metric, {} if self.blind else job.last)
                 why = f": {job.reason}" if job.reason else ""
@@ -261,46 +248,23 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
     chosen = best(tried, scores)
     about = METRICS[name]
     figures = ["diverged" if s is None else f"{about.title} {about.text(s)}" for s in scores]
-    columns = ("method", "values", "validation", "")
     rows = [
-        (trial.method, trial.label, figure, "chosen" if i in chosen.values() else "")
-        for i, (trial, figure) in enumerate(zip(tried, figures, strict=True))
+        (trial.method, trial.label, figure, "chosen" if trial in chosen else "")
+        for trial, figure in zip(tried, figures, strict=True)
     ]
     each = len(tried) // len(search.methods)
-    show_table(f"{len(tried)} trials, {each} for each method", columns, rows)
-    asked = {"--trials": trials, "--search-seed": search_seed}
-    more = "".join(f" {key} {value}" for key, value in asked.items() if value)
-    command = f"by: fedhet tune {shlex.join([config, *(words or [])])}{more}"
-    winners = {method: tried[position] for method, position in chosen.items()}
-    for one in _write(target, command, search, winners, rows):
-        print(plain_path(one))
-
-
-def _write(
-    out: Path,
-    command: str,
-    search: "Search",
-    winners: dict[str, "Trial"],
-    rows: Sequence[tuple[str, ...]],
-) -> list[Path]:
-    """Write a preset of every method's best trial; of several methods ``out`` is a sweep of all.
-
-    The presets of the single methods have the method's name in theirs.
-    """
-    from fedhet.sweeps.grid import preset_text
-
-    out.parent.mkdir(parents=True, exist_ok=True)
-    texts = {}
-    for method, trial in winners.items():
-        name = f"{out.stem}-{method}{out.suffix}" if len(search.methods) > 1 else out.name
-        lines = [f"{figure}  {label}" for of, label, figure, _ in rows if of == method]
-        lines = ["validation of each trial:", *lines]
-        text = preset_text(search.preset(trial), f"run {name}", command, lines)
-        texts[out.with_name(name)] = text
-    if len(winners) > 1:
-        keys = search.sweep(list(winners.values()))
-        lines = ["every method with its chosen values, on seeds that no trial used"]
-        texts[out] = preset_text(keys, f"sweep {out.name} --out DIR", command, lines)
-    for path, text in texts.items():
-        write_text(path, text)
-    return list(texts)
+    heading = f"{len(tried)} trials, {each} for each method"
+    show_table(heading, ("method", "values", "validation", ""), rows)
+    if not chosen:
+        return
+    given = {"--trials": trials, "--search-seed": search_seed}
+    more = "".join(f" {key} {value}" for key, value in given.items() if value)
+    head = [
+        f"fedhet sweep {out.name} --out DIR" if len(chosen) > 1 else f"fedhet run {out.name}",
+        f"by: fedhet tune {shlex.join([config, *(words or [])])}{more}",
+        "validation of each trial:", *("  ".join(row).rstrip() for row in rows),
+    ]  # fmt: skip
+    text = yaml.safe_dump(search.preset(chosen), sort_keys=False, allow_unicode=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_text(target, "".join(f"# {line}\n" for line in head) + f"\n{text}")
+    print(plain_path(target))

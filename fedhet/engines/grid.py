@@ -31,7 +31,7 @@ from fedhet.config.schema import RunConfig
 from fedhet.engines import worker as answering
 from fedhet.engines.fork_server import ForkServer, Worker, take_early
 from fedhet.engines.launch import Launch, OnRounds, Reader, conclude, raise_unless_completed
-from fedhet.engines.system import QUIET, Interrupted, direct, gpu_part, undisturbed
+from fedhet.engines.system import QUIET, Interrupted, direct, gpu_part, start_ray, undisturbed
 from fedhet.engines.worker import FIRST_NODE, answered, contexts_of
 from fedhet.errors import RunFailed, UserError, brief
 from fedhet.files import cpus
@@ -304,7 +304,6 @@ _OWN_RAY = {  # of a private Ray: on 127.0.0.1, refusing all without its token
     "RAY_AUTH_TOKEN": secrets.token_hex(32),  # Ray takes one for a process
     "RAY_worker_niceness": "0",  # Ray would put training behind everything else (15)
     "RAY_prestart_worker_first_driver": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns about this at every start
 }
 
 
@@ -333,7 +332,8 @@ class RayTasks:
                          "num_gpus": gpus, "_temp_dir": stack.enter_context(session),
                          "include_dashboard": False}  # fmt: skip
             stack.callback(ray.shutdown)
-            _start_ray(ray, words)
+            where = f" at RAY_ADDRESS={os.environ['RAY_ADDRESS']}" if joined else ""
+            start_ray(f"engine: Ray does not start{where}", 1 if joined else RAY_STARTS, **words)
             if joined:
                 _check_shared_folder(ray, launch.folder.path)
             gpus = int(ray.cluster_resources().get("GPU", 0)) if gpus or joined else 0
@@ -384,20 +384,6 @@ def _signals_of_ray() -> Iterator[None]:
         yield
     except SystemError as error:
         raise (error.__cause__ or error) from None
-
-
-def _start_ray(ray: Any, words: Mapping[str, Any]) -> None:
-    """Start Ray, in several tries, or join one; UserError if that fails."""
-    address = os.environ.get("RAY_ADDRESS")
-    for left in reversed(range(1 if address else RAY_STARTS)):
-        try:
-            ray.init(log_to_driver=False, logging_level="ERROR", **words)
-            return
-        except Exception as error:  # Ray raises plain ones, too
-            ray.shutdown()
-            if not left:
-                where = f" at RAY_ADDRESS={address}" if address else ""
-                raise UserError(f"engine: Ray does not start{where}: {brief(error)}") from error
 
 
 def _answer(order: Mapping[str, Any], message: Message) -> Message:

@@ -1,6 +1,7 @@
 """Signals, programs, their environment and ports."""
 
 import contextlib
+import importlib
 import math
 import multiprocessing
 import os
@@ -14,9 +15,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
+from typing import Any
 from urllib.parse import urlsplit
 
-from fedhet.errors import UserError
+from fedhet.errors import UserError, brief
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -195,3 +197,30 @@ def check_ray_address(address: str, key: str = "RAY_ADDRESS") -> None:
             f"{key}: nothing answers at '{address}' ({error}): start that cluster, or correct the "
             "address (HOST:PORT)"
         ) from error
+
+
+def start_ray(what: str, tries: int = 1, **words: Any) -> Any:
+    """Start Ray with these words, or join a cluster; return its module, which takes a second.
+
+    Raise UserError, which begins with ``what``, if that fails. Signals stay with their handlers.
+    """
+    # `uv run` would have Ray pack the current folder and send it to every machine.
+    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # else it warns about this
+    ray = importlib.import_module("ray")
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    for left in reversed(range(tries)):
+        try:
+            ray.init(log_to_driver=False, logging_level="ERROR", **words)
+        except Exception as error:  # Ray raises plain ones, too
+            ray.shutdown()
+            if not left:
+                raise UserError(f"{what}: {brief(error)}") from error
+        else:
+            break
+        finally:
+            for number, handler in handlers.items():  # Ray sets its own
+                if signal.getsignal(number) is not handler:
+                    signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    return ray

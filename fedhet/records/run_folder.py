@@ -17,7 +17,7 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -29,8 +29,8 @@ from filelock import FileLock, Timeout
 from fedhet import HERE, __version__, files, plugins
 from fedhet.config.schema import RunConfig
 from fedhet.errors import Damaged, UserError, one_line
+from fedhet.records import summary as figures
 from fedhet.records.formats import CLIENT_COLUMNS, OTHER, Identity, Line, Summary
-from fedhet.records.summary import partition_clients, privacy_summary, summarise
 
 LOCK = ".lock"  # of whoever writes a run, or runs a sweep
 OWNER = ".owner"  # of the command that has a run done
@@ -197,6 +197,29 @@ class RunFolder:
         """
         return any(held(self.path / name) for name in (LOCK, OWNER))
 
+    def status(
+        self, summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]],
+        written: Callable[[], bool] | None = None,
+    ) -> tuple[str, str]:  # fmt: skip
+        """Return the state of a run with this summary and these rounds, and a reason for it.
+
+        It is completed, failed, stopped or diverged; without a summary waiting, running,
+        interrupted or gone. ``written`` replaces :meth:`being_written`.
+        """
+        if summary:
+            status, reason = one_line(summary["status"], 40), one_line(summary["reason"], 500)
+            last = status == "completed" and rounds and figures.diverged(rounds[-1])
+            overflow = last or (status == "failed" and figures.DIVERGENCE.search(reason))
+            return "diverged" if overflow else status, reason
+        if not self.path.is_dir():
+            return "gone", "the folder does not exist"
+        if not (written or self.being_written)():
+            again = "it was interrupted; `fedhet resume` continues it"
+            return "interrupted", again if rounds else "it has not begun, or was interrupted"
+        if (waits := self.waits_for()) or not rounds:
+            return "waiting", waits or "it is starting: no round is finished yet"
+        return "running", ""
+
     # --- states of simulated clients -------------------------------------------------------
 
     def state_dir(self, config: RunConfig) -> Path:
@@ -351,8 +374,8 @@ class RunFolder:
         if removed := self.removed():
             raise FileNotFoundError(errno.ENOENT, removed, str(self.path))
         rounds = self.read_rounds()
-        summary = summarise(config, rounds, status, clients, reason)
-        privacy = privacy_summary(config, rounds, partition_clients(self.partition))
+        summary = figures.summarise(config, rounds, status, clients, reason)
+        privacy = figures.privacy_summary(config, rounds, figures.partition_clients(self.partition))
         files.write_json(self.summary, summary | {"privacy": privacy}, synced=True, private=True)
 
 

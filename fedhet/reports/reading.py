@@ -189,7 +189,6 @@ class RunRecord:
     counts: pd.DataFrame | None = None
     folder: Path | None = None  # None: a packed record
     title: str = ""  # what the preset of its sweep calls its setting
-    note: str = ""  # of its sweep, such as a profile
     setting: Setting = field(init=False)
     keys: dict[str, Any] = field(init=False)
     compared: bool = True  # False: another precision than the one that the comparison is in
@@ -276,8 +275,7 @@ def read_runs(places: Iterable[Path]) -> tuple[list[RunRecord], list[LeftOut]]:
             name = path.stem if path.is_file() else path.name
             try:
                 run = read_run(path)
-                title, run.note = titles.get(name, ("", ""))
-                run.title = run.title or title
+                run.title = run.title or titles.get(name, "")
                 runs.append(run)
             except Damaged as error:
                 left_out.append(LeftOut(name, f"cannot be read: {error}"))
@@ -294,15 +292,14 @@ def _find(place: Path) -> list[Path]:
     return sorted([*folders, *place.glob(f"*{SUFFIX}"), *place.glob(f"*/*{SUFFIX}")])
 
 
-def _titles(place: Path) -> dict[str, tuple[str, str]]:
-    """Return title and note of the sweep of every cell below a folder."""
-    titles: dict[str, tuple[str, str]] = {}
+def _titles(place: Path) -> dict[str, str]:
+    """Return the title of the sweep of every cell below a folder."""
+    titles: dict[str, str] = {}
     for path in sorted([*place.glob("sweeps/*/sweep.json"), *place.glob("*/sweeps/*/sweep.json")]):
         with contextlib.suppress(*_DAMAGE):  # being written, or none of ours
             index = files.read_json(path)
-            note = f"{index['sweep']}: {index['note']}" if index["note"] else ""
             cells = [str(cell["name"]) for cell in index["cells"]]
-            titles |= dict.fromkeys(cells, (index.get("title") or "", note))
+            titles |= dict.fromkeys(cells, str(index.get("title") or ""))
     return titles
 
 

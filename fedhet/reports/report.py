@@ -183,11 +183,10 @@ class Report:
         comparisons = runs.comparisons
         nouns = {noun(str(one.setting.keys["dataset"])) for one in comparisons}
         what = nouns.pop() if len(nouns) == 1 else "examples"
-        notes = [note for note in dict.fromkeys(run.note for run in runs.placed) if note]
-        self.lead = " ".join(
-            [f"Every client's own model on its own test {what}, right after its local training, "
-             "averaged over all clients.", *(f"{note}." for note in notes)]
-        )  # fmt: skip
+        self.lead = (
+            f"Every client's own model on its own test {what}, right after its local training, "
+            "averaged over all clients."
+        )
         self.whole = Section(
             "all", "All settings", tables=[tables.overview(comparisons)],
             figures=[figures.differences(comparisons), figures.traffic(comparisons)],

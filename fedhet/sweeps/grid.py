@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import numpy as np
-import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
 from fedhet.config.load import build_config, read_overrides
@@ -45,7 +44,6 @@ _FORMS: dict[str, tuple[TypeAdapter[Any], Any, str]] = {  # its default, and wha
     "paired": (TypeAdapter(list[str] | list[list[str]]), [], "a list of keys, or of such lists"),
     "title": (TypeAdapter(str), "", 'a text, such as "Digits, 10 clients"'),
 }  # fmt: skip
-PROFILES = {"full": (1.0, 1.0), "quick": (0.1, 0.2)}  # shares of the rounds and of the epochs
 SEEDS = ("partition-seed", "seed")  # further values repeat a trial, and are not searched
 BLOCKS = 5  # of the comparison after it
 _COMMON = {kebab(name) for name in RunConfig.model_fields}
@@ -96,11 +94,10 @@ def deciding(flat: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in {**flat, **names}.items() if key not in INERT}
 
 
-def read_cells(path: Path, overrides: Sequence[str], profile: str = "full") -> list[Cell]:
+def read_cells(path: Path, overrides: Sequence[str]) -> list[Cell]:
     """Return the cells of a preset, each once, in the grid's order.
 
-    ``profile`` "quick" takes a tenth of the rounds and a fifth of the epochs, at least two rounds
-    and one epoch. Raise UserError for the first mistake in any cell.
+    Raise UserError for the first mistake in any cell.
     """
     preset = read_yaml(path)
     changes: dict[str, Any] = dict(read_overrides(overrides))
@@ -118,7 +115,7 @@ def read_cells(path: Path, overrides: Sequence[str], profile: str = "full") -> l
     common = {"engine": "inline"} | {k: v for k, v in preset.items() if k not in SWEEP_KEYS}
     every = [values for grid in grids for values in combinations(grid, paired)]
     chosen = [values | {key: changes[key] for key in values.keys() & changes} for values in every]
-    return once(Cell(one, _scaled(resolve(common | changes, one), profile)) for one in chosen)
+    return once(Cell(one, resolve(common | changes, one)) for one in chosen)
 
 
 def once(cells: Iterable[Cell]) -> list[Cell]:
@@ -196,19 +193,6 @@ def resolve(common: Mapping[str, Any], values: Mapping[str, Any]) -> RunConfig:
     if "method" in values:
         foreign = method_keys(str(common.get("method", "fedssa"))) - own - set(values)
     return build_config({key: value for key, value in merged.items() if key not in foreign})
-
-
-def _scaled(config: RunConfig, profile: str) -> RunConfig:
-    if profile not in PROFILES:
-        raise UserError(f"profile: '{profile}' is not allowed: {' or '.join(PROFILES)}")
-    rounds, epochs = PROFILES[profile]
-    return config.model_copy(
-        update={
-            "rounds": min(config.rounds, max(2, round(rounds * config.rounds))),
-            "local_epochs": max(1, round(epochs * config.local_epochs)),
-            "local_steps": min(config.local_steps, max(1, round(epochs * config.local_steps))),
-        }
-    )
 
 
 def _short(value: Any) -> str:
@@ -309,25 +293,23 @@ class Search:
             )
         ]
 
-    def preset(self, trial: Trial) -> dict[str, Any]:
-        """Return the keys of a run with these values, as a preset holds them."""
-        own = method_keys(trial.method) | _COMMON
-        kept = {key: value for key, value in self.base.items() if key in own}
-        for key in ("method", "out", "name"):
-            kept.pop(key, None)
-        return {"method": trial.method, **kept, **trial.values}
+    def preset(self, chosen: Sequence[Trial]) -> dict[str, Any]:
+        """Return a run's preset with these values or, of several methods, a sweep's.
 
-    def sweep(self, chosen: Sequence[Trial]) -> dict[str, Any]:
-        """Return a sweep's preset that compares the methods in blocks whose seeds no trial had."""
+        The sweep compares the methods in blocks whose seeds no trial had.
+        """
+        if len(chosen) == 1:
+            own = {"method"} | method_keys(chosen[0].method) | _COMMON - {"out", "name"}
+            keys = {"method": chosen[0].method, **self.base, **chosen[0].values}
+            return {key: value for key, value in keys.items() if key in own}
         configs = [cell.config for trial in chosen for cell in trial.cells]
         used = {seed for config in configs for seed in (config.seed, config.data_seed)}
         fresh = [seed for seed in range(BLOCKS + len(used)) if seed not in used][:BLOCKS]
         grid = []
         for trial in chosen:
-            tunable = TUNABLE | method_keys(trial.method)
             values = {key: [value] for key, value in trial.values.items()}
-            searched = sorted(key for key in trial.values if key in tunable)
-            row = {"method": [trial.method], **values, "tuned": [searched]}
+            tunable = TUNABLE | method_keys(trial.method)
+            row = {"method": [trial.method], **values, "tuned": [sorted(tunable & values.keys())]}
             grid.append(row | {key: list(fresh) for key in SEEDS})
         fixed = {key: value for key, value in self.base.items() if key not in {"out", "name"}}
         title = {"title": self.title} if self.title else {}
@@ -370,22 +352,14 @@ def validation(folders: Sequence[Path], metric: str = "accuracy") -> float | Non
     return float(np.mean(found))
 
 
-def best(trials: Sequence[Trial], scores: Sequence[float | None]) -> dict[str, int]:
-    """Return the position of every method's best trial; of equal ones the first."""
-    chosen: dict[str, tuple[float, int]] = {}
-    for i, (trial, score) in enumerate(zip(trials, scores, strict=True)):
-        if score is None:
-            continue
-        worth = gain(trial.cells[0].config, score)
-        if worth > chosen.get(trial.method, (-math.inf, 0))[0]:
-            chosen[trial.method] = worth, i
-    return {method: i for method, (_, i) in chosen.items()}
-
-
-def preset_text(keys: Mapping[str, Any], use: str, command: str, lines: Sequence[str]) -> str:
-    """Return a preset headed by the command that uses it, the one that made it, and ``lines``."""
-    head = "".join(f"# {line}\n" for line in (f"fedhet {use}", command, *lines))
-    return head + "\n" + yaml.safe_dump(dict(keys), sort_keys=False, allow_unicode=True)
+def best(trials: Sequence[Trial], scores: Sequence[float | None]) -> list[Trial]:
+    """Return every method's best trial; of equal ones the first."""
+    chosen: dict[str, tuple[float, Trial]] = {}
+    for trial, score in zip(trials, scores, strict=True):
+        worth = -math.inf if score is None else gain(trial.cells[0].config, score)
+        if worth > chosen.get(trial.method, (-math.inf,))[0]:
+            chosen[trial.method] = worth, trial
+    return [trial for _, trial in chosen.values()]
 
 
 def _plain(text: str) -> Any:

@@ -1,13 +1,12 @@
 """Run the cells of a sweep side by side, each as ``fedhet run`` or ``fedhet resume``.
 
 A cell is a process of its own on this machine, or one task of a Ray cluster. Its run folder decides
-what happens: a finished cell is skipped, also if another sweep ran it, and a cell that was broken
+what happens: a completed cell is skipped, also if another sweep ran it, and a cell that was broken
 off is continued to the same bytes. Beside the run folders lies ``sweeps/<preset>/`` with
 ``sweep.json`` (the index), each cell's configuration and its log.
 """
 
 import contextlib
-import logging
 import math
 import multiprocessing
 import os
@@ -29,17 +28,13 @@ from filelock import FileLock, Timeout
 
 from fedhet.config.load import RESUMABLE
 from fedhet.config.schema import RunConfig
-from fedhet.engines.system import check_ray_address, end_with_maker, gpu_part, look_away
+from fedhet.engines import system
 from fedhet.errors import Damaged, RunFailed, UserError, one_line
 from fedhet.files import check_entries, cpus, read_json, read_yaml, write_json, write_text
 from fedhet.records.run_folder import DATA, LOCK, RunFolder, source_digest, versions
-from fedhet.records.summary import DIVERGENCE, diverged
 from fedhet.sweeps.grid import Cell, deciding
 
-PENDING, RUNNING, FINISHED = "pending", "running", "finished"
-DIVERGED, FAILED, DAMAGED = "diverged", "failed", "damaged"
-STATES = (FINISHED, RUNNING, PENDING, DIVERGED, FAILED, DAMAGED)
-ENDED = {FINISHED, DIVERGED, FAILED, DAMAGED}
+STATES = ("completed", "running", "pending", "diverged", "failed", "damaged")
 POLL = 0.2  # seconds between looks at the cells
 FRESH = 5.0  # seconds that a process may take to make a run folder
 FAREWELL = 30.0  # seconds that an interrupted cell has to write its summary
@@ -55,7 +50,7 @@ class Job:
 
     cell: Cell
     folder: Path
-    state: str = PENDING
+    state: str = "pending"
     reason: str = ""
     before: tuple[str, int] = ("", 0)  # reason and finished rounds when it was started
     logged: int = 0  # bytes of its log when it was started
@@ -70,7 +65,12 @@ class Job:
     @property
     def due(self) -> bool:
         """Whether it is to be run or continued; a damaged folder is left to the user."""
-        return self.state in {PENDING, FAILED}
+        return self.state in {"pending", "failed"}
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing to wait for, as far as its folder says."""
+        return self.state in {"completed", "diverged", "failed", "damaged"}
 
     def look(self) -> None:
         """Read the finished rounds from the folder."""
@@ -96,7 +96,7 @@ class Job:
         try:
             self.state, self.reason = self._read()
         except (Damaged, UserError, OSError) as error:
-            self.state = DAMAGED
+            self.state = "damaged"
             self.reason = f"{one_line(error)}; remove '{self.folder}' to run the cell again"
 
     def _read(self) -> tuple[str, str]:
@@ -107,19 +107,15 @@ class Job:
         summary, records = self.run.read_result()
         if self.run.config.exists():
             self._check_config(self.run.config)
-        status, reason = summary.get("status", ""), one_line(summary.get("reason", ""))
-        if status == "completed":
-            if diverged(records[-1]):
-                return DIVERGED, reason
+        state, reason = self.run.status(summary, records, lambda: False)
+        if state == "completed":
             from fedhet.reports.reading import read_run  # noqa: PLC0415  (pandas)
 
             read_run(self.folder)  # as a report will
-            return FINISHED, reason
-        if there and not (self.run.identity.exists() or self.unbegun()):
+        elif there and not (self.run.identity.exists() or self.unbegun()):
             raise Damaged(f"'{self.run.identity}' is missing, so the run cannot continue")
-        if status == "failed":
-            return DIVERGED if DIVERGENCE.search(reason) else FAILED, reason
-        return PENDING, reason
+        over = state in {"completed", "diverged", "failed"}  # one that was stopped goes on
+        return (state if over else "pending"), reason * bool(summary)
 
     def _check_config(self, path: Path) -> None:
         """Raise Damaged if the folder is another cell's, by a key that no resumption may change."""
@@ -132,117 +128,90 @@ class Job:
                 raise Damaged(f"'{path}' belongs to another cell: {key} is {old}, not {new}")
 
 
-@dataclass(frozen=True)
-class Order:
-    """How to start a cell: what runs its command line, its folder, configuration and log."""
-
-    work: Work
-    folder: Path
-    preset: Path
-    log: Path
-
-    def words(self) -> list[str]:
-        """Return the command line that runs the cell, or continues it where it has begun.
-
-        A folder with the cell's own configuration is trusted: it names no other code or service
-        than the user's preset does. It may have been made on another machine.
-        """
-        folder = RunFolder(self.folder)
-        if not folder.identity.exists():
-            place = ["--out", str(self.folder.parent), "--name", self.folder.name]
-            return ["run", str(self.preset), *place]
-        words = ["resume", str(self.folder)]
-        with contextlib.suppress(Damaged, UserError, OSError):  # resume says what is damaged
-            started, asked = folder.started_config(), read_yaml(self.preset)
-            keys = started.keys() | asked.keys()
-            if {key for key in keys if started.get(key) != asked.get(key)} <= {"clients"}:
-                words.append("--trust")
-        return words
-
-    def run(self) -> int:
-        """Run the cell in this process, which writes to its log from now on."""
-        with self.log.open("ab") as file, Path(os.devnull).open("rb") as nothing:
-            for number, stream in enumerate((nothing, file, file)):
-                os.dup2(stream.fileno(), number)
-        return self.work(self.words())
-
-    def in_fork(self) -> None:
-        """Be the process of a cell here: it ends with the sweep."""
-        end_with_maker(FAREWELL)
-        os.setsid()  # Ctrl-C is for the sweep, which tells its cells
-        sys.exit(self.run())
-
-    def in_task(self, ours: Mapping[str, str]) -> tuple[int, str]:
-        """Be its process on a cluster; return its exit code, or why it cannot run there."""
-        here = f"machine {socket.gethostname()}"
-        if not self.preset.exists():
-            place = "--out must lie on a disk that all machines see"
-            return 2, f"{here} does not see '{self.preset}': {place}"
-        for what, value in made_with().items():
-            if value != ours[what]:
-                return 2, f"{here} has {what} {value}, not {ours[what]}: install the same there"
-        return self.run(), ""
+# --- one cell's process --------------------------------------------------------------------------
 
 
-class Local:
-    """This machine: cells are forked from one process that has imported everything."""
+def command_line(folder: Path, preset: Path) -> list[str]:
+    """Return the command line that runs a cell, or continues it where it has begun.
 
-    def fits(self, job: Job, running: Sequence[Job], workers: int) -> bool:
-        """Return whether there is room; a cell with another engine than inline runs alone."""
-        if any(one.cell.config.engine != "inline" for one in (job, *running)):
-            return not running
-        return len(running) < (workers or max(1, cpus() // job.cell.config.threads))
-
-    @staticmethod
-    def start(job: Job, order: Order) -> BaseProcess:
-        """Fork it. RunFailed if the process that forks was killed."""
-        _FORKS.set_forkserver_preload(["fedhet.engines.session", "fedhet.engines.grid"])
-        process = _FORKS.Process(target=order.in_fork)
-        look_away()
-        try:
-            process.start()
-        except EOFError as error:  # click would take it for the end of the input
-            raise RunFailed(
-                f"sweep '{order.preset.parent}' cannot go on: the process that starts its cells "
-                "was killed; the same command continues it"
-            ) from error
-        return process
+    A folder with the cell's own configuration is trusted: it names no other code or service than
+    the user's preset does. It may have been made on another machine.
+    """
+    run = RunFolder(folder)
+    if not run.identity.exists():
+        return ["run", str(preset), "--out", str(folder.parent), "--name", folder.name]
+    words = ["resume", str(folder)]
+    with contextlib.suppress(Damaged, UserError, OSError):  # resume says what is damaged
+        started, asked = run.started_config(), read_yaml(preset)
+        keys = started.keys() | asked.keys()
+        if {key for key in keys if started.get(key) != asked.get(key)} <= {"clients"}:
+            words.append("--trust")
+    return words
 
 
-class OnRay:
-    """A Ray cluster whose machines all see the sweep's folder; Ray chooses a cell's machine."""
+def _carry_out(work: Work, folder: Path, preset: Path, log: Path) -> int:
+    """Run the cell in this process, which writes to its log from now on."""
+    with log.open("ab") as file, Path(os.devnull).open("rb") as nothing:
+        for number, stream in enumerate((nothing, file, file)):
+            os.dup2(stream.fileno(), number)
+    return work(command_line(folder, preset))
 
-    def __init__(self, ray: Any) -> None:
-        self.ray = ray
-        # One process a cell, as here; a machine that dies costs its cells their running round.
-        self.task = ray.remote(max_calls=1, max_retries=RETRIES)(Order.in_task)
 
-    @staticmethod
-    def fits(_job: Job, running: Sequence[Job], workers: int) -> bool:
-        """Return whether one more may be submitted: Ray lets it wait for CPUs."""
-        return not workers or len(running) < workers
+def _in_fork(*order: Any) -> None:
+    """Be the process of a cell here: it ends with the sweep."""
+    system.end_with_maker(FAREWELL)
+    os.setsid()  # Ctrl-C is for the sweep, which tells its cells
+    sys.exit(_carry_out(*order))
 
-    def start(self, job: Job, order: Order) -> "RayTask":
-        """Submit it; UserError if no machine has as many CPUs as it needs."""
-        machines = [one["Resources"] for one in self.ray.nodes() if one["Alive"]]
-        threads, most = job.cell.config.threads, max(one.get("CPU", 0.0) for one in machines)
-        if threads > most:
-            what = f"is more than any machine of the cluster has ({most:g} CPUs)"
-            raise UserError(f"threads: {threads} {what}")
-        share = gpu_share(job.cell.config, machines)
-        task = self.task.options(num_cpus=threads, num_gpus=share, name=job.cell.name)
-        return RayTask(self.ray, task.remote(order, made_with()))
+
+def _in_task(
+    ours: Mapping[str, str], work: Work, folder: Path, preset: Path, log: Path
+) -> tuple[int, str]:
+    """Be its process on a cluster; return its exit code, or why it cannot run there."""
+    here = f"machine {socket.gethostname()}"
+    if not preset.exists():
+        return 2, f"{here} does not see '{preset}': --out must lie on a disk that all machines see"
+    for what, value in made_with().items():
+        if value != ours[what]:
+            return 2, f"{here} has {what} {value}, not {ours[what]}: install the same there"
+    return _carry_out(work, folder, preset, log), ""
+
+
+def fork(*order: Any) -> BaseProcess:
+    """Fork a cell from one process that has imported everything; RunFailed if that was killed."""
+    _FORKS.set_forkserver_preload(["fedhet.engines.session", "fedhet.engines.grid"])
+    process = _FORKS.Process(target=_in_fork, args=order)
+    system.look_away()
+    try:
+        process.start()
+    except EOFError as error:  # click would take it for the end of the input
+        raise RunFailed(
+            f"sweep '{order[-1].parent}' cannot go on: the process that starts its cells was "
+            "killed; the same command continues it"
+        ) from error
+    return process
 
 
 class RayTask:
     """A cell as one task of Ray, with the methods of a process that a sweep uses."""
 
-    def __init__(self, ray: Any, reference: Any) -> None:
+    def __init__(self, ray: Any, cell: Cell, *order: Any) -> None:
+        """Submit it; UserError if no machine has as many CPUs as it needs."""
+        machines = [one["Resources"] for one in ray.nodes() if one["Alive"]]
+        threads, most = cell.config.threads, max(one.get("CPU", 0.0) for one in machines)
+        if threads > most:
+            what = f"is more than any machine of the cluster has ({most:g} CPUs)"
+            raise UserError(f"threads: {threads} {what}")
+        share = gpu_share(cell.config, machines)
+        # One process a cell, as here; a machine that dies costs its cells their running round.
+        task = ray.remote(
+            max_calls=1, max_retries=RETRIES, num_cpus=threads, num_gpus=share, name=cell.name
+        )(_in_task)
         self.exitcode: int | None = None
         self.why = ""  # it never ran, or ended without an exit code
-        self.ray, self.reference = ray, reference
-        self.terminate = partial(ray.cancel, reference)  # as Ctrl-C
-        self.kill = partial(ray.cancel, reference, force=True)
+        self.ray, self.reference = ray, task.remote(made_with(), *order)
+        self.terminate = partial(ray.cancel, self.reference)  # as Ctrl-C
+        self.kill = partial(ray.cancel, self.reference, force=True)
 
     def is_alive(self) -> bool:
         """Return whether it runs, or waits for its turn."""
@@ -259,32 +228,18 @@ class RayTask:
 
 
 @contextlib.contextmanager
-def joined(address: str) -> Iterator[OnRay]:
+def joined(address: str) -> Iterator[Any]:
     """Join the Ray cluster at ``HOST:PORT`` (or ``auto``) until the block ends.
 
     Raise UserError if nobody answers there, or this machine is no part of the cluster.
     """
-    check_ray_address(address, "--ray")
-    # `uv run` would have Ray pack the current folder and send it to every machine.
-    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # else it warns about this
-    import ray  # noqa: PLC0415  (a second)
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    handlers = {number: signal.getsignal(number) for number in numbers}
+    system.check_ray_address(address, "--ray")
+    ray = system.start_ray(
+        f"--ray: '{address}' cannot be joined from here (this machine must be one of the cluster: "
+        f"`ray start --address={address} --num-cpus=0`)", address=address,
+    )  # fmt: skip
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
-    except Exception as error:
-        raise UserError(
-            f"--ray: '{address}' cannot be joined from here: {one_line(error, 300)} (this machine "
-            f"must be one of the cluster: `ray start --address={address} --num-cpus=0`)"
-        ) from error
-    finally:
-        for number, handler in handlers.items():  # Ray sets its own
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-    try:
-        yield OnRay(ray)
+        yield ray
     finally:
         ray.shutdown()
 
@@ -294,7 +249,7 @@ def gpu_share(config: RunConfig, machines: Sequence[dict[str, float]]) -> float:
     crowds = [m.get("CPU", 0.0) // config.threads / m["GPU"] for m in machines if m.get("GPU")]
     if config.device not in {"auto", "cuda"} or not crowds:
         return 0.0
-    return gpu_part(max(1, math.ceil(max(crowds))), 1)
+    return system.gpu_part(max(1, math.ceil(max(crowds))), 1)
 
 
 def for_ray(cell: Cell) -> Cell:
@@ -312,6 +267,9 @@ def made_with() -> dict[str, str]:
     return {"source": source_digest(), "torch": versions()["torch"]}
 
 
+# --- all cells -----------------------------------------------------------------------------------
+
+
 @dataclass
 class Sweep:
     """The cells of one preset in one folder."""
@@ -320,17 +278,16 @@ class Sweep:
     out: Path
     jobs: list[Job]
     work: Work  # what a cell's process does with its command line
-    note: str = ""
     title: str = ""  # what reports call its settings
-    place: Local | OnRay = field(default_factory=Local)
+    ray: Any = None  # Ray's module, joined to a cluster whose machines all see the folder
     _lock: FileLock | None = field(default=None, repr=False)
 
     @classmethod
     def open(
-        cls, name: str, out: Path, cells: Sequence[Cell], work: Work, note: str = ""
+        cls, name: str, out: Path, cells: Sequence[Cell], work: Work, title: str = ""
     ) -> "Sweep":
         """Read how far the cells are; write nothing."""
-        sweep = cls(name, out, [Job(cell, out / cell.name) for cell in cells], work, note)
+        sweep = cls(name, out, [Job(cell, out / cell.name) for cell in cells], work, title)
         for job in sweep.jobs:
             job.conclude()
         return sweep
@@ -374,7 +331,7 @@ class Sweep:
             waiting = [job for job in self.jobs if job.due]
             while waiting or self.running():
                 for job in waiting.copy():
-                    if not self.place.fits(job, self.running(), workers):
+                    if not self._fits(job, workers):
                         break
                     job.waits = job.taken()
                     if job.waits:
@@ -389,7 +346,7 @@ class Sweep:
                     assert job.process is not None
                     if not job.process.is_alive():
                         self._end(job)
-                        if job.state == PENDING:  # another process was quicker
+                        if job.state == "pending":  # another process was quicker
                             waiting.append(job)
                 tell(self)
         except OSError as error:
@@ -402,9 +359,21 @@ class Sweep:
             assert self._lock is not None
             self._lock.release()
 
+    def _fits(self, job: Job, workers: int) -> bool:
+        """Return whether there is room; here a cell with another engine than inline runs alone.
+
+        One that is submitted to Ray waits there for CPUs.
+        """
+        running = self.running()
+        if self.ray:
+            return not workers or len(running) < workers
+        if any(one.cell.config.engine != "inline" for one in (job, *running)):
+            return not running
+        return len(running) < (workers or max(1, cpus() // job.cell.config.threads))
+
     def running(self) -> list[Job]:
         """Return the running jobs."""
-        return [job for job in self.jobs if job.state == RUNNING]
+        return [job for job in self.jobs if job.state == "running"]
 
     def seconds_left(self) -> float | None:
         """Return the time to the end, by the running cells' last rounds; None before one."""
@@ -423,7 +392,7 @@ class Sweep:
     def index(self) -> dict[str, Any]:
         """Return the content of ``sweep.json``."""
         return {
-            "format": 1, "sweep": self.name, "title": self.title, "note": self.note,
+            "format": 1, "sweep": self.name, "title": self.title,
             "cells": [
                 {"name": job.cell.name, "values": dict(job.cell.values), "state": job.state,
                  "reason": job.reason, "rounds": job.rounds,
@@ -457,9 +426,9 @@ class Sweep:
             shutil.rmtree(job.folder)
         log = self._file(job, "log")
         job.logged = log.stat().st_size if log.exists() else 0
-        order = Order(self.work, job.folder, self._file(job, "yaml"), log)
-        job.process = self.place.start(job, order)
-        job.state, job.before = RUNNING, (job.reason, job.rounds)
+        order = self.work, job.folder, self._file(job, "yaml"), log
+        job.process = RayTask(self.ray, job.cell, *order) if self.ray else fork(*order)
+        job.state, job.before = "running", (job.reason, job.rounds)
 
     def _file(self, job: Job, kind: str) -> Path:
         return self.folder / f"{job.cell.name}.{kind}"
@@ -467,11 +436,11 @@ class Sweep:
     def _end(self, job: Job) -> None:
         job.conclude()
         if job.due and job.taken():
-            job.state, job.process = PENDING, None
+            job.state, job.process = "pending", None
             return
-        unmoved = job.state == FAILED and (job.reason, job.rounds) == job.before
-        if job.state == PENDING or unmoved:  # it could not start, or go on
-            job.state, job.reason = FAILED, self._last_words(job)
+        unmoved = job.state == "failed" and (job.reason, job.rounds) == job.before
+        if job.state == "pending" or unmoved:  # it could not start, or go on
+            job.state, job.reason = "failed", self._last_words(job)
         write_json(self.folder / "sweep.json", self.index())
 
     def _last_words(self, job: Job) -> str:

@@ -1,14 +1,13 @@
 """Read a run folder or a folder of runs as one value, a look, for the page and the terminal.
 
 Only files are read. A look has facts, tables and curves. A column of a table is a title and a kind:
-text, count, percent, number or bytes.
+text, count, percent, number, bytes or run (a name that links to the run's page).
 """
 
 import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,11 @@ from fedhet.records.formats import Started, read_evaluations, read_partition
 from fedhet.records.run_folder import LOCK, RunFolder, held
 from fedhet.records.summary import duration, percent, seconds_left
 
-WAITING, RUNNING, IDLE, GONE = "waiting", "running", "not running", "gone"
-PENDING, FINISHED, DIVERGED = "pending", "finished", "diverged"
-FAILED, BROKEN = "failed", "broken off"
 ASK = 5.0  # seconds between looks at a lock
 POLL = 1.0  # seconds between looks of the terminal
-PATIENCE = 3  # looks after which a run that nobody writes counts as broken off
+PATIENCE = 3  # looks after which a run that nobody writes counts as interrupted
 CLIENTS, FAILURES, POINTS, CELLS = 500, 100, 500, 2_000  # that are shown at most
 INDEXES = "sweeps/*/sweep.json"
-BLOCKS = ("partition-seed", "seed")  # keys that make a grid's columns
 Look = dict[str, Any]
 Columns = Sequence[tuple[str, str]]
 Line = Mapping[str, Any]  # of rounds.jsonl
@@ -99,32 +94,18 @@ class RunView:
         self.folder, self.files = RunFolder(path), _Files(path)
         self.runs: Mapping[str, RunView] = {}  # inside this one there is none
 
-    def read(self) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
-        """Return summary, lines of the rounds and configuration, each empty while there is none."""
+    def read(self) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any], tuple[str, str]]:
+        """Return summary, rounds and configuration, each empty while there is none, and status."""
         folder, get = self.folder, self.files.get
         summary = get(folder.summary, lambda _: folder.read_summary(), {})  # a run writes it last
         rounds = get(folder.rounds, lambda _: folder.read_rounds(), [])
-        return summary, rounds, self.files.config(folder.config)
-
-    def status(self, summary: Mapping[str, Any], begun: object) -> tuple[str, str]:
-        """Return the state of the run, and a sentence about it."""
-        if summary:
-            return one_line(summary["status"], 40), one_line(summary["reason"], 500)
-        if not self.folder.path.is_dir():
-            return GONE, "the folder does not exist"
-        if not self.files.busy(self.folder.being_written):
-            sentence = "it was interrupted; `fedhet resume` continues it"
-            return IDLE, sentence if begun else "it has not begun, or was interrupted"
-        waits = self.folder.waits_for()
-        if waits or not begun:
-            return WAITING, waits or "it is starting: no round is finished yet"
-        return RUNNING, ""
+        status = folder.status(summary, rounds, lambda: self.files.busy(folder.being_written))
+        return summary, rounds, self.files.config(folder.config), status
 
     def look(self) -> Look:
         """Read what is new; never raise for the content of files."""
         folder, get = self.folder, self.files.get
-        summary, rounds, config = self.read()
-        status, says = self.status(summary, rounds)
+        _, rounds, config, (status, says) = self.read()
         scores = {line["client"]: line for line in get(folder.clients, read_evaluations, ())}
         _, dealt = get(folder.partition, read_partition, ((), {}))
         examples = {client: sum(row) if row else None for client, row in dealt.items()}
@@ -136,11 +117,11 @@ class RunView:
         columns, rows = _rounds(rounds, metrics)
         left = seconds_left([line["seconds"] for line in rounds], wanted)
         facts = {"round": f"{len(rows)} of {wanted or '?'}"}
-        if status == RUNNING and wanted and left is not None:
+        if status == "running" and wanted and left is not None:
             facts["time left"] = f"about {duration(left)}"
         if rows:
-            last = dict(zip(columns, rows[-1], strict=True))
-            facts |= {title: word(value, kind) for (title, kind), value in list(last.items())[1:-7]}
+            last = list(zip(columns, rows[-1], strict=True))
+            facts |= {title: word(value, kind) for (title, kind), value in last[1:-7]}
             facts |= {
                 "replied": f"{rounds[-1]['replied']} of {rounds[-1]['sampled']}",
                 "failures": f"{len(failed):,}",
@@ -160,8 +141,8 @@ class RunView:
         return {
             "name": one_line(folder.path.name, 200),
             "title": one_line(f"{config.get('method', '?')} on {config.get('dataset', '?')}", 160),
-            "status": status, "over": status not in {RUNNING, WAITING}, "says": says,
-            "facts": facts, "tables": tables, "grids": [], "columns": columns, "rounds": rows,
+            "status": status, "over": status not in {"running", "waiting"}, "says": says,
+            "facts": facts, "tables": tables, "columns": columns, "rounds": rows,
             "curves": _curves(rounds, metrics[0]) if rounds else [],
             "damage": list(self.files.problems.values()),
         }  # fmt: skip
@@ -203,28 +184,28 @@ def _rounds(rounds: Sequence[Line], metrics: Sequence[str]) -> tuple[Columns, li
 def _curves(rounds: Sequence[Line], metric: str) -> list[Look]:
     """Return curves over the rounds, each line as points of a box of 100 by 100."""
     shown = rounds[(len(rounds) - 1) % (step := 1 + len(rounds) // POINTS) :: step]
+    first, last = shown[0]["round"], shown[-1]["round"]
     title, kind = _column(metric)
     keys = {"test": f"test_{metric}_mean", "validation": f"val_{metric}_mean"}
     keys |= {"10th percentile": "test_accuracy_p10"} if metric == "accuracy" else {}
-    sums = {w: list(accumulate(line[f"{w}link_bytes"] for line in rounds)) for w in ("up", "down")}
-    first, last = shown[0]["round"], shown[-1]["round"]
     curves = []
     for name, unit, lines in (
-        (title, kind, {name: [line.get(key) for line in shown] for name, key in keys.items()}),
-        ("training loss", "number", {"loss": [line["train_loss"] for line in shown]}),
-        ("traffic", "bytes",
-         {way: [total[line["round"] - 1] for line in shown] for way, total in sums.items()}),
+        (title, kind, keys), ("training loss", "number", {"loss": "train_loss"}),
     ):  # fmt: skip
-        known = [value for values in lines.values() for value in values if value is not None]
-        low, high = (min(known), max(known)) if known else (0, 0)
+        known = {
+            label: [(line["round"], line[key]) for line in shown if line.get(key) is not None]
+            for label, key in lines.items()
+        }
+        values = [value for points in known.values() for _, value in points] or [0]
+        low, high = min(values), max(values)
         drawn = []
-        for label, values in lines.items():
+        for label, points in known.items():
             places = [
-                f"{100 * (line['round'] - first) / max(1, last - first):.4g},"
+                f"{100 * (at - first) / max(1, last - first):.4g},"
                 f"{100 - 100 * (value - low) / (high - low or 1):.4g}"
-                for line, value in zip(shown, values, strict=True) if value is not None
-            ]  # fmt: skip
-            newest = word(next((v for v in reversed(values) if v is not None), None), unit)
+                for at, value in points
+            ]
+            newest = word(points[-1][1] if points else None, unit)
             drawn.append((label, " ".join([*places[:1], *places]), newest))  # one point is a dot
         ends = {"low": word(low, unit), "high": word(high, unit), "first": first, "last": last}
         curves.append({"title": name, "lines": drawn} | ends)
@@ -277,26 +258,23 @@ class SweepView:
         cells = [self._cell(*one) for one in self._listed()]
         counts = Counter(cell["state"] for cell in cells)
         locks = [one.parent / LOCK for one in self.path.glob(INDEXES)]
-        over = not (counts[RUNNING] or self.files.busy(lambda: any(map(held, locks))))
-        done = counts[FINISHED] + counts[DIVERGED] == len(cells) > 0
+        over = not (counts["running"] or self.files.busy(lambda: any(map(held, locks))))
+        done = counts["completed"] + counts["diverged"] == len(cells) > 0
         facts = {state: f"{number:,}" for state, number in sorted(counts.items())}
         facts["rounds"] = f"{sum(c['done'] for c in cells):,} of {sum(c['of'] for c in cells):,}"
-        paces = [cell["pace"] for cell in cells if cell["state"] == RUNNING and cell["pace"]]
+        paces = [cell["pace"] for cell in cells if cell["state"] == "running" and cell["pace"]]
         if paces:
-            open_ = [cell for cell in cells if cell["state"] in {RUNNING, PENDING}]
+            open_ = [cell for cell in cells if cell["state"] in {"running", "pending"}]
             todo = sum(max(0, cell["of"] - cell["done"]) for cell in open_)
             facts["time left"] = f"about {duration(todo * sum(paces) / len(paces) ** 2)}"
-        columns = [("cell", "text"), ("state", "text"), ("round", "text"), ("metric", "number"),
+        columns = [("cell", "run"), ("state", "text"), ("round", "text"), ("metric", "number"),
                    ("what", "text"), ("why", "text")]  # fmt: skip
-        names = ("name", "state", "round", "figure", "what", "why")
-        rows = [[cell[name] for name in names] for cell in cells]
-        sweeps = dict.fromkeys(cell["sweep"] for cell in cells if cell["sweep"])
+        rows = [[cell[name] for name, _ in columns] for cell in cells]
         return {
             "name": one_line(self.path.name, 200), "title": f"{len(cells):,} runs", "says": "",
-            "status": ("completed" if done else IDLE) if over else RUNNING, "over": over,
-            "facts": facts, "tables": [_table("cells", columns, rows)],
-            "grids": [_grid(name, [c for c in cells if c["sweep"] == name]) for name in sweeps],
-            "columns": [], "rounds": [], "curves": [], "damage": list(self.files.problems.values()),
+            "status": ("completed" if done else "interrupted") if over else "running", "over": over,
+            "facts": facts, "tables": [_table("cells", columns, rows)], "columns": [],
+            "rounds": [], "curves": [], "damage": list(self.files.problems.values()),
         }  # fmt: skip
 
     def _listed(self) -> list[tuple[str, str, Mapping[str, Any]]]:
@@ -314,58 +292,28 @@ class SweepView:
 
     def _cell(self, name: str, sweep: str, entry: Mapping[str, Any]) -> Look:
         run = self.runs.setdefault(name, RunView(self.path / name))
-        summary, rounds, config = run.read()
+        summary, rounds, config, (state, why) = run.read()
         if not config and sweep:
             config = self.files.config(self.path / "sweeps" / sweep / f"{name}.yaml")
-        state, why = run.status(summary, rounds)
-        recorded, problems = entry.get("state"), list(run.files.problems.values())
-        idle = BROKEN if rounds else PENDING
-        state = {"completed": FINISHED, WAITING: RUNNING, IDLE: idle, GONE: idle}.get(state, state)
-        if recorded == DIVERGED and summary:
-            state = DIVERGED
-        elif problems and not summary:
-            state, why = FAILED, problems[0]
-        elif recorded == FAILED and state == idle:
-            state, why = FAILED, str(entry.get("reason") or "")
-        why = "" if state in {FINISHED, RUNNING, PENDING, BROKEN} else why
-        headline = _metrics(config, rounds)[0]
+        if not summary and (problems := list(run.files.problems.values())):
+            state, why = "failed", problems[0]
+        elif state == "waiting":
+            state = "running"
+        elif state in {"gone", "interrupted"}:
+            state, why = "interrupted" if rounds else "pending", ""
+            if entry.get("state") == "failed":  # before it had a summary
+                state, why = "failed", str(entry.get("reason") or "")
         seconds = [line["seconds"] for line in rounds][-10:]
         values = entry["values"] if isinstance(entry.get("values"), dict) else {}
+        what = " ".join(f"{v}" if key == "method" else f"{key}={v}" for key, v in values.items())
         done, of = summary.get("rounds", len(rounds)), config.get("rounds", 0)
+        headline = _metrics(config, rounds)[0]
         return {
-            "name": name, "sweep": sweep, "state": state, "why": one_line(why, 200),
-            "what": _label(values), "row": _label(values, without=BLOCKS) or "all",
-            "column": _label({key: values[key] for key in BLOCKS if key in values}) or "run",
-            "begun": run.folder.config.is_file(),
-            "done": done, "of": of, "round": f"{done}/{of or '?'}",
-            "figure": rounds[-1].get(f"test_{headline}_mean") if rounds else None,
+            "cell": name, "state": state, "done": done, "of": of,
+            "round": f"{done}/{of or '?'}", "what": one_line(what, 120), "why": one_line(why, 200),
+            "metric": rounds[-1].get(f"test_{headline}_mean") if rounds else None,
             "pace": sum(seconds) / len(seconds) if seconds else None,
         }  # fmt: skip
-
-
-def _grid(sweep: str, cells: Sequence[Look]) -> Look:
-    """Return a row for every choice and a column for every block, in the order of the index."""
-    columns = list(dict.fromkeys(cell["column"] for cell in cells))
-    rows = {cell["row"]: dict.fromkeys(columns) for cell in cells}
-    for cell in cells:
-        text = "" if cell["figure"] is None else f"{cell['figure']:.2f}"
-        if cell["state"] not in {FINISHED, PENDING}:
-            text = " ".join(filter(None, [cell["state"], text, cell["round"]]))
-        run = cell["name"] if cell["begun"] else ""
-        shown = {"text": text or cell["state"], "state": cell["state"], "run": run}
-        rows[cell["row"]][cell["column"]] = shown
-    ordered = [(row, list(by_column.values())) for row, by_column in rows.items()]
-    return {"title": one_line(sweep, 100), "columns": columns, "rows": ordered}
-
-
-def _label(values: Mapping[str, Any], without: Sequence[str] = ()) -> str:
-    """Return the values that distinguish a cell; a method without its key."""
-    shown = [
-        f"{value}" if key == "method" else f"{key}={value}"
-        for key, value in values.items()
-        if key not in without
-    ]
-    return one_line(" ".join(shown), 120)
 
 
 def word(value: Any, kind: str) -> str:
@@ -390,17 +338,15 @@ def follow(view: RunView | SweepView) -> Iterator[str]:
         if len(look["rounds"]) < rounds:
             rounds = 0
             yield "it started again"
-        yield from _new_rounds(look, rounds)
-        cells: dict[str, Any] = next((one for one in look["tables"] if one["name"] == "cells"), {})
-        for row in cells.get("rows", ()):
+        tables = {table["name"]: table for table in look["tables"]}
+        yield from _new_rounds(look, tables, rounds)
+        for row in tables["cells"]["rows"] if "cells" in tables else ():
             if states.get(row[0]) != row[1]:
                 states[row[0]] = row[1]
-                yield _said(cells["columns"], row)
-        if len(look["rounds"]) > rounds and (left := look["facts"].get("time left")):
-            yield f"time left: {left}"
+                yield _line(tables["cells"]["columns"], row)
         rounds = len(look["rounds"])
-        idle = idle + 1 if look["status"] == IDLE else 0
-        over = look["over"] and (look["status"] != IDLE or idle >= PATIENCE)
+        idle = idle + 1 if look["status"] == "interrupted" else 0
+        over = look["over"] and not 0 < idle < PATIENCE
         damage = [f"cannot be read: {problem}" for problem in look["damage"]]
         state = "\n".join([": ".join(filter(None, (look["status"], look["says"]))), *damage])
         if over or (state != last_state and not look["over"]):
@@ -411,26 +357,24 @@ def follow(view: RunView | SweepView) -> Iterator[str]:
         time.sleep(POLL)
         look = view.look()
     yield ", ".join(f"{name}: {text}" for name, text in look["facts"].items())
-    for table in look["tables"]:
-        if table["name"] == "clients":
-            yield f"clients: {len(table['rows']) + table['more']:,}"
-            yield from (f"  {_said(table['columns'], row)}" for row in table["rows"])
-            yield from [f"  and {table['more']:,} more"] * bool(table["more"])
+    if clients := tables.get("clients"):
+        yield f"clients: {len(clients['rows']) + clients['more']:,}"
+        yield from (f"  {_line(clients['columns'], row)}" for row in clients["rows"])
+        yield from [f"  and {clients['more']:,} more"] * bool(clients["more"])
 
 
-def _new_rounds(look: Look, told: int) -> Iterator[str]:
+def _new_rounds(look: Look, tables: Mapping[str, Look], told: int) -> Iterator[str]:
     """Yield a line for every new round and, below it, one for every client that failed in it."""
     wanted = look["facts"].get("round", "").partition(" of ")[2]
-    failures = [row for t in look["tables"] if t["name"] == "failures" for row in t["rows"]]
     for number, *row in look["rounds"][told:]:
-        pairs = zip(look["columns"][1:], row, strict=True)
-        said = ", ".join(f"{title} {word(value, kind)}" for (title, kind), value in pairs)
-        yield f"round {number} of {wanted}: {said}"
-        for at, client, why in failures:
+        yield f"round {number} of {wanted}: {_line(look['columns'][1:], row)}"
+        for at, client, why in tables["failures"]["rows"] if "failures" in tables else ():
             if at == number:
                 yield f"  {client and f'client {client} failed: '}{why}"
+    if len(look["rounds"]) > told and (left := look["facts"].get("time left")):
+        yield f"time left: {left}"
 
 
-def _said(columns: Columns, row: Sequence[Any]) -> str:
+def _line(columns: Columns, row: Sequence[Any]) -> str:
     pairs = zip(columns, row, strict=True)
     return ", ".join(f"{t} {word(v, kind)}" for (t, kind), v in pairs if v not in {None, ""})

@@ -61,7 +61,7 @@ def test_a_killed_command_and_a_killed_node_cost_the_running_round(cluster, tmp_
         with contextlib.suppress(psutil.Error):
             one.kill()
     assert command.popen.wait(4 * PATIENCE) == 0, command.log.read_text()
-    assert command.said("engine: inline") and command.said(" finished, ") == 2
+    assert command.said("engine: inline") and command.said(" completed, ") == 2
     near = ["sweep", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "near"), "engine=inline"]
     assert execute(near) == 0
     assert len(hashes(tmp_path / "far")) == 2

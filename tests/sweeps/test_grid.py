@@ -14,10 +14,10 @@ from fedhet.sweeps.sweep import shard
 BASE = {"dataset": "digits", "clients": 5, "rounds": 50, "local-epochs": 10, "mu0": 0.25}
 
 
-def cells(tmp_path, grid, words=(), profile="full", **more):
+def cells(tmp_path, grid, words=(), **more):
     path = tmp_path / "preset.yaml"
     path.write_text(yaml.safe_dump(BASE | more | {"grid": grid}))
-    return read_cells(path, words, profile)
+    return read_cells(path, words)
 
 
 def test_a_grid_is_every_combination_in_order_and_paired_keys_move_together() -> None:
@@ -59,15 +59,6 @@ def test_cells_of_files_of_one_name_are_refused_not_merged(tmp_path) -> None:
     paths = [str(tmp_path / place / "images") for place in ("a", "b")]
     with pytest.raises(UserError, match=r"^data-path: '.*a/images' and '.*b/images' have the sa"):
         cells(tmp_path, {"data-path": paths}, dataset="image-folder")
-
-
-def test_quick_takes_a_tenth_of_the_rounds_and_a_fifth_of_the_epochs(tmp_path) -> None:
-    (cell,) = cells(tmp_path, {"seed": [0]}, profile="quick")
-    assert (cell.config.rounds, cell.config.local_epochs) == (5, 2)
-    (short,) = cells(tmp_path, {"rounds": [1]}, profile="quick")
-    assert (short.config.rounds, short.config.local_epochs) == (1, 2)
-    (steps,) = cells(tmp_path, {"local-steps": [10]}, profile="quick")
-    assert steps.config.local_steps == 2 and short.config.local_steps == 0
 
 
 @pytest.mark.parametrize(

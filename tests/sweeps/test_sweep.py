@@ -12,7 +12,7 @@ from sweeps.cell_work import leave
 
 from fedhet.cli.app import execute
 from fedhet.errors import Damaged
-from fedhet.sweeps.sweep import Job, Order, Sweep, gpu_share
+from fedhet.sweeps.sweep import Job, Sweep, command_line, gpu_share
 
 
 def concluded(out, cells):
@@ -24,7 +24,7 @@ def test_the_folder_says_what_a_cell_is(cells, tmp_path) -> None:
     leave(tmp_path, cells[0], rounds=3, silent=[3])
     leave(tmp_path, cells[1], status="failed", reason="array 0 holds NaN or infinity", rounds=1)
     leave(tmp_path, cells[2], status="failed", reason="the SuperLink ended", rounds=1)
-    states = ["finished", "diverged", "failed", "pending"]
+    states = ["completed", "diverged", "failed", "pending"]
     found = Sweep.open("s", tmp_path, cells, execute)
     assert [job.state for job in found.jobs] == states
     assert found.counts() == dict.fromkeys(states, 1) | {"running": 0, "damaged": 0}
@@ -40,7 +40,7 @@ def test_a_killed_run_is_continued_and_a_new_one_begun(cells, tmp_path) -> None:
     preset.write_text(yaml.safe_dump(cells[0].config.flat()))
 
     def words(job):
-        return Order(execute, job.folder, preset, tmp_path / "log").words()
+        return command_line(job.folder, preset)
 
     def started(**changes):
         keys = cells[0].config.flat() | changes
@@ -86,7 +86,7 @@ def test_a_completed_cell_that_no_report_could_read_is_a_failure(
         (folder / "config.yaml").write_text(yaml.safe_dump(cell.config.flat()))
     (tmp_path / cells[0].name / file).write_text(content)
     broken, whole = concluded(tmp_path, cells[:2])
-    assert (broken.state, whole.state) == ("damaged", "finished")
+    assert (broken.state, whole.state) == ("damaged", "completed")
     assert says in broken.reason
 
 
@@ -112,7 +112,7 @@ def test_a_folder_that_is_another_cells_is_a_failure_and_is_left_alone(cells, tm
     (resumed / "config.yaml").write_text(yaml.safe_dump(options))
     found = Sweep.open("s", tmp_path, cells[:3], work.pretend)
     states = [(job.state, job.due) for job in found.jobs]
-    assert states == [("damaged", False), ("finished", False), ("finished", False)]
+    assert states == [("damaged", False), ("completed", False), ("completed", False)]
     assert "another cell: method is lg_fedavg, not standalone; remove '" in found.jobs[0].reason
     found.run(1, lambda now: None)
     assert found.jobs[0].state == "damaged" and (renamed / "summary.json").exists()

@@ -29,7 +29,7 @@ def test_a_folder_whose_run_was_killed_while_it_made_it_is_made_anew(cells, tmp_
     os.utime(folder, (0, 0))
     assert not job.taken()
     found.run(1, nothing)
-    assert job.state == "finished"
+    assert job.state == "completed"
 
 
 def test_a_cell_that_somebody_is_at_is_waited_for(cells, tmp_path, capsys) -> None:
@@ -38,13 +38,13 @@ def test_a_cell_that_somebody_is_at_is_waited_for(cells, tmp_path, capsys) -> No
     lock = RunFolder(tmp_path / cells[0].name).lock()
 
     def release(now: Sweep) -> None:
-        if now.jobs[0].waits and now.jobs[1].state == "finished":
+        if now.jobs[0].waits and now.jobs[1].state == "completed":
             lock.release()
         progress.update(now)
 
     with SweepProgress(found) as progress:
         found.run(1, release)
-    assert [job.state for job in found.jobs] == ["finished", "finished"]
+    assert [job.state for job in found.jobs] == ["completed", "completed"]
     said = capsys.readouterr().err
     assert said.count(f"for {cells[0].name}, which another process is running") == 1
 
@@ -84,7 +84,7 @@ def test_it_ends_in_one_line(cells, tmp_path, monkeypatch, where, name, error, s
     assert not found.running()
     again = Sweep.open("s", tmp_path, cells[:1], work.pretend)
     again.run(1, nothing)  # the lock is free
-    assert again.jobs[0].state == "finished"
+    assert again.jobs[0].state == "completed"
 
 
 def test_cells_run_side_by_side_and_one_that_breaks_stops_no_other(cells, tmp_path, capsys) -> None:
@@ -99,9 +99,9 @@ def test_cells_run_side_by_side_and_one_that_breaks_stops_no_other(cells, tmp_pa
     with SweepProgress(found) as progress:
         found.run(3, show)
     assert max(running) == 3
-    assert [job.state for job in found.jobs] == ["finished", "finished", "failed", "failed"]
+    assert [job.state for job in found.jobs] == ["completed", "completed", "failed", "failed"]
     said = capsys.readouterr().err
-    assert f"fedhet: {cells[0].name} finished, accuracy 1.00 %, {cells[0].label}" in said
+    assert f"fedhet: {cells[0].name} completed, accuracy 1.00 %, {cells[0].label}" in said
     assert f"fedhet: {cells[2].name} failed, accuracy -, {cells[2].label}: no such thing" in said
     kept = json.loads((out / "sweeps" / "s" / "sweep.json").read_text())
     assert [cell["state"] for cell in kept["cells"]] == [job.state for job in found.jobs]

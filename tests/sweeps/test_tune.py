@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -59,7 +58,7 @@ def test_a_sweep_says_which_methods_are_searched_and_keeps_its_title(preset):
     trials = search.trials(0, 0)
     assert [trial.method for trial in trials] == ["fedproto", "fedproto", "fd", "fd"]
     assert all(trial.cells[0].config.seed == 5 for trial in trials)
-    assert search.sweep(trials[::2])["title"] == "Small"
+    assert search.preset(trials[::2])["title"] == "Small"
     chosen = Search.read(preset, ["method=standalone", "lr=0.01,0.1"])
     assert {trial.method for trial in chosen.trials(0, 0)} == {"standalone"}
     preset.write_text(yaml.safe_dump(values | {"method": "fd", "grid": {"seed": [0, 1]}}))
@@ -88,19 +87,16 @@ def test_the_best_validation_accuracy_of_the_last_round_wins(preset, tmp_path, c
     tune([*WORDS, "seed=0,1"], out=out)
     printed = capsys.readouterr()
     assert "test accuracy" not in printed.out
-    names = ["best-fedproto.yaml", "best-standalone.yaml", "best.yaml"]
-    assert [Path(line).name for line in printed.out.splitlines()[-3:]] == names
-    text = out.with_name("best-standalone.yaml").read_text()
-    assert "accuracy 90.50 %  lr=0.01\n" in text and "diverged  lr=0.003\n" in text
-    path = out.with_name("best-standalone.yaml")
-    config = load_config(path)
-    assert (config.method, config.lr, config.rounds) == ("standalone", 0.01, 2)
+    assert printed.out.splitlines()[-1] == str(out)
+    text = out.read_text()
+    assert "standalone  lr=0.01  accuracy 90.50 %  chosen\n" in text
+    assert "standalone  lr=0.003  diverged\n" in text
     by = f"# by: fedhet tune {preset} method=fedproto"  # as it was given: it can be given again
-    assert text.startswith(f"# fedhet run best-standalone.yaml\n{by}")
-    proto = load_config(out.with_name("best-fedproto.yaml"))
+    assert text.startswith(f"# fedhet sweep best.yaml --out DIR\n{by}")
     cells = [cell.config for cell in read_cells(out, [])]
     of_proto, of_none = cells[:5], cells[5:]
-    assert {c.params.lam for c in of_proto} == {proto.params.lam}
+    chosen = re.search(r"fedproto  lr=(\S+) lam=(\S+)  .*chosen\n", text)
+    assert {(c.lr, c.params.lam) for c in of_proto} == {tuple(map(float, chosen.groups()))}
     assert {(c.lr, c.tuned) for c in of_none} == {(0.01, ("lr",))}
     assert {c.tuned for c in of_proto} == {("lam", "lr")}
     blocks = [(k, k) for k in range(2, 7)]  # the trials had seeds 0 and 1, and so partitions
@@ -118,8 +114,10 @@ def test_where_nothing_can_be_written_no_trial_is_run(tmp_path, tune):
 def test_no_test_accuracy_is_shown_and_no_trial_of_other_code_taken_up(tmp_path, capsys, tune):
     tune(["lr=0.01,0.02"])
     printed = capsys.readouterr()
-    assert printed.err.count("finished") == 2 and "10.00" not in printed.err + printed.out
+    assert printed.err.count("completed") == 2 and "10.00" not in printed.err + printed.out
     assert "90.00 %" in printed.out and "chosen" in printed.out
+    config = load_config(tmp_path / "best.yaml")  # of one method: a run's
+    assert (config.method, config.lr, config.rounds) == ("fedssa", 0.01, 2)
     assert printed.out.splitlines()[-1] == str(tmp_path / "best.yaml")
     with pytest.raises(RunFailed, match="2 of 2 runs failed"):
         tune(["lr=0.3,0.4"], work.silent, out=tmp_path / "none.yaml")
@@ -133,10 +131,10 @@ def test_no_test_accuracy_is_shown_and_no_trial_of_other_code_taken_up(tmp_path,
 
 def test_of_equal_trials_the_first_and_of_none_nothing(preset, tmp_path):
     trials = Search.read(preset, ["method=fd", "gamma=1,2,3"]).trials(0, 0)
-    assert best(trials, [50.0, 60.0, 60.0]) == {"fd": 1}
-    assert best(trials, [None, None, None]) == {}
+    assert best(trials, [50.0, 60.0, 60.0]) == trials[1:2]
+    assert best(trials, [None, None, None]) == []
     trials = Search.read(preset, ["method=fd", "gamma=1,2,3", "metric=log_loss"]).trials(0, 0)
-    assert best(trials, [0.9, 0.4, 0.4]) == {"fd": 1}, "less of it is better"
+    assert best(trials, [0.9, 0.4, 0.4]) == trials[1:2], "less of it is better"
     assert validation([tmp_path / "nothing"]) is None
     for rounds, expected in (((40.0, 0.0), 0.0), ((40.0, None), 40.0)):
         lines = [round_line(r, 1.0, val_accuracy_mean=v) for r, v in enumerate(rounds, 1)]

@@ -109,7 +109,7 @@ def test_in_a_browser_at_400_pixels_in_the_dark(page, folder, tmp_path):
         script, wait = browser.execute_script, WebDriverWait(browser, 30)
         browser.get(page)
         wait.until(
-            lambda _: script("return document.querySelectorAll('polyline.curve').length") == 6
+            lambda _: script("return document.querySelectorAll('polyline.curve').length") == 4
         )
         assert script("return getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 29)"
         assert script("return document.documentElement.scrollWidth") <= 400

@@ -31,7 +31,7 @@ def table(look, name):
 def test_a_run_from_its_beginning_to_its_end(tmp_path):
     run = begin(tmp_path / "run", rounds=4)
     one = RunView(run)
-    assert (one.look()["status"], one.look()["over"]) == ("not running", True)
+    assert (one.look()["status"], one.look()["over"]) == ("interrupted", True)
     with RunFolder(run).lock():
         RunFolder(run).wait_for("a site")
         assert one.look()["says"] == "a site" and one.look()["status"] == "waiting"
@@ -73,11 +73,10 @@ def test_curves_are_points_of_a_box_and_the_runs_metric_has_the_first(tmp_path):
         append(run / "rounds.jsonl", line(number, train_loss=loss, **figures))
     look = RunView(run).look()
     assert look["facts"]["log loss"] == "0.3" and look["facts"]["balanced accuracy"] == "41.00 %"
-    metric, loss, sent = look["curves"]
+    metric, loss = look["curves"]
     assert metric["title"] == "log loss"
     assert loss["lines"] == [("loss", "0,0 0,0 100,100", "1")]
     assert (loss["low"], loss["high"], loss["first"], loss["last"]) == ("1", "3", 1, 3)
-    assert [newest for *_, newest in sent["lines"]] == ["3.0 kB", "9.0 kB"]
 
 
 def sweep(folder: Path) -> Path:
@@ -97,17 +96,14 @@ def sweep(folder: Path) -> Path:
     return folder
 
 
-def test_a_sweeps_grid(tmp_path):
+def test_a_sweeps_cells(tmp_path):
     with RunFolder(sweep(tmp_path) / "fedssa-1").lock():
         one = SweepView(tmp_path)
         look = one.look()
     states = [row["state"] for row in table(look, "cells")]
-    assert states == ["finished", "running", "failed", "pending"]
-    (grid,) = look["grids"]
-    assert grid["columns"] == ["seed=0", "seed=1"]
-    assert [row[0] for row in grid["rows"]] == ["fedssa", "fd"]
-    assert [cell["text"] for cell in grid["rows"][0][1]] == ["10.00", "running 10.00 1/4"]
-    assert grid["rows"][1][1][1] == {"text": "pending", "state": "pending", "run": ""}
+    assert states == ["completed", "running", "failed", "pending"]
+    second = {"cell": "fedssa-1", "round": "1/4", "metric": 10.0, "what": "fedssa seed=1"}
+    assert second.items() <= table(look, "cells")[1].items()
     assert look["facts"]["time left"] == "about 0:06" and look["status"] == "running"
     assert set(one.runs) == {"fedssa-0", "fedssa-1", "fd-0", "fd-1"}
     assert one.runs["fedssa-0"].look()["name"] == "fedssa-0"
@@ -132,5 +128,5 @@ def test_plain_lines_of_a_sweep_and_the_command(tmp_path, monkeypatch, capsys):
     sweep(tmp_path)
     assert execute(["watch", str(tmp_path), "--plain"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[1].startswith("cell fedssa-0, state finished") and said[3].endswith("why no room")
-    assert said[-1] == "broken off: 1, failed: 1, finished: 1, pending: 1, rounds: 6 of 12"
+    assert said[1].startswith("cell fedssa-0, state completed") and said[3].endswith("why no room")
+    assert said[-1] == "completed: 1, failed: 1, interrupted: 1, pending: 1, rounds: 6 of 12"

@@ -6,7 +6,6 @@ below the other. Ink becomes ``currentColor``; a file of its own follows the rea
 # ruff: noqa: PLC0415  (torch and scikit-learn take seconds, and few reports draw models)
 
 import io
-import math
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from fedhet.data.inputs import noun
@@ -54,7 +53,6 @@ _NOISE = re.compile(
     r"<metadata>.*?</metadata>|<!--.*?-->|<\?xml[^>]*>|<!DOCTYPE[^>]*>| id=\"[a-zA-Z0-9.]+_\d+\"",
     re.S,
 )
-_WIDTH, _LEFT, _ROW = 330, 92, 15.0  # pixels of a small panel, its names, a row
 _WIDE = 440  # of a figure that stands alone
 _POINTS = 60  # of a line
 
@@ -143,24 +141,6 @@ def _name_ends(ax: Axes, ends: Sequence[tuple[str, float, float, str]]) -> None:
 # --- all settings --------------------------------------------------------------------------------
 
 
-def _panels(
-    name: str, title: str, caption: str, comparisons: Sequence[Comparison],
-    draw: Callable[[Axes, Comparison], None], high: float, right: float,
-) -> Picture:  # fmt: skip
-    edges = (_LEFT if right < _LEFT else 40, right, 20, 36)
-
-    def panel(one: Comparison) -> str:
-        def fill(ax: Axes) -> None:
-            head = _label(one.setting.title, 44)
-            ax.figure.text(0, 1, head, fontsize=10.5, weight="bold", va="top")
-            draw(ax, one)
-
-        at, heading = f"{name}-{one.setting.slug}", f"{title}, {one.setting.title}"
-        return _panel(at, fill, (_WIDTH, high), heading, edges)
-
-    return Picture(name, title, caption, [(one.setting.slug, panel(one)) for one in comparisons])
-
-
 def differences(comparisons: Sequence[Comparison]) -> Picture:
     """Paired differences to the baseline: interval, mean, blocks; a panel per setting."""
     compared = [one for one in comparisons if len(one.paired)]
@@ -177,10 +157,19 @@ def differences(comparisons: Sequence[Comparison]) -> Picture:
         "dots: blocks; number: mean. A hollow dot is one block, without an interval; a pale name: "
         "not run there."
     )
-    return _panels(
-        "differences", title, caption, compared,
-        lambda ax, one: _draw_differences(ax, one, rows), 56 + _ROW * len(rows), 52,
-    )  # fmt: skip
+    size, edges = (330, 56 + 15.0 * len(rows)), (92, 52, 20, 36)
+
+    def panel(one: Comparison) -> str:
+        def fill(ax: Axes) -> None:
+            head = _label(one.setting.title, 44)
+            ax.figure.text(0, 1, head, fontsize=10.5, weight="bold", va="top")
+            _draw_differences(ax, one, rows)
+
+        heading = f"{title}, {one.setting.title}"
+        return _panel(f"differences-{one.setting.slug}", fill, size, heading, edges)
+
+    panels = [(one.setting.slug, panel(one)) for one in compared]
+    return Picture("differences", title, caption, panels)
 
 
 def _draw_differences(ax: Axes, one: Comparison, rows: Sequence[str]) -> None:
@@ -211,45 +200,12 @@ def _draw_differences(ax: Axes, one: Comparison, rows: Sequence[str]) -> None:
     _finish(ax, f"{points} above {one.baseline}, {many(len(one.blocks), 'block')}{odd}")
 
 
-def traffic(comparisons: Sequence[Comparison]) -> Picture:
-    """Return the headline against the floats that a client sends and gets in a round."""
-    caption = (
-        "Mean test metric against floats a client and round, both ways. The line is the frontier: "
-        "no method has a better mean with less traffic. Methods that send nothing stand at 0."
-    )
-    high = max(230.0, 60 + 11.5 * max(len(one.shown) for one in comparisons))
-    title = "Accuracy against traffic"
-    return _panels("traffic", title, caption, comparisons, _draw_traffic, high, 106)
-
-
-def _draw_traffic(ax: Axes, one: Comparison) -> None:
-    points = pd.DataFrame({"x": one.costs["floats"], "y": one.levels["mean"]})
-    points = points.loc[list(one.shown.values())].set_index(pd.Index(list(one.shown)))
-    ordered = points.sort_values(["x", "y"], ascending=[True, one.sign < 0])
-    better = one.sign * ordered["y"]
-    front = ordered[better > better.cummax().shift(fill_value=-math.inf)]
-    least = points["x"].where(points["x"] > 0).min()
-    least = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
-    right = max(points["x"].max(), 1.0) * 2
-    colours = [BLUE if row in front.index else INK for row in points.index]
-    powers = least * 10.0 ** np.arange(math.ceil(math.log10(right / least)))
-    ax.set_xscale("symlog", linthresh=least)  # which has a place for 0
-    ax.set_xticks([0, *powers[:: 1 + len(powers) // 6]])
-    ax.set_xlim(min(points["x"].min() - least / 4, least / 2), right)
-    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
-    ax.step([*front["x"], right], [*front["y"], front["y"].iloc[-1]], where="post", color=BLUE,
-            alpha=0.5, lw=1)  # fmt: skip
-    ax.scatter(points["x"], points["y"], s=25, lw=0, c=colours, alpha=0.8)
-    _finish(ax, "floats a client and round", " ")
-    _name_ends(ax, list(zip(points.index, points["x"], points["y"], colours, strict=True)))
-
-
 # --- one setting ---------------------------------------------------------------------------------
 
 
 def of_setting(one: Comparison) -> list[Picture]:
     """Draw the figures of one setting."""
-    return [rounds(one), _clients(one), _partition(one)]
+    return [rounds(one), _partition(one)]
 
 
 def rounds(one: Comparison) -> Picture:
@@ -279,39 +235,6 @@ def rounds(one: Comparison) -> Picture:
     size = (_WIDE, max(250.0, 11.5 * len(known) + 60))
     panel = _panel(name, draw, size, title, (44, 150, 12, 38))
     return Picture(name, title, "Mean over all clients, mean over blocks.", [("", panel)])
-
-
-def _clients(one: Comparison) -> Picture:
-    name, title = f"clients-{one.setting.slug}", "Distribution over clients"
-    sampled = one.clients[one.clients["generation"] > 0].dropna(subset=f"test_{one.metric}")
-    scores = dict(iter(sampled.groupby("variant")[f"test_{one.metric}"]))
-    values = {variant: scores[variant] for variant in one.variants if variant in scores}
-    if not values:
-        reason = "the server learned means over clients only (secure-sum)"
-        return Picture(name, title, absent=reason)
-
-    def draw(ax: Axes) -> None:
-        ink = {"color": INK, "linewidth": 0.9}
-        ax.boxplot(
-            list(values.values()), orientation="horizontal", whis=(10, 90), showfliers=False,
-            showmeans=True, widths=0.6, boxprops=ink, whiskerprops=ink, showcaps=False,
-            medianprops={"color": BLUE, "linewidth": 2},
-            meanprops={"marker": "P", "markerfacecolor": INK, "markeredgewidth": 0},
-            tick_labels=[_label(variant, 26) for variant in values],
-        )  # fmt: skip
-        worst = [scores.max() if one.sign < 0 else scores.min() for scores in values.values()]
-        ax.plot(worst, range(1, len(values) + 1), ".", color=ORANGE, ms=5)
-        ax.invert_yaxis()
-        ax.tick_params(axis="y", length=0, labelsize=9)
-        _finish(ax, f"test {said(one.metric)}")
-
-    caption = (
-        "Clients that were ever sampled, of all blocks, after the last round. Box: quartiles and "
-        "median; line: 10th to 90th percentile; cross: mean; dot: worst."
-    )
-    size = (_WIDE, 50.0 + 17 * len(values))
-    panel = _panel(name, draw, size, title, (128, 12, 8, 38))
-    return Picture(name, title, caption, [("", panel)])
 
 
 def _partition(one: Comparison) -> Picture:

@@ -23,6 +23,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from fedhet import files
@@ -176,8 +177,9 @@ class RunRecord:
 
     ``rounds`` has a line a round and columns as in ``rounds.jsonl``, accuracies only where clients
     were evaluated. ``clients`` has a line a client, its last evaluation. ``counts`` has training
-    examples by client (rows) and class; None without ``partition.csv``. ``keys`` are the method's
-    own that are not at their defaults.
+    examples by client (rows) and class; None without ``partition.csv``. ``method`` is the name that
+    it is run by, ``keys`` are the method's own that are not at their defaults, ``block`` is
+    partition seed and seed. The server of a run of ``means_alone`` learned no client's own figures.
     """
 
     name: str
@@ -194,32 +196,10 @@ class RunRecord:
     compared: bool = True  # False: another precision than the one that the comparison is in
 
     @property
-    def means_alone(self) -> bool:
-        """Whether the server learned sums only, and no client's own figures."""
-        return bool((self.summary.get("secure_sum") or {}).get("absent"))
-
-    @property
-    def method(self) -> str:
-        """The name that its method is run by."""
-        return known_as(str(self.config.get("method", "fedssa")))
-
-    @property
     def variant(self) -> str:
         """The name in tables; no two variants of a setting share one."""
         own = ", ".join(f"{key}={plain(value)}" for key, value in sorted(self.keys.items()))
         return method_name(self.method) + (f" ({own})" if own else "")
-
-    @property
-    def block(self) -> tuple[int, int]:
-        """Partition seed and seed."""
-        seed = int(self.config.get("seed", 0))
-        partition = int(self.config.get("partition-seed", -1))
-        return (seed if partition < 0 else partition), seed
-
-    @property
-    def precision(self) -> str:
-        """The precision that the run was made in."""
-        return str(self.config.get("precision", DEFAULTS["precision"]))
 
     def place(self) -> None:
         """Split the configuration into the setting's keys and the method's own off their defaults.
@@ -228,9 +208,15 @@ class RunRecord:
         lacks counts as absent if it is off (false, 0, empty). What was searched for each method
         belongs to neither; the setting says that it was searched.
         """
-        searched = set(self.config.get("tuned", ()))
+        config, self.compared = self.config, True
+        self.means_alone = bool((self.summary.get("secure_sum") or {}).get("absent"))
+        self.method = known_as(str(config.get("method", "fedssa")))
+        self.precision = str(config.get("precision", DEFAULTS["precision"]))
+        seed, partition = int(config.get("seed", 0)), int(config.get("partition-seed", -1))
+        self.block = (seed if partition < 0 else partition), seed
+        searched = set(config.get("tuned", ()))
         shared = {
-            key: SEARCHED if key in TUNABLE & searched else self.config.get(key, usual)
+            key: SEARCHED if key in TUNABLE & searched else config.get(key, usual)
             for key, usual in DEFAULTS.items()
             if key not in IN_NO_SETTING | {"method"}
         }
@@ -238,11 +224,10 @@ class RunRecord:
         defaults = _GONE | own_defaults(self.method)
         self.keys = {
             key: value
-            for key, value in self.config.items()
+            for key, value in config.items()
             if key not in DEFAULTS.keys() | IN_NO_SETTING | searched
             and (value != defaults[key] if key in defaults else value or ":" in self.method)
         }
-        self.compared = True
 
 
 class LeftOut(NamedTuple):
@@ -309,59 +294,46 @@ def read_run(path: Path) -> RunRecord:
     Raise RunFailed, with the reason, for a run that did not complete or that diverged.
     """
     try:
-        run = _unpacked(path) if path.is_file() else _read_folder(path)
+        return _checked(_unpacked(path) if path.is_file() else _read_folder(path))
     except _DAMAGE as error:
         text = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise Damaged(one_line(text.replace(f"{path}/", ""), 200)) from error
-    if isinstance(run, str):
-        raise RunFailed(one_line(run))
-    return run
 
 
-def evaluations(path: Path) -> pd.DataFrame:
-    """Return ``clients.csv``, a row a client and evaluation; empty where there is none."""
-    lines = formats.read_evaluations(path) if path.exists() else []
+def evaluations(path: Path, *, last: bool = False) -> pd.DataFrame:
+    """Return ``clients.csv``, a row a client and evaluation; empty where there is none.
+
+    ``last``: the last row of every client alone, in the clients' order.
+    """
+    lines = formats.read_evaluations(path, last=last) if path.exists() else []
+    if last:
+        lines.sort(key=lambda line: files.client_order(line["client"]))
     frame = pd.DataFrame(lines, columns=None if lines else list(formats.FIRST))
     return frame.astype(dict.fromkeys(formats.FIRST[-2:], float))
 
 
-def _read_folder(path: Path) -> RunRecord | str:
-    """Return a run, or the reason why it is left out."""
+def _read_folder(path: Path) -> RunRecord:
     files.check_entries(path)
     folder, counts = RunFolder(path), None
     config, (summary, lines) = files.read_yaml(folder.config), folder.read_result()
     if not summary:
-        return f"not finished: round {len(lines)} of {config.get('rounds', '?')}"
+        raise RunFailed(f"not finished: round {len(lines)} of {config.get('rounds', '?')}")
     if summary["status"] != "completed":
-        return f"{summary['status']}: {summary['reason'] or 'no reason recorded'}"
+        reason = summary["reason"] or "no reason recorded"
+        raise RunFailed(one_line(f"{summary['status']}: {reason}"))
     if diverged(lines[-1]):
-        return "failed: it diverged: no reply of the last round was accepted"
+        raise RunFailed("failed: it diverged: no reply of the last round was accepted")
     kept = [n for n in lines[-1] if n in _ROUND or n.startswith(_FIGURES) or n.endswith("norm")]
-    last = formats.read_evaluations(folder.clients, last=True) if folder.clients.exists() else []
-    rounds = pd.DataFrame([[line.get(n) for n in kept] for line in lines], columns=kept)
-    if last and participants_mean("accuracy") not in rounds:
-        rounds = _with_participants(rounds, evaluations(folder.clients))
-    last.sort(key=lambda line: files.client_order(line["client"]))
-    columns = None if last else list(formats.FIRST)
     if folder.partition.exists():
         classes, held = formats.read_partition(folder.partition)
         if all(held.values()):
             counts = pd.DataFrame([*held.values()], [*held], classes)
-    run = RunRecord(
+    return RunRecord(
         path.name, {key: value for key, value in config.items() if key not in _MACHINE}, summary,
-        files.read_json(folder.environment) if folder.environment.exists() else {}, rounds,
-        pd.DataFrame(last, columns=columns), counts, path,
+        files.read_json(folder.environment) if folder.environment.exists() else {},
+        pd.DataFrame([[line.get(n) for n in kept] for line in lines], columns=kept),
+        evaluations(folder.clients, last=True), counts, path,
     )  # fmt: skip
-    return _checked(run)
-
-
-def _with_participants(rounds: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """Add the participants' means to rounds that an older fedhet recorded without them."""
-    own = rows[rows["generation"] == rows["round"]].groupby("round")
-    means = own[[f"test_{name}" for name in METRICS if f"test_{name}" in rows]].mean()
-    whole = own.size().reindex(rounds["round"], fill_value=0).to_numpy() == rounds["replied"]
-    means = means.reindex(rounds["round"]).set_axis(rounds.index).where(whole)
-    return rounds.join(means.add_prefix("participants_").add_suffix("_mean"))
 
 
 def _unpacked(path: Path) -> RunRecord:
@@ -371,19 +343,18 @@ def _unpacked(path: Path) -> RunRecord:
         raise ValueError(f"not a packed record: no format '{FORMAT}'")
     counts = None
     if held := content["partition"]:
-        pairs = {
-            client: {int(k): int(n) for k, n in (pair.split(":") for pair in row.split())}
-            for client, row in held["clients"].items()
-        }
-        table = [[row.get(k, 0) for k in range(len(held["classes"]))] for row in pairs.values()]
-        counts = pd.DataFrame(table, list(pairs), list(map(str, held["classes"])))
+        classes = list(map(str, held["classes"]))
+        table = np.zeros((len(held["clients"]), len(classes)), int)
+        for row, text in zip(table, held["clients"].values(), strict=True):
+            for k, n in (pair.split(":") for pair in text.split()):
+                row[int(k)] = n
+        counts = pd.DataFrame(table, list(held["clients"]), classes)
     clients = {_OLDER.get(name, name): entry for name, entry in content["clients"].items()}
-    run = RunRecord(
+    return RunRecord(
         path.stem, content["config"], content["summary"], content["environment"],
         pd.DataFrame(content["rounds"]), pd.DataFrame(clients), counts,
         title=str(content.get("title", "")),
     )  # fmt: skip
-    return _checked(run)
 
 
 def _checked(run: RunRecord) -> RunRecord:

@@ -77,10 +77,6 @@ class Runs:
         """Draw paired differences to the baseline, a panel per setting."""
         return figures.differences(self.comparisons)
 
-    def traffic(self) -> "figures.Picture":
-        """Draw accuracy against traffic, a panel per setting."""
-        return figures.traffic(self.comparisons)
-
     def figures(self, setting: str = "") -> "list[figures.Picture]":
         """Draw every figure of a setting's details, of the first if none is named."""
         for one in self.comparisons:
@@ -189,7 +185,7 @@ class Report:
         )
         self.whole = Section(
             "all", "All settings", tables=[tables.overview(comparisons)],
-            figures=[figures.differences(comparisons), figures.traffic(comparisons)],
+            figures=[figures.differences(comparisons)],
         )  # fmt: skip
         drawn = figures.t_sne(runs.placed, wanted=models, trust=trust)
         self.sections = [

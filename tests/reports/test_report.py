@@ -135,7 +135,7 @@ def test_the_same_runs_give_the_same_bytes_from_folders_and_records(report, repo
 def test_figures_are_svg_that_follows_the_page(reported):
     folder, made = reported
     files = {p.stem.split("-")[0]: p.read_text() for p in (folder / "out" / "figures").iterdir()}
-    assert files.keys() >= {"differences", "traffic", "rounds", "clients", "partition"}
+    assert files.keys() >= {"differences", "rounds", "partition"}
     for text in files.values():
         ElementTree.fromstring(text)
         assert "currentColor" in text and "prefers-color-scheme:dark" in text

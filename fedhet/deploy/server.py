@@ -7,6 +7,7 @@ clients see can be renewed while it runs.
 """
 
 import contextlib
+import logging
 import os
 import re
 import signal
@@ -40,7 +41,6 @@ LOOK = 5.0  # seconds between looks at nodes, runs and new keys
 PATIENCE = 30.0  # seconds for an orderly end
 Say = Callable[[str], None]
 BEGUN = {"starting", "running"}  # states of a run whose process ends with its server
-MODULE = "fedhet.deploy.server"  # this one; as a program it is the reverse proxy
 METHOD = re.compile("/v1/fleet/[a-z-]+")
 LARGEST = 64 << 20  # bytes of one request; Flower sends larger payloads in pieces of 5 MB
 ANSWER = 300.0  # seconds for the SuperLink's answer
@@ -86,6 +86,18 @@ def application(inner: int, ca: Path) -> ASGIApp:
 # --- the server ---------------------------------------------------------------------------------
 
 
+def reverse_proxy(host: str, port: int, inner: int, tls: Path, ca: Path) -> uvicorn.Server:
+    """Return the reverse proxy at ``host:port``, with the server's certificate in ``tls``."""
+    own = CertificateFolder(tls)
+    config = uvicorn.Config(
+        application(inner, ca), host=host, port=port, ssl_keyfile=str(own.key),
+        ssl_certfile=str(own.certificate), timeout_graceful_shutdown=1, server_header=False,
+        lifespan="off", ws="none", log_config=None, access_log=False,
+    )  # fmt: skip
+    config.load()
+    return uvicorn.Server(config)
+
+
 @dataclass
 class FederationServer:
     """SuperLink and reverse proxy; the command ends if one of them ends."""
@@ -107,18 +119,13 @@ class FederationServer:
         self.folder.make()
         lock = FileLock(self.folder.home / ".lock", blocking=False)
         try:
-            lock.acquire()
+            with lock, contextlib.ExitStack() as stack:
+                # Under the lock, since these files must describe the running server.
+                (inner,) = free_ports(1)
+                self.folder.prepare(inner)
+                self._serve(inner, stack)
         except Timeout as error:
             raise UserError(f"'{self.folder.tls}' already has a running server") from error
-        started: list[subprocess.Popen[bytes]] = []
-        try:
-            # Under the lock, since these files must describe the running server.
-            (inner,) = free_ports(1)
-            self.folder.prepare(inner)
-            self._serve(inner, started)
-        finally:
-            _stop(started)
-            lock.release()
 
     def _check(self) -> None:
         self.folder.check_certificates()
@@ -134,43 +141,50 @@ class FederationServer:
             except (OSError, OverflowError) as error:
                 raise UserError(f"--host, --port: {where} cannot be used: {error}") from error
 
-    def _serve(self, inner: int, started: list[subprocess.Popen[bytes]]) -> None:
-        own, outer = self.folder.inner, self.folder.credentials
-        started.append(self._start([
+    def _serve(self, inner: int, stack: contextlib.ExitStack) -> None:
+        """Serve; ``stack`` ends the proxy first: clients must not reach a SuperLink that ends."""
+        tls, log = self.folder.credentials, self.folder.log
+        logging.basicConfig(filename=log)  # of the proxy's libraries
+        link = self._start(inner)
+        stack.callback(_stop, link)
+        # A SuperLink does not end before its connections.
+        control = stack.enter_context(contextlib.closing(self.folder.connect()))
+        proxy = reverse_proxy(self.host, self.port, inner, tls.folder, self.folder.inner.ca)
+        thread = threading.Thread(target=proxy.run, daemon=True)
+        waiting = Waiting("the SuperLink", self.say)
+        certificates = Certificates([tls.certificate, tls.ca], self.say)
+        until = time.monotonic() + START
+        while True:
+            if certificates.look() and proxy.config.ssl is not None:
+                with contextlib.suppress(OSError):  # its key is not that of server.key
+                    proxy.config.ssl.load_cert_chain(tls.certificate, tls.key)
+            if (code := link.poll()) is not None:
+                raise RunFailed(f"the SuperLink ended with code {code}: see {log}")
+            if thread.ident and not thread.is_alive():
+                raise RunFailed(f"the reverse proxy ended: see {log}")
+            try:
+                self._look(control)
+                waiting.over()
+                if not thread.ident:  # now that it answers
+                    thread.start()
+                    stack.callback(_leave, proxy, thread)
+                    self.say(f"clients reach {address(self.host, self.port)}; log: {log}")
+                    self.say(f"submit a run: fedhet run CONFIG --superlink {self.folder.tls}")
+            except (UserError, RunFailed) as error:  # mostly busy for a moment
+                waiting.failed(text := f"{error} (log: {log})")
+                if not thread.ident and time.monotonic() > until:
+                    raise RunFailed(f"the SuperLink does not start: {text}") from error
+            time.sleep(LOOK if thread.ident else 0.2)
+
+    def _start(self, inner: int) -> subprocess.Popen[bytes]:
+        own, env = self.folder.inner, environment({"FLWR_HOME": str(self.folder.flwr_home)})
+        words = [
             script("flower-superlink"), "--ssl-ca-certfile", str(own.ca),
             "--ssl-certfile", str(own.certificate), "--ssl-keyfile", str(own.key),
             "--enable-supernode-auth", "--database", str(self.database),
             "--host", "127.0.0.1", "--port", str(inner),
             "--disable-runtime-dependency-installation",
-        ]))  # fmt: skip
-        waiting = Waiting("the SuperLink", self.say)
-        certificates = Certificates([outer.certificate, outer.ca], self.say)
-        until = time.monotonic() + START
-        # A SuperLink does not end before its connections.
-        with contextlib.closing(self.folder.connect()) as control:
-            while True:
-                certificates.look()
-                for process, name in zip(started, ("SuperLink", "reverse proxy"), strict=False):
-                    if (code := process.poll()) is not None:
-                        raise RunFailed(f"the {name} ended with code {code}: see {self.folder.log}")
-                try:
-                    self._look(control)
-                    waiting.over()
-                    if len(started) == 1:  # now that it answers
-                        place = [self.host, self.port, inner, outer.folder, own.ca]
-                        words = [sys.executable, "-P", "-m", MODULE, *map(str, place)]
-                        started.append(self._start(words))
-                        where = address(self.host, self.port)
-                        self.say(f"clients reach {where}; log: {self.folder.log}")
-                        self.say(f"submit a run: fedhet run CONFIG --superlink {self.folder.tls}")
-                except (UserError, RunFailed) as error:  # mostly busy for a moment
-                    waiting.failed(text := f"{error} (log: {self.folder.log})")
-                    if len(started) == 1 and time.monotonic() > until:
-                        raise RunFailed(f"the SuperLink does not start: {text}") from error
-                time.sleep(LOOK if len(started) > 1 else 0.2)
-
-    def _start(self, words: list[str]) -> subprocess.Popen[bytes]:
-        env = environment({"FLWR_HOME": str(self.folder.flwr_home)})
+        ]  # fmt: skip
         with self.folder.log.open("ab") as log:
             return subprocess.Popen(
                 guarded(words), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -185,9 +199,9 @@ class FederationServer:
             try:
                 public = read_public(path)
             except UserError as error:  # it is being written, or somebody's mistake: said once
-                if self._seen.get(str(path)) != str(error):
+                if self._seen.get(name) != str(error):
                     self.say(str(error))
-                self._seen[str(path)] = str(error)
+                self._seen[name] = str(error)
                 continue
             if control.register(name, public):
                 self.say(f"{name}: key registered")
@@ -213,40 +227,20 @@ class FederationServer:
             self._runs[run.id] = status
 
 
-def _stop(started: list[subprocess.Popen[bytes]]) -> None:
-    """End the reverse proxy first, so that clients do not reach a SuperLink that ends."""
-    for process in reversed(started):
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(PATIENCE)
-        with contextlib.suppress(ProcessLookupError):  # and what it started
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+def _leave(proxy: uvicorn.Server, thread: threading.Thread) -> None:
+    proxy.should_exit = True
+    thread.join(PATIENCE)
 
 
-def main(words: list[str]) -> None:
-    """Serve until a signal: HOST PORT INNER TLS CA. A renewed certificate is taken up."""
-    host, port, inner, folder, ca = words
-    places = CertificateFolder(Path(folder))
-    certificate, key = places.certificate, places.key
-    config = uvicorn.Config(
-        application(int(inner), Path(ca)), host=host, port=int(port), ssl_keyfile=str(key),
-        ssl_certfile=str(certificate), timeout_graceful_shutdown=1, server_header=False,
-        lifespan="off", log_level="warning", access_log=False,
-    )  # fmt: skip
-    config.load()
-
-    def reload() -> None:
-        certificates = Certificates([certificate], print)
-        while True:
-            time.sleep(LOOK)
-            if certificates.look() and config.ssl is not None:
-                with contextlib.suppress(OSError):  # its key is not that of server.key
-                    config.ssl.load_cert_chain(certificate, key)
-
-    threading.Thread(target=reload, daemon=True).start()
-    uvicorn.Server(config).run()
+def _stop(link: subprocess.Popen[bytes]) -> None:
+    link.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        link.wait(PATIENCE)
+    with contextlib.suppress(ProcessLookupError):  # and what it started
+        os.killpg(link.pid, signal.SIGKILL)
+    link.wait()
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+if __name__ == "__main__":  # the reverse proxy alone: HOST PORT INNER TLS CA
+    own, port, inside, folder, authority = sys.argv[1:]
+    reverse_proxy(own, int(port), int(inside), Path(folder), Path(authority)).run()

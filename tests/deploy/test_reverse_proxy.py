@@ -3,17 +3,20 @@
 import asyncio
 import contextlib
 import ssl
-import subprocess
 import sys
+from types import SimpleNamespace
 
 import httpx
 import pytest
-from helpers.programs import wait_for
 
+from fedhet.deploy import network, server
 from fedhet.deploy.certs import make, renew
-from fedhet.deploy.server import LARGEST, MODULE, application
+from fedhet.deploy.control import ServerFolder
+from fedhet.deploy.server import LARGEST, FederationServer, application
 from fedhet.engines.system import free_ports
+from fedhet.errors import RunFailed, UserError
 
+SLEEPS = "import time; time.sleep(600)"
 PULL = "/v1/fleet/pull-messages"
 
 
@@ -62,21 +65,64 @@ def test_neither_other_verbs_nor_too_much_nor_a_server_that_is_away(proxy):
     )  # nodes take it for one that comes back
 
 
-def test_a_renewed_certificate_is_taken_up_while_it_runs(tmp_path):
-    tls, (port,) = make(tmp_path / "tls", ["127.0.0.1"], []), free_ports(1)
-    place = ["127.0.0.1", port, free_ports(1)[0], tls.folder, tls.ca]
-    process = subprocess.Popen([sys.executable, "-P", "-m", MODULE, *map(str, place)])
-    try:
+class Ended(Exception):
+    """What ends a server of these tests."""
 
-        def shown():
-            with contextlib.suppress(OSError):
-                return ssl.get_server_certificate(("127.0.0.1", port), timeout=5)
 
-        wait_for(shown, "it listens")
-        old = shown()
-        renew(tls.folder)
-        wait_for(lambda: shown() not in (old, None), "it shows the new one")
-        assert shown().split() == tls.certificate.read_text().split() and process.poll() is None
-    finally:
-        process.terminate()
-        process.wait(60)
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    """Run a server whose SuperLink is a program that sleeps; ``look`` is called at each look."""
+    make(tmp_path / "tls", ["127.0.0.1"], [])
+    monkeypatch.setattr(server, "script", lambda _name: sys.executable)
+    monkeypatch.setattr(server, "guarded", lambda words: [words[0], "-c", SLEEPS])
+    monkeypatch.setattr(server, "LOOK", 0.05)
+    said, (port,) = [], free_ports(1)
+    folder = ServerFolder(tmp_path / "tls")
+
+    def run(look):
+        link = SimpleNamespace(nodes=look, runs=list, close=lambda: None)
+        monkeypatch.setattr(ServerFolder, "connect", lambda _folder: link)
+        FederationServer(folder, "127.0.0.1", port, folder.database, said.append).run()
+
+    return run, said, folder, port
+
+
+def test_a_renewed_certificate_is_taken_up_while_it_runs(started):
+    run, said, folder, port = started
+    seen = []
+
+    def look():
+        if len(said) < 2:  # it does not listen yet
+            return []
+        with contextlib.suppress(ConnectionError):
+            shown = ssl.get_server_certificate(("127.0.0.1", port), timeout=60)
+            if not seen:
+                renew(folder.tls)
+            elif shown != seen[0]:
+                assert shown.split() == folder.credentials.certificate.read_text().split()
+                raise Ended
+            seen.append(shown)
+        return []
+
+    with pytest.raises(Ended):
+        run(look)
+    with pytest.raises(OSError, match="refused"):  # nothing outlives it
+        ssl.get_server_certificate(("127.0.0.1", port))
+    assert any("was renewed" in line for line in said)
+
+
+def test_a_superlink_that_does_not_answer_in_time_ends_the_server(started, monkeypatch):
+    monkeypatch.setattr(server, "START", 0.5)
+    monkeypatch.setattr(network, "TOLD_AFTER", 0.0)
+    run, said, *_ = started
+
+    def look():
+        raise UserError("nobody answers")
+
+    with pytest.raises(RunFailed, match="the SuperLink does not start: nobody answers .*log"):
+        run(look)
+    assert len(said) == 1 and said[0].startswith("waiting for the SuperLink since ")
+    monkeypatch.setattr(server, "START", 60.0)
+    monkeypatch.setattr(server, "guarded", lambda words: [words[0], "-c", "raise SystemExit(7)"])
+    with pytest.raises(RunFailed, match="the SuperLink ended with code 7: see "):
+        run(look)

@@ -15,10 +15,9 @@ import ipaddress
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import (
@@ -49,7 +48,6 @@ CA_DAYS, DAYS = 3650, 825
 _SKEW = timedelta(hours=1)  # a machine whose clock is behind accepts them, too
 SOON = timedelta(days=30)  # before the end of a certificate
 RENEW = "renew it with `fedhet certs --renew` where ca.key is"
-Files = dict[Path, tuple[bytes, int]]  # contents and mode
 T = TypeVar("T")
 
 
@@ -80,22 +78,21 @@ def make(
             overwritten and nothing written then), or a folder that cannot be written.
 
     """
-    places, files = CertificateFolder(out), Files()
+    places, files = CertificateFolder(out), dict[Path, bytes]()
     authority = _Authority.new() if servers else _Authority.read(places)
     if servers:
         names, key = _names(servers), generate_private_key(SECP384R1())
-        files = {
-            places.ca: (_pem(authority.certificate), 0o644),
-            places.ca_key: (_private(authority.key, PrivateFormat.PKCS8), 0o600),
-            places.certificate: (authority.server(names, key.public_key(), days), 0o644),
-            places.key: (_private(key, PrivateFormat.PKCS8), 0o600),
-        }
+        files[places.ca] = authority.certificate.public_bytes(Encoding.PEM)
+        files[places.ca_key] = _private(authority.key, PrivateFormat.PKCS8)
+        files[places.certificate] = authority.issue("fedhet server", key.public_key(), days, names)
+        files[places.key] = _private(key, PrivateFormat.PKCS8)
     for client in clients:
         if clients.count(client) > 1:
             raise UserError(f"--client: '{client}' is given twice")
         key, path = generate_private_key(SECP384R1()), places.client(_client(client, "--client"))
-        certificate = authority.client(client, key.public_key(), days)
-        files |= _key_files(path, key) | {path.with_name(f"{client}.crt"): (certificate, 0o644)}
+        files[path] = _private(key, PrivateFormat.OpenSSH)
+        files[_beside(path, ".pub")] = _public(client, key.public_key())
+        files[_beside(path, ".crt")] = authority.issue(client, key.public_key(), days)
     _write(out / "clients", files)
     return places
 
@@ -107,9 +104,10 @@ def make_key(folder: Path, name: str) -> Path:
     """
     key, path = generate_private_key(SECP384R1()), folder / _client(name, "NAME")
     asked = x509.CertificateSigningRequestBuilder().subject_name(_subject(name))
-    request = path.with_name(f"{name}.csr")
     pem = asked.sign(key, SHA384()).public_bytes(Encoding.PEM)
-    _write(folder, _key_files(path, key) | {request: (pem, 0o644)})
+    private, public = _private(key, PrivateFormat.OpenSSH), _public(name, key.public_key())
+    request = _beside(path, ".csr")
+    _write(folder, {path: private, _beside(path, ".pub"): public, request: pem})
     return request
 
 
@@ -128,9 +126,9 @@ def sign(out: Path, request: Path) -> str:
     if not valid or not isinstance(public, EllipticCurvePublicKey):
         raise UserError(f"--request: '{request}' is not signed with its own elliptic curve key")
     name = _client(str(common.value), "--request")
-    path, certificate = places.client(name), _Authority.read(places).client(name, public, DAYS)
-    signed: Files = {path.with_name(f"{name}.crt"): (certificate, 0o644)}
-    _write(path.parent, _public_file(path, public) | signed)
+    path, certificate = places.client(name), _Authority.read(places).issue(name, public, DAYS)
+    signed = {_beside(path, ".crt"): certificate, _beside(path, ".pub"): _public(name, public)}
+    _write(path.parent, signed)
     return name
 
 
@@ -144,17 +142,16 @@ def renew(out: Path) -> list[Path]:
     authority, files = _Authority.read(places), {}
     if authority.certificate.not_valid_after_utc < _after(DAYS):
         authority = _Authority.new(authority.key)
-        files[places.ca] = _pem(authority.certificate)
+        files[places.ca] = authority.certificate.public_bytes(Encoding.PEM)
     try:
         for path in [places.certificate, *sorted((out / "clients").glob("*.crt"))]:
-            old = x509.load_pem_x509_certificate(path.read_bytes())
+            old, names, name = x509.load_pem_x509_certificate(path.read_bytes()), [], path.stem
+            if path == places.certificate:
+                known = old.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+                names, name = list(known.value), "fedhet server"
             public = old.public_key()
             assert isinstance(public, EllipticCurvePublicKey)
-            if path == places.certificate:
-                known = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-                files[path] = authority.server(list(known), public, DAYS)
-            else:
-                files[path] = authority.client(path.stem, public, DAYS)
+            files[path] = authority.issue(name, public, DAYS, names)
         for path, content in files.items():
             with replacing(path) as temporary:
                 temporary.write_bytes(content)
@@ -177,34 +174,29 @@ def _names(servers: Sequence[str]) -> list[x509.GeneralName]:
             names[server] = x509.IPAddress(ipaddress.ip_address(server))
         except ValueError:
             if not _HOST.fullmatch(server) or re.fullmatch(r"[0-9.]+", server):
-                raise UserError(
-                    f"--server: '{server}' is neither a host name nor an IP address "
-                    "(no scheme, no port)"
-                ) from None
+                text = "is neither a host name nor an IP address (no scheme, no port)"
+                raise UserError(f"--server: '{server}' {text}") from None
             names[server] = x509.DNSName(server)
     return list(names.values())
 
 
-def _write(folder: Path, files: Mapping[Path, tuple[bytes, int]]) -> None:
-    """Create files with their modes; UserError if one is there already: then none is written."""
+def _write(folder: Path, files: Mapping[Path, bytes]) -> None:
+    """Create files, private keys with mode 600; UserError if one is there: none is written then."""
     for path in files:
         if path.exists() or path.is_symlink():
-            raise UserError(
-                f"'{path}' already exists and is not overwritten: choose another --out, or move "
-                "it away"
-            )
+            text = "already exists and is not overwritten: choose another --out, or move it away"
+            raise UserError(f"'{path}' {text}")
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for path, (content, mode) in files.items():  # no link is followed
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            with os.fdopen(handle, "wb") as file:
+        for path, content in files.items():  # no link is followed
+            mode = 0o600 if b"PRIVATE KEY" in content else 0o644
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
                 file.write(content)
     except OSError as error:
         raise UserError(f"'{folder}': cannot be written: {error.strerror or error}") from error
 
 
-@dataclass(frozen=True)
-class _Authority:
+class _Authority(NamedTuple):
     """A CA that can sign."""
 
     certificate: x509.Certificate
@@ -214,7 +206,7 @@ class _Authority:
     def new(cls, key: EllipticCurvePrivateKey | None = None) -> "_Authority":
         """Make a new one, or a new certificate of the same key; it signs itself."""
         key = key or generate_private_key(SECP384R1())
-        return cls(_signed("fedhet CA", key.public_key(), _after(CA_DAYS), key, None), key)
+        return cls(_signed("fedhet CA", key.public_key(), CA_DAYS, key), key)
 
     @classmethod
     def read(cls, places: CertificateFolder) -> "_Authority":
@@ -226,69 +218,58 @@ class _Authority:
             raise UserError(f"'{places.ca_key}' is not the key of '{places.ca}'")
         return cls(certificate, key)
 
-    def client(self, name: str, public: EllipticCurvePublicKey, days: int) -> bytes:
-        """Certify that this key is that client's; return PEM."""
-        return self._issued(name, public, days, ExtendedKeyUsageOID.CLIENT_AUTH)
-
-    def server(
-        self, names: Sequence[x509.GeneralName], public: EllipticCurvePublicKey, days: int
-    ) -> bytes:
-        """Certify that this key is the server's under these names; return PEM."""
-        use, also = ExtendedKeyUsageOID.SERVER_AUTH, x509.SubjectAlternativeName(names)
-        return self._issued("fedhet server", public, days, use, also)
-
-    def _issued(
-        self, name: str, public: EllipticCurvePublicKey, days: int, use: x509.ObjectIdentifier,
-        *more: x509.ExtensionType,
+    def issue(
+        self, name: str, public: EllipticCurvePublicKey, days: int,
+        hosts: Sequence[x509.GeneralName] = (),
     ) -> bytes:  # fmt: skip
-        until = min(_after(days), self.certificate.not_valid_after_utc)  # not longer than its CA
-        own = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
-        every = own, x509.ExtendedKeyUsage([use]), *more
-        return _pem(_signed(name, public, until, self.key, self.certificate, *every))
+        """Certify a server with these hosts, or without any a client; return PEM."""
+        made = _signed(name, public, days, self.key, self.certificate, hosts)
+        return made.public_bytes(Encoding.PEM)
 
 
 def _signed(
-    name: str, public: EllipticCurvePublicKey, until: datetime, key: EllipticCurvePrivateKey,
-    ca: x509.Certificate | None, *more: x509.ExtensionType,
+    name: str, public: EllipticCurvePublicKey, days: int, key: EllipticCurvePrivateKey,
+    ca: x509.Certificate | None = None, hosts: Sequence[x509.GeneralName] = (),
 ) -> x509.Certificate:  # fmt: skip
     """Return a certificate of ``ca``'s, for handshakes, or a new CA's own, which only signs."""
-    subject, own = _subject(name), ca is None
+    subject, own, until = _subject(name), ca is None, _after(days)
     usage = x509.KeyUsage(
         digital_signature=not own, key_cert_sign=own, crl_sign=own, content_commitment=False,
         key_encipherment=False, data_encipherment=False, key_agreement=False,
         encipher_only=False, decipher_only=False,
     )  # fmt: skip
+    more: list[x509.ExtensionType] = [x509.SubjectKeyIdentifier.from_public_key(public)]
+    if ca is not None:
+        until = min(until, ca.not_valid_after_utc)  # not longer than its CA
+        use = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
+        more.append(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()))
+        more.append(x509.ExtendedKeyUsage([use]))
+    if hosts:
+        more.append(x509.SubjectAlternativeName(hosts))
+    issuer, serial = ca.subject if ca else subject, x509.random_serial_number()
     unsigned = (
-        x509.CertificateBuilder(
-            ca.subject if ca else subject, subject, public, x509.random_serial_number()
-        )
+        x509.CertificateBuilder(issuer, subject, public, serial)
         .not_valid_before(_after(0) - _SKEW)
         .not_valid_after(until)
         .add_extension(x509.BasicConstraints(own, path_length=0 if own else None), critical=True)
         .add_extension(usage, critical=True)
     )
-    for extension in (x509.SubjectKeyIdentifier.from_public_key(public), *more):
+    for extension in more:
         unsigned = unsigned.add_extension(extension, critical=False)
     return unsigned.sign(key, SHA384())
 
 
-def _key_files(path: Path, key: EllipticCurvePrivateKey) -> Files:
-    """Private and public key of a client, in the format of ``ssh-keygen -t ecdsa -b 384``."""
-    private = _private(key, PrivateFormat.OpenSSH)
-    return {path: (private, 0o600)} | _public_file(path, key.public_key())
-
-
-def _public_file(path: Path, key: EllipticCurvePublicKey) -> Files:
-    text = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {path.name}\n".encode()
-    return {path.with_name(f"{path.name}.pub"): (text, 0o644)}
+def _beside(path: Path, ending: str) -> Path:
+    return path.with_name(path.name + ending)
 
 
 def _private(key: EllipticCurvePrivateKey, form: PrivateFormat) -> bytes:
     return key.private_bytes(Encoding.PEM, form, NoEncryption())
 
 
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(Encoding.PEM)
+def _public(name: str, key: EllipticCurvePublicKey) -> bytes:
+    """Return a public key in the format of ``ssh-keygen -t ecdsa -b 384``."""
+    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {name}\n".encode()
 
 
 def _after(days: int) -> datetime:

@@ -77,7 +77,7 @@ class ServerFolder:
     def connect(self) -> Control:
         """Return a connection to the server that was started from this folder; UserError: none."""
         try:
-            return Control.at(self.control(), self.inner.ca.read_bytes())
+            return Control(self.control(), self.inner.ca.read_bytes())
         except (OSError, ValueError) as error:
             raise UserError(f"'{self.inner.ca}' is not a certificate: {error}") from error
 

@@ -42,14 +42,13 @@ class Waiting:
 
     def __init__(self, what: str, say: Callable[[str], None]) -> None:
         self.what, self.say = what, say
-        self._since: datetime | None = None
-        self._started = 0.0
-        self._told = ""
+        self.since: datetime | None = None  # while it waits
+        self._started, self._told = 0.0, ""
 
     @contextlib.contextmanager
     def answer(self) -> Iterator[None]:
         """Print a line if this block, which waits for one answer, takes long."""
-        self._begin()
+        self.begin()
         timer = threading.Timer(TOLD_AFTER, self.failed, ["no answer yet"])
         timer.daemon = True
         timer.start()
@@ -59,23 +58,23 @@ class Waiting:
             timer.cancel()
         self.over()
 
-    def _begin(self) -> None:
-        if self._since is None:
-            self._since, self._started = datetime.now(), time.monotonic()
+    def begin(self) -> None:
+        """Note that it waits from now on, if it does not yet."""
+        if self.since is None:
+            self.since, self._started = datetime.now(), time.monotonic()
 
     def failed(self, reason: str) -> None:
         """Note that it still waits, and why."""
-        self._begin()
+        self.begin()
         if reason != self._told and time.monotonic() - self._started >= TOLD_AFTER:
             self._told = reason
-            since = f"{self._since:%H:%M:%S}"
-            self.say(f"waiting for {self.what} since {since}: {one_line(reason)}")
+            self.say(f"waiting for {self.what} since {self.since:%H:%M:%S}: {one_line(reason)}")
 
     def over(self) -> None:
         """Note that the wait is over; who has read that it waits reads this, too."""
         if self._told:
             self.say(f"{self.what} answered")
-        self._since, self._told = None, ""
+        self.since, self._told = None, ""
 
 
 def address(host: str, port: int) -> str:

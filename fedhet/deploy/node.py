@@ -33,9 +33,10 @@ from fedhet.deploy.certs import Certificates
 from fedhet.deploy.network import REFUSED, Waiting, knows, leave, reach
 from fedhet.engines.system import QUIET, end_with_maker, environment, free_ports, guarded, script
 from fedhet.errors import UserError, brief
-from fedhet.protocol.flower import ENDED, OTHER_CODE, Task, Tasks, be_task
+from fedhet.protocol.flower import ENDED, OTHER_CODE, Task, be_task, runtime_api
 
 Say = Callable[[str], None]
+ENV = {"FEDHET_NODE": "1", **QUIET}
 TASK_POLL = 0.3  # seconds between looks for a message; each costs 5 ms of CPU
 LOOK = 1.0  # seconds between looks whether a SuperNode that says nothing still runs
 PROBE = 15.0  # seconds between looks whether the server can be reached
@@ -84,8 +85,7 @@ def said(process: subprocess.Popen[bytes]) -> Iterator[str]:
         try:
             yield lines.get(timeout=LOOK)
         except Empty:
-            if not ended:
-                yield ""
+            yield ""
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,8 @@ class NodePlan:
         """Raise UserError for a value that Flower could not read from its command line."""
         for option, value in self.config.items():
             if isinstance(value, str) and ('"' in value or not value.isprintable()):
-                raise UserError(
-                    f"{option}: '{value}' is not allowed: Flower rejects '\"' and characters that "
-                    "cannot be printed: use another name"
-                )
+                text = "Flower rejects '\"' and characters that cannot be printed: use another name"
+                raise UserError(f"{option}: '{value}' is not allowed: {text}")
 
     def words(self, port: int) -> list[str]:
         """Return the SuperNode's command line; its own API listens at that port of 127.0.0.1."""
@@ -123,18 +121,17 @@ class NodePlan:
 class MessageWorker:
     """The process that answers messages; it has torch, and serves one run."""
 
-    def __init__(self, env: Mapping[str, str], heard: Callable[[str], None]) -> None:
+    def __init__(self, heard: Say) -> None:
         """``heard`` is called with each line that it prints."""
         context = get_context("spawn")
         self._link, link = context.Pipe()
         out, printed = context.Pipe(duplex=False)
         self.code = bundle.installed()  # before it is imported
-        self.run = 0
-        self.process = context.Process(target=_work, args=(link, printed, dict(env)), daemon=True)
+        self.run, self.last = 0, time.monotonic()
+        self.process = context.Process(target=_work, args=(link, printed), daemon=True)
         self.process.start()
         link.close()
         printed.close()
-        self.last = time.monotonic()
 
         def read() -> None:
             with open(out.fileno(), encoding="utf-8", errors="replace", closefd=False) as lines:
@@ -149,16 +146,15 @@ class MessageWorker:
         """Return the ClientApp's reply and context; ChildProcessError if the process ended."""
         try:
             self._link.send((message, context, ids))
-            found: tuple[Message, Context] = self._link.recv()
+            replied: tuple[Message, Context] = self._link.recv()
         except (EOFError, OSError) as error:
             self.process.join(PATIENCE)
             code = self.process.exitcode or 0
             how = f"by signal {-code}" if code < 0 else f"with code {code}"
             more = " (out of memory?)" if code == -signal.SIGKILL else ""
-            text = f"the process that trains here ended {how}{more}"
-            raise ChildProcessError(text) from error
+            raise ChildProcessError(f"the process that trains here ended {how}{more}") from error
         self.last = time.monotonic()
-        return found
+        return replied
 
     def stop(self) -> None:
         """End it, even while it works."""
@@ -166,13 +162,13 @@ class MessageWorker:
         self.process.join()
 
 
-def _work(link: Connection, printed: Connection, env: Mapping[str, str]) -> None:
+def _work(link: Connection, printed: Connection) -> None:
     """Run the worker: import the ClientApp once, answer until the node ends."""
     for number in (1, 2):
         os.dup2(printed.fileno(), number)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node
     end_with_maker(PATIENCE)
-    os.environ.update(env)
+    os.environ.update(ENV)
     app: Any = getattr(import_module(bundle.CLIENT_APP[0]), bundle.CLIENT_APP[1])
     with contextlib.suppress(EOFError):
         while True:
@@ -194,7 +190,6 @@ class Node:
     _asked: subprocess.Popen[bytes] | None = None  # the process that was asked to end
     _answers: int = 0  # the run whose message is being answered
     _joined: bool = False  # once: from then on a new CA is waited for
-    _probed: float = 0.0
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -204,44 +199,41 @@ class Node:
 
     def run(self) -> None:
         """Run until a signal raises an exception; raise UserError if it cannot start."""
-        own = {"FEDHET_NODE": "1", **QUIET}
         home = self.plan.log.parent
-        env = environment({
-            "FLWR_HOME": os.environ.get("FLWR_HOME") or str(home / "flwr"),
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(TASK_POLL), **own,
-        })  # fmt: skip
-        lock = FileLock(home / ".lock", blocking=False)
+        flower = {"FLWR_HOME": os.environ.get("FLWR_HOME") or str(home / "flwr")}
         try:
-            lock.acquire()
+            with FileLock(home / ".lock", blocking=False), contextlib.ExitStack() as stack:
+                stack.callback(self._stop)
+                self._ready(0)
+                while True:
+                    self._await_server()
+                    if not self._once(environment(ENV | flower)):
+                        time.sleep(min(RETRY * max(1, self._refusals), LONGEST))
         except Timeout as error:
             raise UserError(f"--state: another `fedhet node` uses '{home}'") from error
-        try:
-            self._worker = MessageWorker(own, self._heard)
-            while True:
-                self._await_server()
-                if not self._once(env):
-                    time.sleep(min(RETRY * max(1, self._refusals), LONGEST))
-        finally:
-            self._stop()
-            lock.release()
 
     def _await_server(self) -> None:
         """Wait until the server can be reached, and make it forget a lost connection."""
         waiting = Waiting(self.plan.server, self.say)
-        while True:
-            try:
-                reach(self.plan.server, self.plan.ca)
-                break
-            except UserError as error:
-                if error.code == REFUSED and not self._joined:
-                    raise
-                waiting.failed(str(error))
+        while not self._reaches(waiting):
             time.sleep(RETRY)
         self._joined = True
         with contextlib.suppress(OSError, ValueError):
             node = int(self.online.read_text("ascii"))
             if leave(self.plan.server, self.plan.ca, self.plan.key, node):
                 self.online.unlink()
+
+    def _reaches(self, waiting: Waiting) -> bool:
+        """Return whether the server can be reached; else say why, or raise if it never can."""
+        try:
+            reach(self.plan.server, self.plan.ca)
+        except UserError as error:
+            if error.code == REFUSED and not self._joined:
+                raise
+            waiting.failed(str(error))
+            return False
+        waiting.over()
+        return True
 
     def _once(self, env: Mapping[str, str]) -> bool:
         """Run one SuperNode and print lines about it; return whether to start another at once."""
@@ -252,7 +244,8 @@ class Node:
         )  # fmt: skip
         tasks = threading.Thread(target=self._answer_tasks, args=(process, port), daemon=True)
         tasks.start()
-        admitted, stale, away = False, False, None
+        admitted, stale, probed = False, False, 0.0
+        away = Waiting(self.plan.server, self._tell)  # Flower does not name all causes
         certificate = self.plan.key.with_name(f"{self.plan.key.name}.crt")
         certificates = Certificates([self.plan.ca, certificate], self._tell)
         for line in said(process):
@@ -263,14 +256,19 @@ class Node:
             if found := ADMITTED.search(line):
                 admitted = True
                 self.online.write_text(found.group(1), "ascii")
-            away = self._look(line, away)
-            if not line and self.plan.ca in certificates.look():
+            if AWAY in line:
+                away.begin()
+            elif found or BACK in line:
+                away.over()
+            elif not line and time.monotonic() - probed >= (LOOK if away.since else PROBE):
+                self._reaches(away)
+                probed = time.monotonic()
+            for lost, what in ((FORGOTTEN, "a message"), (CUT_OFF, "the connection")):
+                if lost.search(line):
+                    stale = True
+                    self._tell(f"{what} was cut off: starting the SuperNode again")
+            if stale or (not line and self.plan.ca in certificates.look()):
                 stale = True
-                self._ask_to_end(process)
-            if FORGOTTEN.search(line) or CUT_OFF.search(line):
-                stale = True
-                what = "a message" if FORGOTTEN.search(line) else "the connection"
-                self._tell(f"{what} was cut off: starting the SuperNode again")
                 self._ask_to_end(process)
         code = process.wait()
         stale = stale or self._asked is process
@@ -286,38 +284,17 @@ class Node:
             self._tell(f"the SuperNode ended with code {code}: starting it again")
         return stale
 
-    def _look(self, line: str, away: Waiting | None) -> Waiting | None:
-        """Print what a SuperNode without its server waits for: Flower does not name all causes."""
-        if AWAY in line:
-            away = away or Waiting(self.plan.server, self._tell)
-        elif away and (BACK in line or ADMITTED.search(line)):
-            away.over()
-            away = None
-        pause = LOOK if away is not None else PROBE
-        if not line and time.monotonic() - self._probed >= pause:
-            try:
-                reach(self.plan.server, self.plan.ca)
-                if away:
-                    away.over()
-                away = None
-            except UserError as error:
-                away = away or Waiting(self.plan.server, self._tell)
-                away.failed(str(error))
-            self._probed = time.monotonic()
-        return away
-
     # --- messages ---------------------------------------------------------------------------------
 
     def _answer_tasks(self, process: subprocess.Popen[bytes], port: int) -> None:
         """Answer the tasks of a SuperNode, one after the other, until it has ended."""
-        tasks = Tasks(f"127.0.0.1:{port}")
-        with contextlib.closing(tasks):
+        address = f"127.0.0.1:{port}"
+        with contextlib.closing(runtime_api(address)) as client:
             while process.poll() is None:
-                task = None
+                task, worker = None, self._worker
                 with contextlib.suppress(httpx.HTTPError):  # it starts, or ends
-                    task = tasks.next()
+                    task = Task.next(address, client)
                 if task is None:
-                    worker = self._worker
                     if worker is not None and time.monotonic() - worker.last > IDLE:
                         worker.stop()  # it holds memory for nothing
                         self._worker = None
@@ -337,8 +314,7 @@ class Node:
         message, context, sent, ids = task.pull()
         worker, self._answers = self._ready(ids[0]), ids[0]
         be_task(ids)
-        different = bundle.difference(sent, worker.code)
-        if different:
+        if different := bundle.difference(sent, worker.code):
             reason = f"{different}: install the same version"
             self._tell(f"refused: {reason}")
             reply = Message(Error(OTHER_CODE, reason), reply_to=message)
@@ -358,7 +334,7 @@ class Node:
         if worker is None or not worker.process.is_alive() or worker.run not in (0, run):
             if worker is not None:
                 worker.stop()
-            worker = self._worker = MessageWorker({"FEDHET_NODE": "1", **QUIET}, self._heard)
+            worker = self._worker = MessageWorker(self._heard)
         worker.run, worker.last = run, time.monotonic()
         return worker
 
@@ -373,8 +349,8 @@ class Node:
         text = ""
         if line:
             self._log(line)
-        if (start := line.find(OWN)) >= 0:
-            text = line[start + len(OWN) :].strip()
+        if OWN in line:
+            text = line.partition(OWN)[2].strip()
         elif found := ADMITTED.search(line):
             text = f"admitted by {self.plan.server} (node {found.group(1)})"
         elif (found := ASKS.search(line)) and self._answers not in (0, int(found.group(1))):

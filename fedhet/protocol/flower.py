@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -54,17 +54,14 @@ def is_simulated(grid: Grid | None = None) -> bool:
     """Return whether clients are simulated, on Ray or inline, or are deployed nodes' own.
 
     A server asks of its ``grid``: ours, and that of Flower's simulation, have a pull interval. A
-    client, which has none, asks of its process: ours are told so by :func:`simulating`, those of
-    Flower's simulation are Ray's. The server does not tell: that would choose for a client whose
-    images and which folder it uses.
+    client asks of its process: ours are told by :func:`simulating`, those of Flower's simulation
+    are Ray's. No server tells a client: that would choose which data and folder it uses.
     """
     if grid is not None:
         return hasattr(grid, "pull_interval")
-    chosen = _SIMULATING.get()
-    if chosen is not None:
-        return chosen
     ray = sys.modules.get("ray")  # an actor has imported it; a deployed client never does
-    return ray is not None and bool(ray.is_initialized())
+    chosen = _SIMULATING.get()
+    return bool(ray and ray.is_initialized()) if chosen is None else chosen
 
 
 @contextlib.contextmanager
@@ -95,13 +92,12 @@ def take_damaged_replies() -> Callable[[str, dict[str, bytes]], Message]:
     Returns what unpacks: the reply of that id, out of the contents of its objects by theirs.
     """
     import flwr.superlink.grid.http_grid as http  # why: where a pull unpacks what came
+    from flwr.supercore.inflatable import inflatable_utils  # why: what unpacks it
 
-    unpack: Any = vars(http)["inflate_object_from_contents"]
-    if getattr(unpack, "takes_damage", False):
-        return cast("Callable[[str, dict[str, bytes]], Message]", unpack)
+    unpack: Any = inflatable_utils.inflate_object_from_contents
 
     def unpacked(identity: str, contents: dict[str, bytes]) -> Message:
-        whole = contents.get(identity, b"")
+        whole = contents.get(identity, b"")  # before they are taken out
         try:
             message = unpack(identity, contents)
             if not isinstance(message, Message):
@@ -112,7 +108,6 @@ def take_damaged_replies() -> Callable[[str, dict[str, bytes]], Message]:
             return _damaged(whole, error)
         return message
 
-    unpacked.takes_damage = True  # type: ignore[attr-defined]
     vars(http)["inflate_object_from_contents"] = unpacked
     return unpacked
 
@@ -122,9 +117,9 @@ def _damaged(whole: bytes, error: Exception) -> Message:
     from flwr.app.message import make_message  # why: a reply to no message at hand
     from flwr.app.metadata import Metadata  # why: as above
     from flwr.proto.message_pb2 import Message as Sent  # why: what a reply is packed as
-    from flwr.supercore.inflatable.inflatable_object import (
-        get_object_body,  # why: a reply has a head before it
-    )
+
+    # why: a reply has a head before it
+    from flwr.supercore.inflatable.inflatable_object import get_object_body
 
     answered = ""
     with contextlib.suppress(Exception):  # bytes of the other side may be anything
@@ -157,10 +152,7 @@ KNOWN_KEY = 23  # Flower's code for a public key that is registered already
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """A SuperNode as the SuperLink knows it; ``status``: registered, online or offline.
-
-    ``since`` is when it was let in last.
-    """
+    """A SuperNode: ``status`` is registered, online or offline; ``since``: when it came last."""
 
     id: int
     name: str
@@ -186,20 +178,13 @@ class Control:
     if the server failed or its answer was lost.
     """
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
-
-    @classmethod
-    def at(cls, address: str, ca: bytes) -> "Control":
+    def __init__(self, address: str, ca: bytes) -> None:
         """Connect to ``host:port``, whose certificate ``ca`` signed; ValueError: it is none."""
         from flwr.supercore.control import ControlHttpClient  # why: the client of the commands
 
         own = [_version("flwr CLI")]
-        return cls(ControlHttpClient.from_server_address(address, False, ca, own))
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._client.close()
+        self._client: Any = ControlHttpClient.from_server_address(address, False, ca, own)
+        self.close = self._client.close
 
     def register(self, name: str, key: bytes) -> bool:
         """Let the owner of a public key (PEM) take part under ``name``; False: it may already."""
@@ -216,8 +201,11 @@ class Control:
         """All nodes that were ever registered and not removed."""
         with _calling():
             nodes = self._client.ListNodes(control.ListNodesRequest()).nodes_info
-        known = (node for node in nodes if node.status != "unregistered")
-        return [NodeStatus(n.node_id, n.name, n.status, n.last_activated_at) for n in known]
+        return [
+            NodeStatus(node.node_id, node.name, node.status, node.last_activated_at)
+            for node in nodes
+            if node.status != "unregistered"
+        ]
 
     def runs(self, limit: int = 20) -> list[RunStatus]:
         """Return the last runs, newest first."""
@@ -310,9 +298,7 @@ def deactivate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", node: in
     _fleet(address, ca, key, "DeactivateNode", fleet.DeactivateNodeRequest(node_id=node))
 
 
-def _fleet(
-    address: str, ca: bytes, key: "EllipticCurvePrivateKey", call: str, request: Any
-) -> None:  # fmt: skip
+def _fleet(address: str, ca: bytes, key: Any, call: str, request: Any) -> None:
     """Make a call of Flower's client of the Fleet API, signed with ``key``."""
     # why: a SuperNode tells only "failed", here the server's number says what is wrong
     from flwr.supernode.fleet_http_client import FleetHttpClient
@@ -321,58 +307,46 @@ def _fleet(
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
     own = [_version("SuperNode"), NodeAuthHttpInterceptor(key, key.public_key())]
-    with contextlib.closing(
-        FleetHttpClient.from_server_address(address, False, ca, own)
-    ) as client:  # fmt: skip
-        getattr(client, call)(request)
+    link = FleetHttpClient.from_server_address(address, False, ca, own)
+    with contextlib.closing(link):
+        getattr(link, call)(request)
 
 
-class Tasks:
-    """The tasks of a SuperNode that was started with ``--isolation process``.
+def runtime_api(address: str, *more: Any) -> Any:
+    """Return a client of the Runtime API of a SuperNode with ``--isolation process``."""
+    # why: the same API that Flower's executor and its ClientApp programs call
+    from flwr.supercore.runtime import RuntimeHttpClient
 
-    ``address`` is that of its Runtime API, on this machine. Flower's own executor
-    (``flower-superexec``) starts a program for each task that installs and imports what the server
-    sent. Raises httpx's errors.
+    own = [_version("flwr-clientapp"), *more]
+    return RuntimeHttpClient.from_server_address(address, True, None, own)
+
+
+class Task:
+    """One message for the ClientApp; the SuperNode hears of it every 25 s until it is closed.
+
+    Flower's own executor (``flower-superexec``) starts a program for each, which installs and
+    imports what the server sent. Raises httpx's errors.
     """
 
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self._client = self._connect()
+    def __init__(self, client: Any) -> None:
+        from flwr.supercore.heartbeat import HeartbeatSender  # why: the SuperNode expects them
 
-    def _connect(self, *more: Any) -> Any:
-        # why: the same API that Flower's executor and its ClientApp programs call
-        from flwr.supercore.runtime import RuntimeHttpClient
+        self._client, self._heart = client, HeartbeatSender(self._beat)
+        self._context: Context | None = None
 
-        own = [_version("flwr-clientapp"), *more]
-        return RuntimeHttpClient.from_server_address(self.address, True, None, own)
-
-    def next(self) -> "Task | None":
-        """Return the next task, if there is one."""
+    @classmethod
+    def next(cls, address: str, client: Any) -> "Task | None":
+        """Return the next task of the SuperNode at ``address``, if ``client`` is told of one."""
         from flwr.supercore.constant import TaskType  # why: the kinds of tasks
 
         # why: the token belongs to every later call about the task
         from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
 
         request = runtime.AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
-        reply = self._client.AcquireTask(request)
+        reply = client.AcquireTask(request)
         if not (reply.HasField("task") and reply.token):
             return None
-        return Task(self._connect(RuntimeTokenHttpInterceptor(reply.token)))
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._client.close()
-
-
-class Task:
-    """One message for the ClientApp; the SuperNode hears of it every 25 s until it is closed."""
-
-    def __init__(self, client: Any) -> None:
-        from flwr.supercore.heartbeat import HeartbeatSender  # why: the SuperNode expects them
-
-        self._client = client
-        self._heart = HeartbeatSender(self._beat)
-        self._context: Context | None = None
+        return cls(runtime_api(address, RuntimeTokenHttpInterceptor(reply.token)))
 
     def __enter__(self) -> "Task":
         self._heart.start()

@@ -17,20 +17,9 @@ from numpy.typing import NDArray
 
 from fedhet.config.schema import BESIDE_ACCURACY, RunConfig
 from fedhet.errors import Code, Refused, Rejected, brief, refusing
-from fedhet.protocol.handshake import EXACT, ClientInfo
-from fedhet.protocol.messages import (
-    AGREE,
-    CONFUSION,
-    INTRODUCE,
-    OWNERS,
-    SUM,
-    TRAIN,
-    UNMASK,
-    Instruction,
-    Reply,
-    arrays_of,
-    instruction,
-)
+from fedhet.protocol import messages
+from fedhet.protocol.handshake import EXACT, ClientInfo, check_names
+from fedhet.protocol.messages import SUM, TRAIN, Instruction, Reply, arrays_of, instruction
 from fedhet.protocol.payload import Array, Payload
 
 Floats = NDArray[np.float64]
@@ -104,11 +93,9 @@ def check_origin(info: ClientInfo, reply: Reply, round_: int) -> None:
     """Raise Rejected unless the reply is this client's and for this round."""
     if reply.error:
         raise Rejected(reply.error)
-    if reply.info.get("client") != info.client or reply.info.get("round") != round_:
-        raise Rejected(
-            f"reply of client '{reply.info.get('client')}' for round {reply.info.get('round')}, "
-            f"expected round {round_}"
-        )
+    client, number = reply.info.get("client"), reply.info.get("round")
+    if (client, number) != (info.client, round_):
+        raise Rejected(f"reply of client '{client}' for round {number}, expected round {round_}")
 
 
 def check_metrics(reply: Reply, ranges: Mapping[str, tuple[float, float]] | None = None) -> None:
@@ -171,13 +158,10 @@ def check_arrays(payload: Payload, expected: Payload | None, max_norm: float) ->
     Returns the length of the step from ``expected``, a root mean square, or of the payload where
     that is None or not finite.
     """
-    arrays = payload.flat
-    began: Sequence[Array] = ()
+    arrays, began = payload.flat, [] if expected is None else expected.flat
     if expected is not None:
-        check_shapes(arrays, expected.flat)
-        began = expected.flat
-    norm = finite_norm(arrays)
-    if norm > max_norm:
+        check_shapes(arrays, began)
+    if (norm := finite_norm(arrays)) > max_norm:
         raise Rejected(f"norm {norm:.4g} is above max-update-norm={max_norm:g}")
     moved = 0.0
     for array, start in zip(arrays, began, strict=False):
@@ -232,6 +216,10 @@ def form(array: Array) -> str:
 
 # --- what comes down to a client --------------------------------------------------------------
 
+FIRST = {messages.QUERY, messages.INTRODUCE}  # before any round
+STATELESS = FIRST | {messages.AGREE, messages.UNMASK}
+OF_SUMS = {TRAIN, messages.OWNERS, messages.CONFUSION, *STATELESS} - {messages.QUERY}
+
 
 def read_instruction(message: Message, config: RunConfig) -> Instruction:
     """Return the instruction of a request; raise Refused if any part of it is not plausible."""
@@ -240,51 +228,32 @@ def read_instruction(message: Message, config: RunConfig) -> Instruction:
         what = instruction(message)
         if kind != TRAIN and message.content.array_records:
             raise ValueError(f"arrays came with a message of kind '{kind}'")
-        of_sums = {TRAIN, OWNERS, CONFUSION, INTRODUCE, AGREE, UNMASK}
-        summed = config.summed and kind in of_sums
+        summed = config.summed and kind in OF_SUMS
         if (SUM in message.content) != summed:
             raise ValueError(f"a message of kind '{kind}' with{'out' * summed} a sum")
-        _check_numbers(what, kind, config)
-        _check_classes(what, config)
+        if what.refused and kind != messages.QUERY:
+            raise ValueError(f"a refusal came with a message of kind '{kind}'")
+        _check_numbers(what, kind, config.rounds)
+        check_names("classes", what.classes, max(config.max_classes, len(config.classes)))
+        if config.classes and what.classes and what.classes != config.classes:
+            raise ValueError("the classes are not those of the run's configuration")
+        if kind not in STATELESS and not what.classes:
+            raise ValueError("no classes are named")
     return what
 
 
-def _check_numbers(what: Instruction, kind: str, config: RunConfig) -> None:
+def _check_numbers(what: Instruction, kind: str, rounds: int) -> None:
     """Raise ValueError unless a round of this run starts from a generation that it may."""
-    if what.refused and kind != "query":
-        raise ValueError(f"a refusal came with a message of kind '{kind}'")
-    if kind in {"query", INTRODUCE, AGREE, UNMASK} and (what.generation or what.digest):
-        raise ValueError(f"generation {what.generation} in a message of kind '{kind}'")
-    if kind in {"query", INTRODUCE}:
-        if what.round:
-            raise ValueError(f"round {what.round} in a query")
-        return
-    if not 1 <= what.round <= config.rounds:
-        raise ValueError(f"round {what.round} is none from 1 to {config.rounds}")
-    if kind in {AGREE, UNMASK}:
-        return
-    if not what.classes:
-        raise ValueError("no classes are named")
-    # The others come after a round as well: an evaluation, the confusion matrix, and the count of
-    # owners before that matrix. A count restores no state: its generation decides nothing there.
-    most = what.round - (kind == TRAIN)
+    least, last = (0, 0) if kind in FIRST else (1, rounds)
+    if not least <= what.round <= last:
+        raise ValueError(f"round {what.round} is none from {least} to {last}")
+    # Messages that need a state come after a round as well: an evaluation, the confusion matrix,
+    # and the count of owners before that matrix. Only training comes before its round's state.
+    most = 0 if kind in STATELESS else what.round - (kind == TRAIN)
     if not 0 <= what.generation <= most:
         raise ValueError(f"generation {what.generation} in round {what.round}: 0 to {most} may be")
     if not re.fullmatch(DIGEST if what.generation else "", what.digest):
-        raise ValueError(
-            f"generation {what.generation} comes "
-            + ("without its digest" if what.generation else "with a digest, and has none")
-        )
-
-
-def _check_classes(what: Instruction, config: RunConfig) -> None:
-    """Raise ValueError for classes that are not distinct, or not the configuration's."""
-    if len(what.classes) > max(config.max_classes, len(config.classes)):
-        raise ValueError(f"{len(what.classes)} classes, max-classes is {config.max_classes}")
-    if len(set(what.classes)) < len(what.classes):
-        raise ValueError(f"{len(what.classes)} classes, {len(set(what.classes))} different ones")
-    if config.classes and what.classes and what.classes != config.classes:
-        raise ValueError("the classes are not those of the run's configuration")
+        raise ValueError(f"generation {what.generation} with digest {messages.shown(what.digest)}")
 
 
 def read_arrays(message: Message) -> list[Array]:
@@ -331,15 +300,13 @@ def long_steps(
     """
     known = [length for length in (*lengths.values(), start) if length > 0]
     usual = median_low(known) if known else 0.0
-    times = ratio if start else ratio * SPREAD
-    limit = max(times * usual, start, ratio * noise)
+    limit = max(ratio * usual * (1.0 if start else SPREAD), start, ratio * noise)
     if not limit or not ratio:
         return {}
     free = "" if start else f" x {SPREAD:g} for representations"
-    return {
-        client: f"its update is {length / usual:.4g} times the median of this round's, above "
+    text = (
+        "its update is {:.4g} times the median of this round's, above "
         f"max-update-ratio={ratio:g}{free}: use a smaller lr, or a larger ratio if such steps are "
         "meant"
-        for client, length in lengths.items()
-        if length > limit
-    }
+    )
+    return {c: text.format(length / usual) for c, length in lengths.items() if length > limit}

@@ -29,21 +29,10 @@ from fedhet.config.schema import OFF, REGISTERED, RunConfig
 from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.errors import RunFailed, distinct, one_line
 from fedhet.files import client_order
+from fedhet.protocol import messages
 from fedhet.protocol.flower import NodeInfo
 from fedhet.protocol.mail import REMIND_AFTER, Mail
-from fedhet.protocol.messages import (
-    LONGEST_TEXT,
-    QUERY,
-    WIRE,
-    Id,
-    Instruction,
-    Name,
-    Reply,
-    SumRecord,
-    from_wire,
-    read_reply,
-    request,
-)
+from fedhet.protocol.messages import WIRE, Id, Instruction, Name, Reply, SumRecord, from_wire
 from fedhet.rng import generator
 from fedhet.sums.masks import SumKey
 
@@ -99,29 +88,30 @@ def read_declaration(reply: Reply, config: RunConfig) -> tuple[ClientInfo, Decla
     Class names must be distinct. Each seen class needs a positive number of images, and these must
     add up to the training images. In a run with sums none of these may be declared.
     """
-    declared = from_wire(Declaration, reply.info)
-    who = f"client '{declared.client}'"
-    if config.summed and {declared.seen, declared.images, declared.train_images} != {None}:
+    said = from_wire(Declaration, reply.info)
+    who = f"client '{said.client}'"
+    if config.summed and {said.seen, said.images, said.train_images} != {None}:
         raise ValueError(f"{who} sends its classes or counts, which this run hides")
-    seen, images, total = declared.seen or (), declared.images or (), declared.train_images or 0
-    for key, names in {"classes": declared.classes, "seen": seen}.items():
-        if len(names) > config.max_classes:
-            raise ValueError(f"{key}: {len(names)} names, max-classes is {config.max_classes}")
-        if len(set(names)) < len(names):
-            raise ValueError(f"{key}: {len(names)} names, {len(set(names))} different ones")
+    seen, images, total = said.seen or (), said.images or (), said.train_images or 0
+    check_names("classes", said.classes, config.max_classes)
+    check_names("seen", seen, config.max_classes)
     if max((*images, total)) > config.max_images:
         raise ValueError(f"{who} declares more images than max-images={config.max_images}")
-    if unknown := sorted(set(seen) - set(declared.classes)):
+    if unknown := sorted(set(seen) - set(said.classes)):
         raise ValueError(f"{who} has seen class '{unknown[0]}', which is not in its own list")
-    fits = len(images) == len(seen) and sum(images) == total > 0
-    if not config.summed and not fits:
-        raise ValueError(
-            f"{who} declares {total} training images, but {sum(images)} in {len(images)} counts "
-            f"of {len(seen)} classes"
-        )
-    inputs = load_inputs(declared.inputs)
-    about = declared.classes, seen, images, total, declared.model, declared.device, (), inputs
-    return ClientInfo(declared.client, *about), declared
+    if not config.summed and not (len(images) == len(seen) and sum(images) == total > 0):
+        counts = f"{sum(images)} in {len(images)} counts of {len(seen)} classes"
+        raise ValueError(f"{who} declares {total} training images, but {counts}")
+    about = said.classes, seen, images, total, said.model, said.device, (), load_inputs(said.inputs)
+    return ClientInfo(said.client, *about), said
+
+
+def check_names(what: str, names: Sequence[str], most: int) -> None:
+    """Raise ValueError, which calls them ``what``, for too many class names or for one twice."""
+    if len(names) > most:
+        raise ValueError(f"{what}: {len(names)} names, max-classes is {most}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"{what}: {len(names)} names, {len(set(names))} different ones")
 
 
 def check_name(policy: str, client: str, node: int, online: Mapping[int, NodeInfo]) -> None:
@@ -133,15 +123,15 @@ def check_name(policy: str, client: str, node: int, online: Mapping[int, NodeInf
     registered = online.get(node, NodeInfo()).name
     if policy == OFF or registered == client:
         return
-    wrong = ""
     if registered:
         wrong = f"is not allowed: this node's key is registered under the name '{registered}'"
     elif policy == REGISTERED:
         wrong = "is not allowed: this node's key is not registered under a name"
     elif client in {one.name for one in online.values()}:
         wrong = "is the name of another node's key"
-    if wrong:
-        raise ValueError(f"client id '{client}' {wrong} (client-keys={policy})")
+    else:
+        return
+    raise ValueError(f"client id '{client}' {wrong} (client-keys={policy})")
 
 
 # --- who takes part ---------------------------------------------------------------------------
@@ -191,15 +181,12 @@ class Roster:
 
     def admit(self, info: ClientInfo, key: SumKey | None = None) -> None:
         """Add a client, or check that a returning one declares what it declared before."""
-        before = self.keys.get(info.client, key)
-        if key is not None and before is not None:
-            if before.public != key.public:
-                raise ValueError(
-                    f"client '{info.client}' has lost its key for the sums of this run, and the "
-                    "others know that one only"
-                )
-            others = (one for client, one in self.keys.items() if client != info.client)
-            if any(key.public == one.public for one in others):
+        if key is not None:
+            if self.keys.get(info.client, key).public != key.public:
+                lost = "has lost the key that the others know for the sums of this run"
+                raise ValueError(f"client '{info.client}' {lost}")
+            owners = {client for client, one in self.keys.items() if one.public == key.public}
+            if owners - {info.client}:
                 raise ValueError(f"client '{info.client}' tells another client's key")
         if difference := self._differs(info):
             raise ValueError(difference)
@@ -263,11 +250,8 @@ class Roster:
             alone = {c: sum(owners[n] == 1 for n in self.infos[c].classes) for c in self.ids}
             client = max(self.ids, key=lambda c: (alone[c], len(self.infos[c].classes)))
             owners = +(owners - Counter(self.infos[client].classes))
-            self._drop(
-                client,
-                f"client '{client}' has {alone[client]} classes that no other client has, and with "
-                f"them the run has more than max-classes={most}",
-            )
+            text = "classes that no other client has, and with them the run has more than"
+            self._drop(client, f"client '{client}' has {alone[client]} {text} max-classes={most}")
 
     def _drop(self, client: str, reason: str) -> None:
         if (node := self.nodes.pop(client, None)) is not None:
@@ -280,9 +264,8 @@ class Roster:
     def _with_ids(self, info: ClientInfo) -> ClientInfo:
         strange = sorted(set(info.seen_names) - set(self.classes))
         if strange:
-            raise ValueError(
-                f"client '{info.client}' has class '{strange[0]}', which the run does not name"
-            )
+            text = f"has class '{strange[0]}', which the run does not name"
+            raise ValueError(f"client '{info.client}' {text}")
         own = zip(info.seen_names, info.images, strict=True)
         rows = sorted((self.classes.index(name), name, count) for name, count in own)
         seen, names, images = tuple(zip(*rows, strict=True)) or ((), (), ())
@@ -298,22 +281,16 @@ class Roster:
 
     def dump(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
+        infos = {client: dict(vars(info)) for client, info in self.infos.items()}
+        for info in infos.values():
+            if (own := info.pop("inputs")) not in (None, self.inputs):
+                info["inputs"] = own.dump()
         return {
-            "classes": list(self.classes),
-            "infos": {
-                client: {
-                    key: value.dump() if isinstance(value, Inputs) else value
-                    for key, value in vars(info).items()
-                    if key != "inputs" or value not in (None, self.inputs)
-                }
-                for client, info in self.infos.items()
-            },
+            "classes": list(self.classes), "infos": infos,
             "inputs": self.inputs.dump() if self.inputs is not None else None,
-            "generations": self.generations,
-            "states": self.digests,
-            "lost": self.lost,
-            **({"keys": keys} if (keys := {c: key.dump() for c, key in self.keys.items()}) else {}),
-        }
+            "generations": self.generations, "states": self.digests, "lost": self.lost,
+            "keys": {client: key.dump() for client, key in self.keys.items()},
+        }  # fmt: skip
 
     def load(self, kept: Mapping[str, Any]) -> None:
         """Take up what :meth:`dump` gave; nodes are found again by the handshake."""
@@ -353,8 +330,7 @@ class Handshake:
         """Take a ``state_dir`` of simulated clients."""
         self.grid, self.experiment, self.roster = grid, experiment, roster
         self.config, self.state_dir = config or RunConfig(), state_dir
-        self._mail = Mail(grid)
-        self._expected = 0
+        self._mail, self._expected = Mail(grid), 0
         self._online: dict[int, NodeInfo] = {}
         self._asked: dict[int, float] = {}  # nodes that have not answered yet, and since when
         self._tries: Counter[int] = Counter()
@@ -381,7 +357,7 @@ class Handshake:
             classes=roster.classes,
         )  # fmt: skip
         node, ttl = roster.nodes[client], config.round_timeout
-        return request(kind, node, what, ttl, arrays, about=about)
+        return messages.request(kind, node, what, ttl, arrays, about=about)
 
     def wait(
         self, clients: int, timeout: float, tell: Callable[[str], None] = lambda _: None
@@ -401,66 +377,62 @@ class Handshake:
             tell(last)
 
     def _wait(self, clients: int, timeout: float, tell: Callable[[str], None]) -> str:
-        config, begun = self.config, time.monotonic()
-        last_news = begun
+        config, roster, simulated = self.config, self.roster, self._mail.simulated
+        begun = news = time.monotonic()
         since, last_text = f"{datetime.now():%H:%M:%S}", ""
+        within = f"start-timeout={timeout:g} s"
         while True:
             if self.query(patience=0.0) or self._asked:
-                last_news = time.monotonic()
-            nodes = self.roster.nodes
-            expected = clients or self._expected
-            reasons = distinct(self.roster.refused.values())
+                news = time.monotonic()
+            expected, come = clients or self._expected, len(roster.nodes)
+            reasons = distinct(roster.refused.values())
             refused = f" (refused: {reasons})" if reasons else ""
-            if self._asked and not self._mail.simulated:
-                busy = (
-                    f"{len(self._asked)} online, without an answer yet: starting, or in another run"
-                )
+            if self._asked and not simulated:
+                count = len(self._asked)
+                busy = f"{count} online, without an answer yet: starting, or in another run"
                 reasons, refused = "; ".join(filter(None, (reasons, busy))), f"{refused} ({busy})"
-            away = [client for client in self.roster.ids if client not in nodes]  # of a resumed run
+            away = [client for client in roster.ids if client not in roster.nodes]  # if resumed
             missing = f" (without {', '.join(away)})" if away else ""
-            if nodes and expected and len(nodes) >= expected:
+            now = time.monotonic()
+            working = simulated and self._asked  # however long it takes
+            late = now > begun + timeout and not working
+            if late or self._over(expected, settled=now - news > SETTLE_SECONDS):
                 break
-            settled = time.monotonic() - last_news > SETTLE_SECONDS
-            working = self._mail.simulated and bool(self._asked)  # however long it takes
-            late = time.monotonic() > begun + timeout and not working
-            alone = nodes and not expected and settled
-            if late or alone or self._final(expected, settled=settled):
-                break
-            come = f"{len(nodes)} of {expected} have" if expected else f"{len(nodes)} have"
-            until = "" if self._mail.simulated else f"; start-timeout={timeout:g} s"
-            text = f"waiting for clients since {since}: {come} come{missing}{until}{refused}"
-            if text != last_text and time.monotonic() >= begun + min(PATIENT, timeout / 2):
+            of = f"{come} of {expected} have" if expected else f"{come} have"
+            until = "" if simulated else f"; {within}"
+            text = f"waiting for clients since {since}: {of} come{missing}{until}{refused}"
+            if text != last_text and now >= begun + min(PATIENT, timeout / 2):
                 last_text = text
                 log.info("%s", text)
                 tell(text)
             time.sleep(self._mail.interval)
-        if not nodes:
+        if not come:
             deadline = time.monotonic() + HEARD  # Flower drops the reason at the end of the run
             while self._notices and time.monotonic() < deadline:
                 self._notices.poll()
-                if self._notices:
-                    self._notices.pause()
-            reasons = reasons or "no node is online"
-            if self._final(expected, settled=True):
-                raise RunFailed(f"no node can take part in this run: {reasons}")
-            raise RunFailed(f"no client joined within start-timeout={timeout:g} s: {reasons}")
-        summed, least = config.summed, config.sum_min if config.summed else config.min_replies
-        came = f"{len(nodes)} of {expected or least} clients{missing}"
-        if len(nodes) < least and not self._mail.simulated:  # every round would be lost
-            needed = f"{'sum-min' if summed else 'min-replies'}={least} are needed"
-            raise RunFailed(f"{came} came within start-timeout={timeout:g} s{refused}, {needed}")
-        if not expected or len(nodes) >= expected:
+                self._notices.pause()
+            none = f"no client joined within {within}"
+            if self._over(expected, settled=True):
+                none = "no node can take part in this run"
+            raise RunFailed(f"{none}: {reasons or 'no node is online'}")
+        name, least = "min-replies", config.min_replies
+        if config.summed:
+            name, least = "sum-min", config.sum_min
+        came = f"{come} of {expected or least} clients{missing}"
+        if come < least and not simulated:  # every round would be lost
+            needed = f"{name}={least} are needed"
+            raise RunFailed(f"{came} came within {within}{refused}, {needed}")
+        if not expected or come >= expected:
             return ""
         log.warning("starting with %s%s", came, refused)
         return f"starting with {came}{refused}"
 
-    def _final(self, expected: int, *, settled: bool) -> bool:
-        """Return whether all of a simulation, or nodes that are all refused, have answered."""
+    def _over(self, expected: int, *, settled: bool) -> bool:
+        """Return whether all have come, or all are refused; in a simulation each is one of both."""
         nodes, refused = len(self.roster.nodes), len(self.roster.refused)
-        if self._mail.simulated and expected and nodes + refused >= expected:
-            return True
-        everybody = refused >= expected if expected else settled
-        return bool(refused and everybody and not nodes and not self._asked)
+        come = nodes + refused if self._mail.simulated or not nodes else nodes
+        every = come >= expected if expected else settled
+        return bool(come and every and (nodes or not self._asked))
 
     def query(self, patience: float = QUERY_PATIENCE) -> list[str]:
         """Ask unknown nodes who they are; forget nodes that are gone; return new clients.
@@ -471,20 +443,20 @@ class Handshake:
         mail, roster = self._mail, self.roster
         # Nodes of a simulation are the user's own processes and have no keys.
         if mail.simulated:
-            now = dict.fromkeys(self.grid.get_node_ids(), NodeInfo())
+            online = dict.fromkeys(self.grid.get_node_ids(), NodeInfo())
         else:
-            now = {info.node_id: info for info in self.grid.get_nodes()}
-        online = set(now)
-        if self._online.keys() - online:
+            online = {info.node_id: info for info in self.grid.get_nodes()}
+        if self._online.keys() - online.keys():
             roster.refused.clear()  # what a vanished node held may be free now: ask again
             self._tries.clear()
             self._informed.clear()
-        self._online = now
+        self._online = online
         roster.nodes = {client: node for client, node in roster.nodes.items() if node in online}
         self._asked = {node: since for node, since in self._asked.items() if node in online}
-        strangers = sorted(online - {*roster.nodes.values(), *roster.refused, *self._asked})
+        known = {*roster.nodes.values(), *roster.refused, *self._asked}
+        strangers = sorted(online.keys() - known)
         self._asked |= dict.fromkeys(strangers, time.monotonic())
-        mail.waiting.extend([request(QUERY, n, self.instruction(), QUERY_TTL) for n in strangers])
+        self._ask(mail, dict.fromkeys(strangers, ""))
         mail.remind(2 * REMIND_AFTER)
         new = []
         while mail:
@@ -492,24 +464,24 @@ class Handshake:
             if not self._asked or time.monotonic() > max(self._asked.values()) + patience:
                 break
             mail.pause()
-        self._inform_refused()
+        # Nodes on a network are told, once, why the run does without them; nobody waits for it.
+        ignorant = online.keys() - self._informed
+        untold = {node: why for node, why in roster.refused.items() if node in ignorant}
+        self._informed.update(untold)
+        if untold and not mail.simulated:
+            self._ask(self._notices, untold)
+            self._notices.poll()
         return new
 
-    def _inform_refused(self) -> None:
-        """Tell nodes on a network, once, why the run does without them; no answer is waited for."""
-        refused = self.roster.refused
-        new = [node for node in refused if node in self._online and node not in self._informed]
-        self._informed.update(new)
-        if new and not self._mail.simulated:
-            whys = {node: self.instruction(refused=refused[node][:LONGEST_TEXT]) for node in new}
-            self._notices.waiting.extend(
-                request(QUERY, node, why, QUERY_TTL) for node, why in whys.items()
-            )
-            self._notices.poll()
+    def _ask(self, mail: Mail, refused: Mapping[int, str]) -> None:
+        """Put a query to each node into the mail, with the reason if it is refused."""
+        for node, why in refused.items():
+            what = self.instruction(refused=why[: messages.LONGEST_TEXT])
+            mail.waiting.append(messages.request(messages.QUERY, node, what, QUERY_TTL))
 
     def _answered(self, asked: Message, message: Message) -> list[str]:
         """Take in one answer; return the id of the new client, if it is one."""
-        node, reply = asked.metadata.dst_node_id, read_reply(message)
+        node, reply = asked.metadata.dst_node_id, messages.read_reply(message)
         if self._asked.pop(node, None) is None:
             return []  # it has gone since, or has answered a reminder
         self._tries[node] += 1
@@ -520,18 +492,16 @@ class Handshake:
                 self._informed.add(node)  # it says so itself
                 raise ValueError(reply.error)
             info, declared = read_declaration(reply, self.config)
-            client, key = info.client, None
-            if self.config.summed:
-                key = SumKey.of_fields(declared.sum_key)
+            key = SumKey.of_fields(declared.sum_key) if self.config.summed else None
             if not self._mail.simulated:
-                check_name(self.config.client_keys, client, node, self._online)
-            if client in self.roster.nodes:
-                raise ValueError(f"client id '{client}' is already taken by another node")
+                check_name(self.config.client_keys, info.client, node, self._online)
+            if info.client in self.roster.nodes:
+                raise ValueError(f"client id '{info.client}' is already taken by another node")
             self.roster.admit(info, key)
         except ValueError as error:
             name = self._online.get(node, NodeInfo()).name  # which its key is registered under
             self.roster.refuse(node, f"{name}: {one_line(error)}" if name else one_line(error))
             return []
         self._expected = max(self._expected, declared.clients)
-        self.roster.nodes[client] = node
-        return [client]
+        self.roster.nodes[info.client] = node
+        return [info.client]

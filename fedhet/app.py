@@ -147,7 +147,6 @@ def _launch(
             check_given(resumed_config, ())
             check_whole(resumed, resumed_config)
             launch = Launch(resumed_config, resumed, resume=True)
-            launch.write_config()
         return launch
     text = "texts" if values.get("text") else "table"
     dataset = text if values.get("target") else APPS_DATA

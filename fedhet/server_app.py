@@ -62,6 +62,7 @@ def serving(launch: Launch) -> Iterator[Roster]:
     lock = launch.folder.lock()
     roster = Roster()
     try:
+        launch.write_config()
         yield roster
     except BaseException as error:
         plain = isinstance(error, RunFailed | UserError | Interrupted)

@@ -90,15 +90,17 @@ def via(server: str) -> str:
     """
     places: list[str] = []
     for kind, value in getproxies().items():
-        variable = next((v for v in (f"{kind}_proxy", f"{kind}_PROXY".upper()) if v in os.environ),
-                        kind)  # fmt: skip
+        if kind not in KINDS or not value:
+            continue
+        variables = f"{kind}_proxy", f"{kind}_proxy".upper()
+        variable = next((name for name in variables if name in os.environ), kind)
         url = PROXY.fullmatch(value)
-        if kind in KINDS and value and (url is None or int(url["port"] or 0) >= PORTS):
+        if url is None or int(url["port"] or 0) >= PORTS:
             raise UserError(
                 f"{variable}: is no URL of a proxy: http://USER:PASSWORD@HOST:PORT, where signs of "
                 "the password such as # / ? @ are written %23 %2F %3F %40"
             )
-        if kind in KINDS[:2] and url is not None:  # without its password
+        if kind in KINDS[:2]:  # without its password
             places.insert(kind == "all", f"{url['host']}:{url['port'] or 80} of {variable}")
     if not places or proxy_bypass(urlsplit(f"//{server}").hostname or ""):
         return ""
@@ -128,7 +130,6 @@ def reach(server: str, ca: Path) -> httpx.Response:
         if "WRONG_VERSION_NUMBER" in text:  # OpenSSL's words for an answer in plain text
             text = "it answers without TLS, so it is not `fedhet server`"
         raise UserError(f"{server} cannot be reached{via(server)}: {text}") from error
-
     if answer.is_server_error:
         raise UserError(f"{server} answers {answer.status_code}: its SuperLink does not run")
     return answer
@@ -167,10 +168,10 @@ def knows(server: str, ca: Path, path: Path) -> bool:
         with contextlib.suppress(ValueError, KeyError):
             code = parse_object(answer.text)["code"]
         if answer.status_code == UNAUTHORIZED:
-            raise UserError(f"{server} refuses this key's signature: the clocks differ") from error
+            text = "refuses this key's signature: the clocks differ, set this machine's"
+            raise UserError(f"{server} {text}") from error
         if code not in {BAD_INTERVAL, NO_SUCH_KEY}:
-            text = f"{server}: {answer.status_code} {answer.text[:100]}"
-            raise UserError(text) from error
+            raise UserError(f"{server}: {answer.status_code} {answer.text[:100]}") from error
         return bool(code == BAD_INTERVAL)
     except httpx.HTTPError as error:
         raise UserError(f"{server} cannot be reached{via(server)}: {error}") from error

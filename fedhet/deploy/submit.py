@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,13 +13,11 @@ from fedhet.engines.launch import Launch, OnRounds, Reader, conclude, raise_unle
 from fedhet.engines.system import Interrupted, undisturbed
 from fedhet.errors import RunFailed, UserError
 from fedhet.protocol.flower import Control
-from fedhet.records.run_folder import LOCK, RunFolder, held
+from fedhet.records.run_folder import LOCK, held
 
 POLL = 0.2  # seconds between looks at rounds.jsonl
 ASK = 5.0  # seconds between questions to the SuperLink
 ASK_END = 1.0  # the same once the run folder says that the run is over
-GONE = 2  # questions in a row at which the run's process is away before it is taken for dead
-DIED = "its process on the server ended without a word"
 SILENCES = 24  # questions in a row without an answer before we give up
 
 
@@ -56,78 +54,55 @@ def submit_remote(
 def _submit(launch: Launch, superlink: str, control: Control) -> int:
     """Submit the run and return its id; if it is rejected, the folder stays as it was."""
     folder = launch.folder
+    aside = folder.summary.with_name(f".{folder.summary.name}.before")
     try:
-        with _restored_on_error(folder), TemporaryDirectory() as home:
-            launch.write_config()
+        with contextlib.suppress(FileNotFoundError):
+            folder.summary.rename(aside)  # the old one must not be taken for this run's
+        try:
             folder.wait_for("")  # what a server that was killed waited for
-            try:
-                return control.start(bundle.write(Path(home) / "app"), launch.envelope())
-            except UserError as error:
-                raise UserError(f"superlink: '{superlink}' rejects the run: {error}") from error
-            except RunFailed as error:
-                text = f"the SuperLink may or may not have accepted the run: {error}; check with"
-                raise RunFailed(f"{text} `fedhet status` before you submit it again") from error
+            with TemporaryDirectory() as home:
+                run_id = control.start(bundle.write(Path(home) / "app"), launch.envelope())
+        except BaseException:
+            with undisturbed(), contextlib.suppress(FileNotFoundError):
+                aside.rename(folder.summary)
+            raise
+        aside.unlink(missing_ok=True)
+    except UserError as error:
+        raise UserError(f"superlink: '{superlink}' rejects the run: {error}") from error
+    except RunFailed as error:
+        text = f"the SuperLink may or may not have accepted the run: {error}; check with"
+        raise RunFailed(f"{text} `fedhet status` before you submit it again") from error
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"run folder '{folder.path}' cannot be written: {reason}") from error
-
-
-@contextlib.contextmanager
-def _restored_on_error(folder: RunFolder) -> Iterator[None]:
-    """Put the old ending aside, and restore what a run folder says if the body fails."""
-    aside = folder.summary.with_name(f".{folder.summary.name}.before")
-    before = {path: path.read_bytes() for path in (folder.identity, folder.config)}
-    with contextlib.suppress(FileNotFoundError):
-        folder.summary.rename(aside)  # the old one must not be taken for this run's
-    try:
-        yield
-    except BaseException:
-        with undisturbed():
-            for path, content in before.items():
-                if path.read_bytes() != content:
-                    path.write_bytes(content)
-            with contextlib.suppress(FileNotFoundError):
-                aside.rename(folder.summary)
-        raise
-    aside.unlink(missing_ok=True)
+    return run_id
 
 
 def _follow(
     launch: Launch, control: Control, run_id: int, reader: Reader, waiting: Waiting
 ) -> tuple[str, str]:
     """Follow a submitted run; ask again if the SuperLink is away for a while."""
-    # The run's process holds the folder's lock, if that is here. One that let go without a word is
-    # dead, which Flower notices by its missing heartbeats a minute later.
-    asked, silent, begun, gone = time.monotonic(), 0, False, 0
+    asked, silent, begun = time.monotonic(), 0, False
     starting = Waiting("the run's process", reader.tell)
     while True:
         reader.read()
         ended = launch.status()[0]
         if time.monotonic() - asked > (ASK_END if ended and not silent else ASK):
+            # The run's process holds the folder's lock, if that is here.
+            begun = begun or bool(ended) or held(launch.folder.path / LOCK)
+            if not begun:
+                starting.failed("the server starts it")
             try:
                 with waiting.answer():
                     status, details = control.status(run_id)
                 silent = 0
             except (UserError, RunFailed) as error:
-                status, details = "", ""
-                silent += 1
+                status, silent = "", silent + 1
                 waiting.failed(str(error))
                 if silent > SILENCES:
                     raise RunFailed(f"{waiting.what} does not answer: {error}") from error
-            asked = time.monotonic()
-            writes = held(launch.folder.path / LOCK)
-            begun = begun or writes or bool(ended)
-            gone = gone + 1 if begun and not writes else 0
-            if not begun:
-                starting.failed("the server starts it")
-            unsaid = gone and not launch.status()[0]
-            if status == "finished:stopped" and unsaid:  # by the server that was started again
-                return "finished:failed", DIED
             if status.startswith("finished"):
                 reader.read()
                 return status, details
-            if gone >= GONE and unsaid:
-                with contextlib.suppress(UserError, RunFailed):
-                    control.stop(run_id)
-                return "finished:failed", DIED
+            asked = time.monotonic()
         time.sleep(POLL)

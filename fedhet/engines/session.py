@@ -270,7 +270,6 @@ def _run(
                 where = "in this process" if config.engine == "inline" else where
                 ray = "Ray: " * (config.engine == "ray")
                 progress.note(f"starting {ray}{config.clients} clients, {where} ...")
-                launch.write_config()
                 simulate(launch, progress.update)
     except (UserError, Damaged):  # the same command would end here again
         raise

@@ -1,10 +1,8 @@
 """A server over TLS on loopback that answers what a test wants."""
 
-import datetime
 import http.server
 import ssl
 import threading
-from email.utils import format_datetime
 
 import pytest
 
@@ -23,10 +21,6 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def date_time_string(self, timestamp=None):
-        ahead = datetime.timedelta(seconds=self.server.ahead)
-        return format_datetime(datetime.datetime.now(datetime.UTC) + ahead, usegmt=True)
-
     def log_message(self, *_):
         pass
 
@@ -38,7 +32,7 @@ def serve():
 
     def start(tls, host="127.0.0.1", status=404, body=b""):
         server = http.server.ThreadingHTTPServer((host, 0), Answer)
-        server.status, server.body, server.ahead = status, body, 0
+        server.status, server.body = status, body
         server.where = f"{host}:{server.server_port}"
         if tls is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -1,10 +1,10 @@
 """The client half of weighted averaging: overwrite the shared module, train, send it back."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedhet.clients.base import MethodClient
 from fedhet.config.schema import P
@@ -38,6 +38,23 @@ def blanks_of(module: nn.Module) -> tuple[Array, ...]:
     return tuple(blank(t.shape) for t in exchanged(module).values())
 
 
+class Mixture(nn.Module):
+    """A weight in [0, 1], () or (d,), and the mixture of two tensors (B, d) that it weighs."""
+
+    def __init__(self, start: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(start)
+
+    def forward(self, own: Tensor, shared: Tensor) -> Tensor:
+        """Return weight own + (1 - weight) shared."""
+        return self.weight * own + (1 - self.weight) * shared
+
+    @torch.no_grad()
+    def clip(self) -> None:
+        """Keep the weight in [0, 1]."""
+        self.weight.clamp_(0.0, 1.0)
+
+
 class AveragingClient(MethodClient[P]):
     """Exchanges all parameters of one module, with BatchNorm's running statistics."""
 
@@ -47,6 +64,11 @@ class AveragingClient(MethodClient[P]):
     def shared(self) -> Any:
         """Return the module that crosses the wire: ``shared_name``'s, by default the header."""
         return self.modules[self.shared_name] if self.shared_name else self.model.head
+
+    @property
+    def mixture(self) -> Mixture:
+        """The module "mixture", of a method that has one."""
+        return cast("Mixture", self.modules["mixture"])
 
     def as_sent_first(self, make: Callable[[], Shared]) -> Shared:
         """Return what ``make`` makes, with the weights that the server sends in round 1.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Generic, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -74,10 +75,9 @@ class Needs:
 class MethodClient(NumPyClient, Generic[P]):
     """Client half of a method with parameters ``P``. An instance exists for one message.
 
-    A method overrides :meth:`build` (its modules), :meth:`receive`, :meth:`loss` with
-    :meth:`learning_rates`, or :meth:`phases`, :meth:`upload` and, if more than the local model
-    answers, :meth:`infer` with :meth:`inference_needs`. ``modules`` and ``tensors`` are private
-    state: saved after a round and restored before the next, strictly by name.
+    A method overrides :meth:`build` (its modules), :meth:`receive`, :meth:`loss` or :meth:`phases`,
+    :meth:`upload` and, if more than the local model answers, :meth:`infer`. ``modules`` and
+    ``tensors`` are private state: saved after a round and restored before the next, by name.
     """
 
     download_type: type[Payload] = Empty
@@ -131,8 +131,8 @@ class MethodClient(NumPyClient, Generic[P]):
         """Take in ``payload`` from the server, an instance of ``download_type``."""
 
     def learning_rates(self) -> dict[str, float]:
-        """Return the learning rates of the modules that :meth:`loss` trains, by name."""
-        return {"model": self.config.lr}
+        """Return the learning rates of the modules that :meth:`loss` trains; by default of all."""
+        return dict.fromkeys(self._own_modules(), self.config.lr)
 
     def phases(self) -> list[Phase]:
         """Return the phases of local training; by default one, on :meth:`loss`."""
@@ -153,8 +153,11 @@ class MethodClient(NumPyClient, Generic[P]):
         return logits
 
     def inference_needs(self) -> Needs:
-        """Return the parts that :meth:`infer` uses; by default the local model."""
-        return Needs()
+        """Return the parts that :meth:`infer` uses; by default, where it is overridden, all."""
+        return Needs() if type(self).infer is MethodClient.infer else Needs(self._own_modules())
+
+    def _own_modules(self) -> list[str]:
+        return [name for name in self.modules if name != PREPARATION]
 
     def predict(self, inputs: Tensor) -> Mapping[str, Tensor]:
         """Return logits (B, C) of ``inputs`` by name: :meth:`infer`'s, named "", then others."""
@@ -256,10 +259,10 @@ class MethodClient(NumPyClient, Generic[P]):
             kept = self.setup.store.kept(f"{ANSWERS}-{part}")
         return Examples(kept["x"].to(self.device), kept["y"].to(self.device), nn.Identity())
 
-    def seen(self) -> Tensor:
-        """Return the sorted ids (S,) int64 of the classes in the train split, on the CPU."""
+    def seen(self) -> Array:
+        """Return the sorted ids (S,) int64 of the classes in the train split."""
         own, positions = self.setup.data.class_counts(), list(self.setup.classes)
-        return torch.tensor(sorted(positions.index(name) for name in own), dtype=torch.int64)
+        return np.array(sorted(positions.index(name) for name in own), dtype=np.int64)
 
     def torch_generator(self, purpose: str) -> torch.Generator:
         """Return a generator on the device, seeded by (seed, ``purpose``, client, round)."""

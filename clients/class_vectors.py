@@ -1,6 +1,6 @@
 """The client half of one vector per class: it sends its own and receives others'.
 
-Prototypes (FedProto, FedTGP) are mean representations, to which the model is drawn.
+Prototypes are mean representations, to which the model is drawn (FedProto, FedTGP, FedORGP).
 """
 
 from collections.abc import Mapping
@@ -54,39 +54,49 @@ class ClassVectorClient(MethodClient[P]):
 
     def receive(self, payload: Any) -> None:
         """``vectors`` (C, w), zero where nothing came, and ``known`` (C,) bool, of this round."""
-        sent = torch.as_tensor(payload.classes)
         vectors = torch.zeros(self.classes, payload.vectors.shape[1])
-        vectors[sent] = torch.as_tensor(payload.vectors)
+        vectors[payload.classes] = torch.as_tensor(payload.vectors)
         known = torch.zeros(self.classes, dtype=torch.bool)
-        known[sent] = True
+        known[payload.classes] = True
         self.vectors, self.known = vectors.to(self.device), known.to(self.device)
 
     def upload(self) -> Payload:
         """Return the mean of every seen class over the training images, and their numbers."""
         data = self.examples("train")
         self.means, counts = mean_outputs(self.outputs, data, self.config, self.classes)
-        seen, rows, images = self.seen().numpy(), self.means.cpu().numpy(), counts.cpu().numpy()
+        seen, rows, images = self.seen(), self.means.cpu().numpy(), counts.cpu().numpy()
         return ClassVectors(seen, images[seen], rows[seen])
 
 
 class PrototypeClient(ClassVectorClient[PP]):
-    """Sends mean representations; keeps the prototypes for its predictions."""
+    """Sends mean representations, and is drawn to the prototypes that come."""
 
     def sent_classes(self) -> Array:
         """Ids of the classes that the configuration asks for."""
-        if self.params.download_classes == "all" or self.sent_all:
-            return super().sent_classes()
-        own: Array = self.seen().numpy()
-        return own
+        whole = self.params.download_classes == "all" or self.sent_all
+        return super().sent_classes() if whole else self.seen()
 
     def receive(self, payload: Any) -> None:
-        """Receive vectors; of vectors for all clients keep only its own classes' if configured."""
-        super().receive(payload)
+        """Receive vectors; of vectors for all clients only those of its classes if configured."""
         if self.params.download_classes != "all":
-            own = torch.zeros_like(self.known)
-            own[self.seen().to(self.device)] = True
-            self.known &= own
-            self.vectors = self.vectors * self.known[:, None]
+            own = np.isin(payload.classes, self.seen())
+            payload = ClassVectors(*(array[own] for array in payload.flat))
+        super().receive(payload)
+
+    def distance(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """Return the distances (B,) of features and their prototypes (B, d): mean squares."""
+        return (features - prototypes).square().mean(dim=1)
+
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Return CE + lambda distance, the latter 0 for images whose class has no prototype."""
+        features = self.model.features(inputs)
+        distance = self.distance(features.float(), self.vectors[labels])
+        pulled = (distance * self.known[labels]).mean()
+        return self.cross_entropy(self.model.head(features), labels) + self.params.lam * pulled
+
+
+class NearestPrototypeClient(PrototypeClient[PP]):
+    """Keeps the prototypes, for answers by the nearest one beside the header's."""
 
     def initial_tensors(self) -> dict[str, Tensor]:
         """Return blank prototypes, none of them known."""
@@ -95,18 +105,10 @@ class PrototypeClient(ClassVectorClient[PP]):
             "known": torch.zeros(self.classes, dtype=torch.bool),
         }
 
-    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return CE + lambda MSE, the latter 0 for images whose class has no global prototype."""
-        features = self.model.features(inputs)
-        distance = (features.float() - self.vectors[labels]).square().mean(dim=1)
-        pulled = (distance * self.known[labels]).mean()
-        return self.cross_entropy(self.model.head(features), labels) + self.params.lam * pulled
-
     def upload(self) -> Payload:
         """Return own prototypes, which also stand in for global ones that do not exist yet."""
-        payload = super().upload()
-        known = self.known.clone()
-        known[self.seen().to(self.device)] = True
+        payload, known = super().upload(), self.known.clone()
+        known[self.seen()] = True
         self.tensors["prototypes"] = torch.where(self.known[:, None], self.vectors, self.means)
         self.tensors["known"] = known
         return payload

@@ -14,8 +14,7 @@ class FDClient(ClassVectorClient[FDParams]):
 
     def sent_classes(self) -> Array:
         """Return the ids of its own classes."""
-        own: Array = self.seen().numpy()
-        return own
+        return self.seen()
 
     def sent_width(self) -> int:
         """Return C probabilities."""

@@ -8,35 +8,15 @@ L_sh = CE(z_s, y) + KL(p_p || p_s) + CE(lambda sg(z_p) + (1 - lambda) z_s, y).
 Inference is the ensemble; logits are mixed, not probabilities.
 """
 
-from typing import cast
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedhet.clients.averaging import AveragingClient
-from fedhet.clients.base import Needs
+from fedhet.clients.averaging import AveragingClient, Mixture
 from fedhet.protocol.payload import Array
 from fedhet.rng import generator
 from fedhet.strategies.fedapen import FedAPENParams
 from fedhet.training.loop import Phase, kl, schedule
-
-
-class Ensemble(nn.Module):
-    """Lambda and the mixture of two logits (B, C) that it weighs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(0.5))
-
-    def forward(self, private: Tensor, shared: Tensor) -> Tensor:
-        """Return the mixture lambda z_p + (1 - lambda) z_s."""
-        return self.weight * private + (1 - self.weight) * shared
-
-    @torch.no_grad()
-    def clip(self) -> None:
-        """Keep lambda in [0, 1]."""
-        self.weight.clamp_(0.0, 1.0)
 
 
 def hold_out(labels: Array, share: float, rng: np.random.Generator) -> Array:
@@ -64,12 +44,7 @@ class FedAPENClient(AveragingClient[FedAPENParams]):
     def build(self) -> dict[str, nn.Module]:
         """Return w_k, theta and lambda."""
         modules = super().build() | {"small": self.as_sent_first(self.new_small)}
-        return modules | {"ensemble": Ensemble()}
-
-    @property
-    def ensemble(self) -> Ensemble:
-        """Lambda and the mixture."""
-        return cast("Ensemble", self.modules["ensemble"])
+        return modules | {"mixture": Mixture(torch.tensor(0.5))}
 
     def phases(self) -> list[Phase]:
         """Return two phases: lambda on held-out images, both models on the rest.
@@ -88,8 +63,8 @@ class FedAPENClient(AveragingClient[FedAPENParams]):
         rest = np.setdiff1d(np.arange(len(labels)), held)
         rate = self.params.lr_ensemble * schedule(self.config, self.round)
         learning = Phase(
-            self.ensemble_loss, [(self.ensemble, rate)], self.params.ensemble_epochs,
-            images=torch.from_numpy(held).to(self.device), after_step=self.ensemble.clip,
+            self.ensemble_loss, [(self.mixture, rate)], self.params.ensemble_epochs,
+            images=torch.from_numpy(held).to(self.device), after_step=self.mixture.clip,
             after=self.score_received, name="ensemble", plain=True,
         )  # fmt: skip
         images = torch.from_numpy(rest).to(self.device)
@@ -99,27 +74,23 @@ class FedAPENClient(AveragingClient[FedAPENParams]):
         """Return the cross-entropy of the ensemble, for lambda alone."""
         with torch.no_grad():
             private, shared = self.model(inputs), self.shared()(inputs)
-        return self.cross_entropy(self.ensemble(private, shared), labels)
+        return self.cross_entropy(self.mixture(private, shared), labels)
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return L_priv + L_sh: every term reaches one model only."""
         private, shared = self.model(inputs), self.shared()(inputs)
         of_private = self.cross_entropy(private, labels) + kl(private, shared)
-        mixed = self.ensemble(private, shared.detach())
+        mixed = self.mixture(private, shared.detach())
         of_private = of_private + self.cross_entropy(mixed, labels)
         of_shared = self.cross_entropy(shared, labels) + kl(shared, private)
-        of_shared = of_shared + self.cross_entropy(self.ensemble(private.detach(), shared), labels)
+        of_shared = of_shared + self.cross_entropy(self.mixture(private.detach(), shared), labels)
         return of_private + of_shared
 
     def infer(self, inputs: Tensor) -> Tensor:
         """Return the ensemble's logits."""
-        logits: Tensor = self.ensemble(self.model(inputs), self.shared()(inputs))
+        logits: Tensor = self.mixture(self.model(inputs), self.shared()(inputs))
         return logits
-
-    def inference_needs(self) -> Needs:
-        """Return both models and lambda."""
-        return Needs(("model", "small", "ensemble"))
 
     def extra_metrics(self) -> dict[str, float]:
         """Return lambda."""
-        return {"ensemble_weight": self.ensemble.weight.item()}
+        return {"ensemble_weight": self.mixture.weight.item()}

@@ -1,14 +1,10 @@
 """FedKD on the client: mentor and student teach each other; the student's update goes up."""
 
-from typing import cast
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet.clients.averaging import blanks_of, get_parameters, set_parameters
-from fedhet.clients.base import MethodClient
+from fedhet.clients.averaging import AveragingClient, blanks_of, get_parameters, set_parameters
 from fedhet.errors import Refused
-from fedhet.models import SplitModel
 from fedhet.protocol.payload import LowRank, Payload
 from fedhet.strategies.fedkd import WHOLE, FedKDParams, apply, blanks, compress, update_norm, whole
 from fedhet.training.loop import kl
@@ -16,10 +12,11 @@ from fedhet.training.loop import kl
 SMALLEST = 1e-3  # of n: where both networks are certain, 1 / n would let L_h explode
 
 
-class FedKDClient(MethodClient[FedKDParams]):
+class FedKDClient(AveragingClient[FedKDParams]):
     """Trains three modules at once; predicts with the mentor, ``model``."""
 
     download_type = LowRank
+    shared_name = "student"
 
     def build(self) -> dict[str, nn.Module]:
         """Return mentor, student, W_h; with ``compress-down`` the student received last."""
@@ -29,14 +26,9 @@ class FedKDClient(MethodClient[FedKDParams]):
             modules["received"] = self.new_small()
         return modules
 
-    @property
-    def student(self) -> SplitModel:
-        """The shared network."""
-        return cast("SplitModel", self.modules["student"])
-
     def expect_download(self, came: LowRank) -> Payload | None:
         """Return the student, or with ``compress-down`` an update, whose ranks fix its shapes."""
-        student = blanks_of(self.student)
+        student = blanks_of(self.shared())
         if not self.params.compress_down or (came.ranks == WHOLE).any():
             return whole(student)
         return LowRank(came.ranks, tuple(blanks(came.ranks, [blank.shape for blank in student])))
@@ -48,14 +40,14 @@ class FedKDClient(MethodClient[FedKDParams]):
             return
         if whole_ones.any() or not self.params.compress_down:
             raise Refused("the ranks fit neither the student nor an update")
-        shapes = [array.shape for array in blanks_of(self.student)]
+        shapes = [array.shape for array in blanks_of(self.shared())]
         self.setup.limits.check("max_download_norm", update_norm(payload, shapes))
 
     def receive(self, payload: LowRank) -> None:
         """Take the student itself, or the update of the one received before."""
-        held = self.modules.get("received", self.student)
+        held = self.modules.get("received", self.shared())
         self.received = apply(payload, get_parameters(held))
-        set_parameters(self.student, self.received)
+        set_parameters(self.shared(), self.received)
         set_parameters(held, self.received)
 
     def learning_rates(self) -> dict[str, float]:
@@ -64,8 +56,8 @@ class FedKDClient(MethodClient[FedKDParams]):
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return L_t + L_s with L_h once: each network gets the gradient of its own loss."""
-        hidden_t, hidden_s = self.model.features(inputs), self.student.features(inputs)
-        logits_t, logits_s = self.model.head(hidden_t), self.student.head(hidden_s)
+        hidden_t, hidden_s = self.model.features(inputs), self.shared().features(inputs)
+        logits_t, logits_s = self.model.head(hidden_t), self.shared().head(hidden_s)
         certain = self.cross_entropy(logits_t, labels) + self.cross_entropy(logits_s, labels)
         align = F.mse_loss(self.modules["projector"](hidden_s), hidden_t)
         taught = kl(logits_t, logits_s) + kl(logits_s, logits_t) + align
@@ -73,6 +65,6 @@ class FedKDClient(MethodClient[FedKDParams]):
 
     def upload(self) -> Payload:
         """Return the student after training minus as received, compressed."""
-        pairs = zip(get_parameters(self.student), self.received, strict=True)
+        pairs = zip(get_parameters(self.shared()), self.received, strict=True)
         share = self.params.share(self.round, self.config.rounds)
         return compress([after - before for after, before in pairs], share)

@@ -5,7 +5,7 @@ a phase of its own that moves nothing, the gradient of the quiz's CE with respec
 such step (``strategies/fedl2g.py`` has the formula). Inference is the model alone.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -21,8 +21,6 @@ from fedhet.protocol.payload import ClassVectors, Payload
 from fedhet.rng import generator
 from fedhet.strategies.fedl2g import LARGEST, FedL2GParams, width_of
 from fedhet.training.loop import Phase, batches, schedule
-
-Answer = Callable[[Mapping[str, Tensor], Tensor], tuple[Tensor, Tensor]]
 
 
 class Guided(nn.Module):
@@ -54,28 +52,15 @@ def twice_differentiable() -> Iterator[None]:
 class FedL2GClient(ClassVectorClient[FedL2GParams]):
     """Receives guiding vectors, sends how they should move."""
 
-    def build(self) -> dict[str, nn.Module]:
-        """Return the model, and a blank G."""
-        width = width_of(self.params, self.classes, self.d)
-        guides = nn.ParameterDict({"vectors": nn.Parameter(torch.zeros(self.classes, width))})
-        return {"model": self.local_model(), "guides": guides}
-
     def sent_width(self) -> int:
         """Return C or d."""
         return width_of(self.params, self.classes, self.d)
 
-    @property
-    def guides(self) -> Tensor:
-        """G (C, w)."""
-        return self.modules["guides"].get_parameter("vectors")
-
     def receive(self, payload: Payload) -> None:
         """Take G of this round; no gradient is known yet."""
         super().receive(payload)
-        with torch.no_grad():
-            self.guides.copy_(self.vectors)
-        self.gradient = torch.zeros_like(self.guides)
-        self.studied = torch.zeros(self.classes, dtype=torch.bool, device=self.device)
+        self.guides = nn.ParameterList([self.vectors])
+        self.gradient = torch.zeros_like(self.vectors)
 
     def phases(self) -> list[Phase]:
         """Return training on the study set, after warm-up, and the quiz, which moves nothing.
@@ -103,7 +88,7 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         picked = torch.from_numpy(drawn.permutation(len(study))[:shown]).to(self.device)
         self.pieces = sum(1 for _ in batches(picked, size))
         quiz = Phase(
-            self.quiz_loss, [(self.modules["guides"], 0.0)], 1, images=study[picked],
+            self.quiz_loss, [(self.guides, 0.0)], 1, images=study[picked],
             after_step=self._remember, name="guide", plain=True,
         )  # fmt: skip
         return [*training, quiz]
@@ -111,7 +96,10 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return CE + MSE to the guiding vectors of the labels."""
         guided, logits = Guided(self.model, self.params.guide)(inputs)
-        pull = F.mse_loss(guided.float(), self.guides.detach()[labels])
+        return self._study(guided, logits, labels)
+
+    def _study(self, guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        pull = F.mse_loss(guided.float(), self.vectors[labels])
         return self.cross_entropy(logits, labels) + pull
 
     def quiz_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -120,33 +108,30 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         both.train()
         for layer in self._fixed.layers:
             layer.training = False
-        frozen = {id(p) for p in self._fixed.parameters}
-        weights = {n: p for n, p in both.named_parameters() if id(p) not in frozen}
+        with twice_differentiable():
+            value, self.latest = self.guiding_gradient(both, inputs, labels)
+        both.eval()
+        pull: Tensor = (self.guides[0] * self.latest).sum()
+        return value + pull - pull.detach()
+
+    def guiding_gradient(
+        self, both: Guided, study: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the quiz's loss after a guided step, and its gradient (C, w) to the guides (C, w).
+
+        Exact: see the docstring of ``strategies/fedl2g.py``.
+        """
 
         def answer(values: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
             buffers = {name: b.clone() for name, b in both.named_buffers()}
             answers: tuple[Tensor, Tensor] = functional_call(both, {**values, **buffers}, (x,))
             return answers
 
-        with twice_differentiable():
-            value, gradient = self.guiding_gradient(answer, weights, inputs, labels)
-        both.eval()
-        self.latest = gradient, labels
-        pull = (self.guides * gradient).sum()
-        return value + pull - pull.detach()
-
-    def guiding_gradient(
-        self, answer: Answer, weights: Mapping[str, Tensor], study: Tensor, labels: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the quiz's loss after a guided step, and its gradient (C, w) to the guides (C, w).
-
-        ``answer(weights, x)`` gives the guided output (B, w) and logits (B, C). Exact: see the
-        docstring of ``strategies/fedl2g.py``.
-        """
-        guides, lr = self.guides.detach(), self.config.lr * schedule(self.config, self.round)
-        at = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+        frozen, lr = set(self._fixed.parameters), self.config.lr * schedule(self.config, self.round)
+        free = {name: p.detach() for name, p in both.named_parameters() if p not in frozen}
+        at = {name: weight.requires_grad_() for name, weight in free.items()}
         output, logits = answer(at, study)
-        loss = self.cross_entropy(logits, labels) + F.mse_loss(output.float(), guides[labels])
+        loss = self._study(output, logits, labels)
         slopes = torch.autograd.grad(loss, list(at.values()), retain_graph=True, allow_unused=True)
         moved = {
             name: (w.detach() if slope is None else w.detach() - lr * slope).requires_grad_()
@@ -164,21 +149,17 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         pairs = zip(back, towards, strict=True)
         terms = [(b * v).sum() for b, v in pairs if b is not None and v is not None]
         (along,) = torch.autograd.grad(torch.stack(terms).sum(), u)
-        gradient = torch.zeros_like(guides)
+        gradient = torch.zeros_like(self.vectors)
         gradient.index_add_(0, labels, along.to(gradient.dtype) * (2 * lr / output.numel()))
         return quizzed.detach(), gradient
 
     def upload(self) -> Payload:
         """Return the gradients of seen classes, clipped, marked by whether they were studied."""
         seen = self.seen()
-        own = self.gradient[seen.to(self.device)].float()
-        norms = own.norm(dim=1, keepdim=True)
-        rows = (own * (LARGEST / norms.clamp(min=LARGEST))).cpu().numpy()
-        marks = self.studied.cpu()[seen].to(torch.int64).numpy()
-        return ClassVectors(seen.numpy(), marks, rows)
+        own = self.gradient.cpu()[seen].float()
+        rows = own * (LARGEST / own.norm(dim=1, keepdim=True).clamp(min=LARGEST))
+        return ClassVectors(seen, own.any(dim=1).to(torch.int64).numpy(), rows.numpy())
 
     def _remember(self) -> None:
         """Add this step's gradient to the mean over the study batches."""
-        gradient, labels = self.latest
-        self.gradient += gradient / self.pieces
-        self.studied[labels] = True
+        self.gradient += self.latest / self.pieces

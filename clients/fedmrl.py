@@ -29,12 +29,6 @@ class FedMRLClient(AveragingClient[FedMRLParams]):
         modules = super().build() | {"small": self.as_sent_first(small)}
         return modules | {"projector": nn.Linear(params.d1 + self.d, self.d)}
 
-    def learning_rates(self) -> dict[str, float]:
-        """Return the rates of all three, which eq. 10 trains at once."""
-        lr, params = self.config.lr, self.params
-        other = {"small": params.lr_global or lr, "projector": params.lr_projector or lr}
-        return {"model": lr, **other}
-
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return eq. 9: m^G l^G + m^F l^F."""
         fused = self.fuse(self.shared().features(inputs), self.model.features(inputs))

@@ -44,8 +44,7 @@ class FedSSAClient(MethodClient[FedSSAParams]):
     def _sent(self) -> Array:
         """Return ids of the classes whose rows come, ascending."""
         whole = self.params.download_rows == "whole" or self.sent_all
-        ids: Array = np.arange(self.classes) if whole else self.seen().numpy()
-        return ids
+        return np.arange(self.classes) if whole else self.seen()
 
     def receive(self, payload: HeaderRows) -> None:
         """Apply eq. 4 to seen rows; ``download-rows: whole`` overwrites unseen rows.
@@ -54,20 +53,18 @@ class FedSSAClient(MethodClient[FedSSAParams]):
         """
         mu = stabilisation(self.params, self.round)
         scale = 1.0 + mu if self.params.fusion == "convex" else 1.0
-        seen, rows = self.seen().numpy(), np.arange(len(payload.classes))
-        if self.params.download_rows == "seen":  # more may have come
-            rows = rows[np.isin(payload.classes, seen)]
+        fused = used = np.isin(payload.classes, self.seen())
+        if self.params.download_rows == "whole":
+            used = np.ones_like(fused)
         if self.shared_classes is not None:
-            rows = rows[np.isin(payload.classes[rows], sorted(self.shared_classes))]
-        ids = payload.classes[rows]
-        sent = torch.as_tensor(ids).to(self.device)
-        fused = torch.as_tensor(np.isin(ids, seen)).to(self.device)
-        pairs = [(self.model.head.weight, payload.weight), (self.model.head.bias, payload.bias)]
+            used = used & np.isin(payload.classes, sorted(self.shared_classes))
+        ids, mixed = payload.classes[used], torch.as_tensor(fused[used]).to(self.device)
+        arrays = payload.weight, payload.bias
         with torch.no_grad():
-            for local, array in pairs:
-                new = torch.as_tensor(array[rows]).to(self.device)
-                mixed = (new + mu * local[sent]) / scale
-                local[sent] = torch.where(fused.view(-1, *[1] * (new.dim() - 1)), mixed, new)
+            for local, array in zip(self.model.head.parameters(), arrays, strict=True):
+                new = torch.as_tensor(array[used]).to(self.device)
+                both = (new + mu * local[ids]) / scale
+                local[ids] = torch.where(mixed.view(-1, *[1] * (new.dim() - 1)), both, new)
 
     def upload(self) -> Payload:
         """Return rows of the seen classes after training, or the whole header."""
@@ -77,5 +74,5 @@ class FedSSAClient(MethodClient[FedSSAParams]):
             advice = "use fusion=convex, a smaller t-stable or a smaller lr"
             raise RunFailed(f"the header is not finite after training; {why}: {advice}")
         whole = self.params.upload_rows == "whole"
-        ids = np.arange(self.classes, dtype=np.int64) if whole else self.seen().numpy()
+        ids = np.arange(self.classes, dtype=np.int64) if whole else self.seen()
         return HeaderRows(ids, weight[ids], bias[ids])

@@ -21,10 +21,6 @@ class FMLClient(AveragingClient[FMLParams]):
         """Return the local model and the meme model."""
         return {"model": self.local_model(), "meme": self.new_small()}
 
-    def learning_rates(self) -> dict[str, float]:
-        """Return the same rate for both models."""
-        return dict.fromkeys(("model", "meme"), self.config.lr)
-
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return L_local + L_meme."""
         local, meme = self.model(inputs), self.shared()(inputs)

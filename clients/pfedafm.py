@@ -6,33 +6,12 @@ clamped after every step. Step 2, with F_k and alpha frozen: g minimises CE(F_hd
 is by the mixture, with the trained g.
 """
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
-from fedhet.clients.averaging import AveragingClient
-from fedhet.clients.base import Needs
-from fedhet.config.schema import REPRESENTATION
+from fedhet.clients.averaging import AveragingClient, Mixture
 from fedhet.strategies.pfedafm import PFedAFMParams
 from fedhet.training.loop import Phase
-
-
-class Mixture(nn.Module):
-    """Alpha (d,), and the mixture of two representations (B, d) that it weighs."""
-
-    def __init__(self, d: int = REPRESENTATION) -> None:
-        super().__init__()
-        self.alpha = nn.Parameter(torch.ones(d))
-
-    def forward(self, own: Tensor, shared: Tensor) -> Tensor:
-        """Return the mixture alpha R_F + (1 - alpha) R_g."""
-        return self.alpha * own + (1 - self.alpha) * shared
-
-    @torch.no_grad()
-    def clamp(self) -> None:
-        """Keep alpha in [0, 1]."""
-        self.alpha.clamp_(0.0, 1.0)
 
 
 class PFedAFMClient(AveragingClient[PFedAFMParams]):
@@ -43,19 +22,14 @@ class PFedAFMClient(AveragingClient[PFedAFMParams]):
     def build(self) -> dict[str, nn.Module]:
         """Return F_k, g and alpha."""
         modules = super().build() | {"extractor": self.new_extractor()}
-        return modules | {"mixture": Mixture(self.d)}
-
-    @property
-    def mixture(self) -> Mixture:
-        """Alpha and the mixture."""
-        return cast("Mixture", self.modules["mixture"])
+        return modules | {"mixture": Mixture(torch.ones(self.d))}
 
     def phases(self) -> list[Phase]:
         """Return step 1, then step 2; each freezes what it does not train."""
         lr, epochs = self.config.lr, self.local_work
         own = [(self.model, lr), (self.mixture, self.params.lr_alpha)]
         return [
-            Phase(self.loss, own, epochs, after_step=self.mixture.clamp),
+            Phase(self.loss, own, epochs, after_step=self.mixture.clip),
             Phase(self.extractor_loss, [(self.shared(), lr)], epochs, name="extractor"),
         ]
 
@@ -76,10 +50,6 @@ class PFedAFMClient(AveragingClient[PFedAFMParams]):
         logits: Tensor = self.model.head(self.mixture(own, general))
         return logits
 
-    def inference_needs(self) -> Needs:
-        """Return both networks and alpha."""
-        return Needs(("model", "extractor", "mixture"))
-
     def extra_metrics(self) -> dict[str, float]:
         """Return the mean of alpha: how much of the client's own representation it uses."""
-        return {"alpha_mean": self.mixture.alpha.mean().item()}
+        return {"alpha_mean": self.mixture.weight.mean().item()}

@@ -27,11 +27,10 @@ class PFedESClient(AveragingClient[PFedESParams]):
 
     def phases(self) -> list[Phase]:
         """Return step 1, then step 2; each freezes what it does not train."""
-        rate = self.params.lr_extractor or self.config.lr
-        epochs = self.params.extractor_epochs
+        lr, epochs = self.config.lr, self.params.extractor_epochs
         return [
-            Phase(self.loss, [(self.model, self.config.lr)], self.local_work),
-            Phase(self.extractor_loss, [(self.shared(), rate)], epochs, name="extractor"),
+            Phase(self.loss, [(self.model, lr)], self.local_work),
+            Phase(self.extractor_loss, [(self.shared(), lr)], epochs, name="extractor"),
         ]
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:

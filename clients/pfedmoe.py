@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.clients.averaging import AveragingClient
-from fedhet.clients.base import Needs
 from fedhet.data.inputs import TABLE, TOKENS, Inputs
 from fedhet.strategies.pfedmoe import PFedMoEParams
 from fedhet.training.loop import outputs_on
@@ -64,10 +63,6 @@ class PFedMoEClient(AveragingClient[PFedMoEParams]):
         mixed = weights[:, :1] * general + weights[:, 1:] * self.model.features(inputs)
         logits: Tensor = self.model.head(mixed)
         return logits
-
-    def inference_needs(self) -> Needs:
-        """Return both experts and the gate."""
-        return Needs(("model", "extractor", "gate"))
 
     def extra_metrics(self) -> dict[str, float]:
         """Return mean and deviation of the shared expert's weight over the test split.

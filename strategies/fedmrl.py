@@ -29,10 +29,6 @@ class FedMRLParams(Params):
     """false: no global header and no nested representation (section 5.4)"""
     m_global: float = Field(1.0, gt=0, description="m^G, weight of the global header's loss, > 0")
     m_local: float = Field(1.0, gt=0, description="m^F, weight of the local header's loss, > 0")
-    lr_global: float = Field(0.0, ge=0)
-    """eta_theta, learning rate of the small model; 0: lr, as in the paper"""
-    lr_projector: float = Field(0.0, ge=0)
-    """eta_phi, learning rate of the projector; 0: lr, as in the paper"""
     inference: Literal["mix-large", "mix-small", "single-small", "single-large"] = "mix-large"
     """all but the global header, all but the local header, G alone, or F_k alone"""
     report_all_inference: bool = False

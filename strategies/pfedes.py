@@ -14,9 +14,8 @@ from typing import ClassVar
 from pydantic import Field
 
 from fedhet import models
-from fedhet.config.schema import Params, RunConfig
+from fedhet.config.schema import Params
 from fedhet.data.inputs import SIGNAL, TABLE, TOKENS, Inputs
-from fedhet.errors import UserError
 from fedhet.lazy import nn
 from fedhet.strategies.averaging import AveragingStrategy
 
@@ -30,12 +29,6 @@ class PFedESParams(Params):
     """E_fe, epochs of training the extractor per round; paper: 5 to 20"""
     extractor_hidden: int = Field(8, ge=1, le=1024)
     """channels between the extractor's convolutions; code: 8"""
-    extractor_kernel: int = Field(3, ge=1, le=31)
-    """kernel of the extractor's convolutions, pixels, odd; code: 3"""
-    extractor_depth: int = Field(2, ge=1, le=16)
-    """convolutions of the extractor; paper: 2"""
-    lr_extractor: float = Field(0.0, ge=0)
-    """eta_theta, learning rate of the extractor; 0: lr, as in the paper"""
 
 
 def extractor(params: PFedESParams, inputs: Inputs) -> "nn.Module":
@@ -43,17 +36,14 @@ def extractor(params: PFedESParams, inputs: Inputs) -> "nn.Module":
 
     Images become non-negative, as in the authors' code. Signals are standardised, and half of their
     numbers are negative: their last convolution, over time, has no ReLU. Rows of a table get a
-    linear map beside the identity, whatever ``extractor-hidden`` and ``extractor-depth`` say.
+    linear map beside the identity, whatever ``extractor-hidden`` says.
     """
     if inputs.kind == TABLE:
         return models.Beside(inputs.channels)
-    ends = inputs.channels
-    widths = [ends, *[params.extractor_hidden] * (params.extractor_depth - 1), ends]
-    convolution = nn.Conv1d if inputs.kind == SIGNAL else nn.Conv2d
-    layers: list[nn.Module] = []
-    for before, after in zip(widths, widths[1:], strict=False):
-        layers += [convolution(before, after, params.extractor_kernel, padding="same"), nn.ReLU()]
-    return nn.Sequential(*(layers[:-1] if inputs.kind == SIGNAL else layers))
+    convolution, ends = (nn.Conv1d if inputs.kind == SIGNAL else nn.Conv2d), inputs.channels
+    first = convolution(ends, params.extractor_hidden, 3, padding="same")
+    last = convolution(params.extractor_hidden, ends, 3, padding="same")
+    return nn.Sequential(first, nn.ReLU(), last, *([] if inputs.kind == SIGNAL else [nn.ReLU()]))
 
 
 class PFedESStrategy(AveragingStrategy[PFedESParams]):
@@ -62,13 +52,6 @@ class PFedESStrategy(AveragingStrategy[PFedESParams]):
     refuses: ClassVar[Mapping[str, str]] = {
         TOKENS: "its extractor changes the values of an input, and word ids cannot be changed so"
     }
-
-    @classmethod
-    def check_config(cls, config: RunConfig, params: PFedESParams) -> None:
-        """Refuse an even kernel: the image would shift by half a pixel per layer."""
-        kernel = params.extractor_kernel
-        if kernel % 2 == 0:
-            raise UserError(f"extractor-kernel: {kernel} is not allowed: it must be odd")
 
     def shared_module(self) -> "nn.Module":
         """Return G, freshly drawn."""

@@ -69,7 +69,11 @@ IN_NO_SETTING = {
     "start-timeout", "evaluate-every",
 }  # fmt: skip
 # Methods' keys of older versions, with the value that is all there is today.
-_GONE = {"projector": "linear", "prototype-weighting": "count", "header-bias": True}
+_GONE = {
+    "projector": "linear", "prototype-weighting": "count", "header-bias": True,
+    "extractor-kernel": 3, "extractor-depth": 2,
+    **dict.fromkeys(("lr-extractor", "lr-global", "lr-projector"), 0.0),
+}  # fmt: skip
 _SYMBOLS = {  # the papers' symbols, and keys that a setting's conditions always name
     "N": "clients", "C": "fraction", "models": "models", "E": "local-epochs", "B": "batch-size",
     "lr": "lr", "T": "rounds",

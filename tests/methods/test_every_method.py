@@ -139,7 +139,7 @@ def test_a_server_that_diverges_keeps_what_it_trains(tmp_path, method):
 
 STEPS = {
     "pfedes": [{"model"}, {"extractor"}],
-    "fedapen": [{"ensemble"}, {"model", "small"}],
+    "fedapen": [{"mixture"}, {"model", "small"}],
     "pfedafm": [{"model", "mixture"}, {"extractor"}],
 }
 

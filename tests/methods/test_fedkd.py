@@ -172,11 +172,11 @@ def test_hostile_shapes_are_rejected(tmp_path, reason, change):
 
 def test_the_upload_is_after_minus_received(tmp_path):
     client = make_client(small(tmp_path, **TINY, compress="off"), 0, tmp_path)
-    start = [np.zeros(p.shape, np.float32) for p in client.student.parameters()]
+    start = [np.zeros(p.shape, np.float32) for p in client.shared().parameters()]
     client.receive(whole(start))
-    assert all(not p.any() for p in client.student.parameters())
+    assert all(not p.any() for p in client.shared().parameters())
     with torch.no_grad():
-        for parameter in client.student.parameters():
+        for parameter in client.shared().parameters():
             parameter.add_(0.5)
     assert all((t == 0.5).all() for t in client.upload().tensors)
 

@@ -101,7 +101,6 @@ def test_other_classes_and_other_marks_are_refused(tmp_path, upload, says):
 def test_a_long_gradient_is_clipped_by_the_client(tmp_path):
     client = make_client(fedl2g(tmp_path), 0, tmp_path)
     client.gradient = torch.ones(client.classes, client.classes) * 1e3
-    client.studied = torch.ones(client.classes, dtype=torch.bool)
     rows = client.upload().vectors
     assert np.linalg.norm(rows, axis=1) == pytest.approx(LARGEST, rel=1e-5)
 

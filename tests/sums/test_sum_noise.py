@@ -81,7 +81,7 @@ def test_a_vector_is_clipped_and_its_counts_are_not(tmp_path):
     config = summed(tmp_path, representation=8)
     client, part = part_of(tmp_path, config)
     client.round = 1
-    ids = client.seen().numpy()
+    ids = client.seen()
     sent = HeaderRows(np.arange(4), np.full((4, 8), 5, np.float32), np.full(4, 2, np.float32))
     rows = sent.weight[ids] + np.float32(3)
     upload = HeaderRows(ids, rows, sent.bias[ids])  # a step of 3 in 16 entries: a norm of 12

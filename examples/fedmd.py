@@ -32,9 +32,9 @@ from fedhet.data.preparation import preparation
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, Payload
 from fedhet.rng import generator
-from fedhet.strategies.aggregator import ROBUST
 from fedhet.strategies.averaging import means_of, sum_uploads
 from fedhet.strategies.base import MethodStrategy, Reference, Upload
+from fedhet.strategies.rules import ROBUST
 from fedhet.training.loop import Examples, Phase, outputs_on
 
 

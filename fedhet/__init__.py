@@ -34,7 +34,7 @@ _NAMES = {
     "strategies.averaging": ("AveragingStrategy",),
     "strategies.base": ("MethodStrategy", "Reference", "Upload"),
     "strategies.class_vectors": ("ClassVectorStrategy",),
-    "strategies.aggregator": ("ROBUST",),
+    "strategies.rules": ("ROBUST",),
     "testing": ("check_method",),
     "training.loop": ("Phase",),
 }  # fmt: skip

@@ -33,12 +33,12 @@ from fedhet.protocol.payload import rest as rest
 from fedhet.reports.report import load_sweep as load_sweep
 from fedhet.rng import generator as generator
 from fedhet.rng import torch_seeded as torch_seeded
-from fedhet.strategies.aggregator import ROBUST as ROBUST
 from fedhet.strategies.averaging import AveragingStrategy as AveragingStrategy
 from fedhet.strategies.base import MethodStrategy as MethodStrategy
 from fedhet.strategies.base import Reference as Reference
 from fedhet.strategies.base import Upload as Upload
 from fedhet.strategies.class_vectors import ClassVectorStrategy as ClassVectorStrategy
+from fedhet.strategies.rules import ROBUST as ROBUST
 from fedhet.testing import check_method as check_method
 from fedhet.training.loop import Phase as Phase
 

@@ -44,7 +44,6 @@ from fedhet.site.privacy import UploadProtection
 from fedhet.site.state import DATA, SUM_KEY, FileStore
 from fedhet.sums import masks
 from fedhet.sums.client import Member, NodeCertificate, SumProtection, cannot_prove
-from fedhet.sums.contribution import sum_unit
 from fedhet.sums.masks import Cohort, Introduction, SumTerms, Survivors
 from fedhet.training.loop import Recent, without_denormals
 
@@ -353,10 +352,6 @@ def _part_of(asked: Request, data: LocalData) -> tuple[SumProtection, Reply | No
     rows = kind == messages.CONFUSION or method.sends_class_rows(config, config.params)
     if kind != messages.OWNERS and (rows and config.sum_owners > 1) != (part.shared is not None):
         raise Refused("owners of classes must be counted before their rows are summed")
-    images, most = sum(part.own.images), sum_unit(config)
-    if kind == messages.TRAIN and images > most and method.weighs_images(config, config.params):
-        about = f"{images} training examples count as {most}: a larger max-images counts more"
-        print(f"fedhet: {about}", file=sys.stderr)
     return part, member.repeated(what.round, cohort, sent)
 
 

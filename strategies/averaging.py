@@ -20,8 +20,8 @@ from fedhet.lazy import nn, torch
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.rng import torch_seeded
-from fedhet.strategies.aggregator import MEAN, ROBUST, Rule, capped
 from fedhet.strategies.base import MethodStrategy, Reference, Upload
+from fedhet.strategies.rules import MEAN, ROBUST, Rule, capped
 from fedhet.sums.contribution import Own, Summand, Vector, too_few
 
 BLOCK = 8  # uploads whose numbers are float64 at a time: they stay in the cache
@@ -125,25 +125,23 @@ def class_totals(
 
 
 def sum_by_class(
-    classes: Sequence[Array],
-    rows: Sequence[Array],
-    weights: Sequence[Array] | None,
-    count: int,
-    rule: Rule = MEAN,
+    payloads: Sequence[Any], weights: Sequence[Array] | None, count: int, rule: Rule = MEAN
 ) -> ClassSums:
-    """Return sums of rows by class, float64, in the order given.
+    """Return sums by class, float64 and in the order given, of payloads with ``classes`` (S_i,).
 
-    ``rows`` are arrays (S_i, w) float32, ``classes`` their class ids (S_i,), ``weights`` (S_i,) are
-    all one if None. ``max-weight`` bounds the share of one row in its class. A rule other than the
-    mean is taken without weights, as if one client had each class.
+    A row is all floats that a payload has for a class; the ``weights`` (S_i,) of rows are all one
+    if None. ``max-weight`` bounds the share of one row in its class. A rule other than the mean is
+    taken without weights, as if one client had each class.
     """
-    ids = np.concatenate(classes, dtype=np.int64)
+    ids = np.concatenate([one.classes for one in payloads])
+    floats = ([a for a in one.flat if a.dtype.kind == "f"] for one in payloads)
+    rows = np.concatenate([np.column_stack(arrays) for arrays in floats])
     owners = np.bincount(ids, minlength=count).astype(np.float64)
     if rule.name != "mean":
-        middles = rule.middle_by_class(ids, np.concatenate(rows), count)
+        middles = rule.middle_by_class(ids, rows, count)
         present = np.minimum(owners, 1.0)
         return ClassSums(middles, present, present)
-    wide, behind = np.concatenate(rows, dtype=np.float64), owners
+    wide, behind = rows.astype(np.float64), owners
     if weights is not None:
         each = np.concatenate(weights)
         if rule.max_weight < 1:
@@ -217,5 +215,5 @@ class AveragingStrategy(MethodStrategy[P]):
         return dict(zip(self.names, self.tensors, strict=True))
 
     def load(self, arrays: Mapping[str, Array]) -> None:
-        """Inverse of :meth:`arrays`."""
-        self.names, self.tensors = list(arrays), tuple(arrays.values())
+        """Inverse of :meth:`arrays`; ``arrays`` may hold others as well."""
+        self.tensors = tuple(arrays[name] for name in self.names)

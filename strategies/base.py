@@ -6,23 +6,23 @@ resume, reads the evaluation from the train reply, and limits every wait. One ro
 
     ask       configure_train: one message for each client of the round
     wait      exchange: send them, decode each reply when it comes
-    check     check_replies: each reply alone, then all against each other
+    check     the aggregator's `check`: each reply alone, then all against each other
     combine   aggregate_train: the uploads become the new global arrays
     book      evaluate those that did not train, write the lines, then the checkpoint
 
 A method overrides hooks that take and return plain arrays. They are called in this order:
 ``download``, then ``reference`` and ``check`` for each upload, then ``aggregate``. ``arrays`` and
 ``load`` are the method's state. With ``secure-sum`` no upload reaches the server: each client makes
-its ``contribution``, and ``combine`` takes their sum. :mod:`fedhet.strategies.aggregator` checks
-plain uploads, and :mod:`fedhet.sums.server` has sums unmasked.
+its ``contribution``, and ``combine`` takes their sum. :class:`PlainAggregator` checks plain
+uploads, and :mod:`fedhet.sums.server` has sums unmasked.
 """
 
 import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Generic, cast
 
@@ -30,28 +30,61 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from numpy.typing import NDArray
 
 from fedhet.config.schema import P, RunConfig
 from fedhet.data.inputs import Inputs
-from fedhet.errors import Rejected, RunFailed, UserError, brief, distinct
+from fedhet.errors import Rejected, RunFailed, UserError, brief, distinct, one_line
 from fedhet.files import client_order
-from fedhet.protocol.checks import FLOAT32, Checked, check_evaluation, form
+from fedhet.protocol import checks, messages
+from fedhet.protocol.checks import FLOAT32, Checked, Valid
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import ClientInfo, Handshake, Roster
 from fedhet.protocol.mail import Mail, exchange
-from fedhet.protocol.messages import EVALUATE, TRAIN, Reply, message_bytes, read_reply, to_record
+from fedhet.protocol.messages import Reply
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.records.ledger import Checkpoint, Ledger, Round, save_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import confusion_rows, headline, imbalance, out_of_patience
-from fedhet.strategies.aggregator import PlainAggregator, Reference, Rule, Upload
+from fedhet.site.privacy import sigma
+from fedhet.strategies.rules import Rule, capped
 from fedhet.sums.contribution import Own, Summand, Vector, sum_unit
 from fedhet.sums.server import SumAggregator, SumLedger, SumPlan
 
-__all__ = ["MethodStrategy", "Reference", "Upload"]
 log = logging.getLogger("fedhet")
+Replies = Sequence[tuple[str, Reply]]  # with their clients
 COMES_BACK = 60.0  # seconds within which a node that starts again is online
+MANY_BYTES = 256 << 20  # of a reply whose shapes vary
 SPACED = 5.0  # seconds after a round that failed, twice as many after each further one
+
+
+@dataclass(frozen=True)
+class Upload:
+    """An accepted reply: its client, its payload, and its share of the round's weights.
+
+    ``late`` is 1, or the factor in the share of a reply to a message of an earlier round.
+    """
+
+    info: ClientInfo
+    payload: Any
+    weight: float
+    metrics: Mapping[str, float]
+    late: float = 1.0
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What an upload of one client is held against.
+
+    ``payload`` has its shapes and dtypes, and the values that the client started from, or zeros;
+    None if shapes vary. ``max-update-ratio`` bounds the step from there, a root mean square. It
+    bounds nothing if not ``bounded``: ``check`` limits the values. If ``step`` is set, it measures
+    the step of an upload, whose shapes are not those of ``payload``: ``check`` looks at them.
+    """
+
+    payload: Payload | None
+    step: Callable[[Payload], float] | None = None
+    bounded: bool = True
 
 
 class MethodStrategy(Strategy, Generic[P]):
@@ -66,6 +99,7 @@ class MethodStrategy(Strategy, Generic[P]):
     noise_on_steps = False  # whether noise is for upload - download, and `combine` gets its sum
     # Why `secure-sum` is refused: "" in a class with `contribution` and `combine`.
     not_summed: ClassVar[str] = "its strategy has no `contribution` and `combine`"
+    state: ClassVar[Sequence[str]] = ()  # names of attributes that are the global arrays
     growing: ClassVar[Sequence[str]] = ()  # names of `arrays` whose length varies over rounds
     refuses: ClassVar[Mapping[str, str]] = {}  # kinds of input that it cannot work with, and why
     # Whether `aggregate` uses `weight` of uploads, or weights of its own times their `late`.
@@ -133,13 +167,6 @@ class MethodStrategy(Strategy, Generic[P]):
         """
         return Empty()
 
-    def broadcast_group(self, info: ClientInfo) -> Hashable:
-        """Return the group of client ``info``, whose payload is made and encoded once a round.
-
-        By default all are one group if everybody is sent the same; otherwise each is alone.
-        """
-        return "all" if self.sends_all else info.client
-
     def reference(self, info: ClientInfo) -> Reference:
         """Return what an upload of client ``info`` is held against: see :class:`Reference`."""
         return Reference(Empty())
@@ -183,9 +210,9 @@ class MethodStrategy(Strategy, Generic[P]):
     def arrays(self) -> dict[str, Array]:
         """Return the global arrays by name, of any shape () or (n, ...) and dtype.
 
-        They are checkpointed and hashed.
+        They are checkpointed and hashed. By default they are the attributes that ``state`` names.
         """
-        return {}
+        return {name: getattr(self, name) for name in self.state}
 
     def check_arrays(self, arrays: Mapping[str, Array]) -> None:
         """Raise Rejected for ``arrays`` of a checkpoint that :meth:`load` cannot take.
@@ -201,8 +228,9 @@ class MethodStrategy(Strategy, Generic[P]):
             like = current[name]
             if name in self.growing and array.ndim:
                 like = np.empty((len(array), *like.shape[1:]), dtype=like.dtype)
-            if form(array) != form(like):
-                raise Rejected(f"array '{name}' is {form(array)}, expected {form(like)}")
+            here, expected = checks.form(array), checks.form(like)
+            if here != expected:
+                raise Rejected(f"array '{name}' is {here}, expected {expected}")
             if not np.isfinite(array).all():
                 raise Rejected(f"array '{name}' holds NaN or infinity")
         try:
@@ -212,11 +240,8 @@ class MethodStrategy(Strategy, Generic[P]):
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Take ``arrays`` (n, ...), of :meth:`arrays`' dtypes, instead of the own ones."""
-
-    @classmethod
-    def weighs_images(cls, config: RunConfig, params: P) -> bool:
-        """Return whether a contribution is weighed by images, by ``config`` and ``params``."""
-        return config.weighting == "samples" and "weighting" not in cls.ignores(config, params)
+        for name in self.state:
+            setattr(self, name, arrays[name])
 
     # --- the loop ----------------------------------------------------------------------------
 
@@ -340,15 +365,15 @@ class MethodStrategy(Strategy, Generic[P]):
         for who, reason in self.roster.refusals():
             self.ledger.round.failures.append({"client": who, "reason": reason})
         self.deadline, config = time.monotonic() + self.seconds, self.config
-        messages = self._by_client(self.configure_train(round_))
-        self.unanswered |= dict.fromkeys(messages, round_)
+        asked = self._by_client(self.configure_train(round_))
+        self.unanswered |= dict.fromkeys(asked, round_)
         left = self.deadline - time.monotonic()
         timeout = min(self.aggregator.train_share * config.round_timeout, left)
         # After the last round there is none in which a late reply could count.
         least = config.min_replies if round_ < config.rounds else math.inf
         late = partial(exchange, mail=self.mail, least=least, after=config.late_after)
-        replies = self._read(late(grid, messages, timeout, self._limit))
-        checked = self.check_replies(round_, replies)
+        replies = self._read(late(grid, asked, timeout, self._limit))
+        checked = self.aggregator.check(round_, replies, self, self.deadline)
         for client, _ in replies:
             self.unanswered.pop(client, None)
         self.ledger.round.under_way = sorted(self.unanswered, key=client_order)
@@ -362,7 +387,7 @@ class MethodStrategy(Strategy, Generic[P]):
     def _limit(self, client: str) -> int:
         return self.aggregator.limit(self.reference(self.roster.infos[client]).payload)
 
-    def _read(self, replies: Iterable[Message | tuple[str, Reply]]) -> list[tuple[str, Reply]]:
+    def _read(self, replies: Iterable[Message | tuple[str, Reply]]) -> Replies:
         """Return replies in client order; note whose state is lost.
 
         Those of another loop than this one are messages.
@@ -373,29 +398,19 @@ class MethodStrategy(Strategy, Generic[P]):
             if isinstance(one, tuple):
                 read.append(one)
             elif client := clients.get(one.metadata.src_node_id):
-                read.append((client, read_reply(one, self._limit(client))))
+                read.append((client, messages.read_reply(one, self._limit(client))))
         read.sort(key=lambda pair: client_order(pair[0]))
         for client, reply in read:
             if reply.says("state-lost"):
                 self.roster.lose(client, self.ledger.round.number, reply.error)
         return read
 
-    def check_replies(
-        self, server_round: int, replies: Sequence[tuple[str, Reply]]
-    ) -> Checked | None:
-        """Return those ``replies`` of round ``server_round`` that count; None: too few do.
-
-        The others are named in the round's failures.
-        """
-        return self.aggregator.check(server_round, replies, self, self.deadline)
-
     def configure_train(self, server_round: int, *_: object, **__: object) -> Iterable[Message]:
         """Return one train message per sampled client that is online, the longest job first.
 
         So the processes of a simulation end the round together.
         """
-        by_group: dict[Hashable, tuple[Payload, ArrayRecord]] = {}
-        messages, cohort = [], self.config.cohort(len(self.roster.ids))
+        asked, cohort = list[Message](), self.config.cohort(len(self.roster.ids))
         drawn = self.roster.sample(self.config.seed, server_round, cohort)
         sampled = [client for client in drawn if client not in self.unanswered]
         self.ledger.round.counts["sampled"] += len(sampled)
@@ -405,19 +420,14 @@ class MethodStrategy(Strategy, Generic[P]):
         infos = [self.roster.infos[client] for client in members]
         infos.sort(key=lambda info: pace.get(info.model, 0.0) * info.train_images, reverse=True)
         for info in infos:
-            group = self.broadcast_group(info)
-            if group not in by_group:
+            if not asked or not self.sends_all:  # else it is made and encoded once
                 payload = self.download(info, server_round)
-                by_group[group] = payload, to_record(payload.flat)
-            payload, record = by_group[group]
-            about = self.aggregator.about
-            message = self.handshake.message(TRAIN, info.client, server_round, record, about)
-            self.ledger.round.carry("downlink", payload, message_bytes(message))
-            messages.append(message)
-        if self.config.summed and len(by_group) > 1:
-            text = "with secure-sum `download` is the same for all: return one `broadcast_group`"
-            raise UserError(f"{type(self).__name__}: {text}")
-        return messages
+                record = messages.to_record(payload.flat)
+            whole = server_round, record, self.aggregator.about
+            message = self.handshake.message(messages.TRAIN, info.client, *whole)
+            self.ledger.round.carry("downlink", payload, messages.message_bytes(message))
+            asked.append(message)
+        return asked
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message] | Checked | None
@@ -428,7 +438,8 @@ class MethodStrategy(Strategy, Generic[P]):
         the strategy: of a round that counts, only its numbers return.
         """
         if replies is not None and not isinstance(replies, Checked):
-            replies = self.check_replies(server_round, self._read(replies))
+            read = self._read(replies)
+            replies = self.aggregator.check(server_round, read, self, self.deadline)
         self.counted = replies is not None
         if replies is None:
             return None, None
@@ -445,8 +456,8 @@ class MethodStrategy(Strategy, Generic[P]):
             return []
         busy = self.unanswered.keys() | {one["client"] for one in self.ledger.round.failures}
         behind = self.ledger.unevaluated(everybody=self.config.evaluate_all)
-        message = self.handshake.message
-        return [message(EVALUATE, client, server_round) for client in behind if client not in busy]
+        ask = partial(self.handshake.message, messages.EVALUATE)
+        return [ask(client, server_round) for client in behind if client not in busy]
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message | tuple[str, Reply]]
@@ -454,7 +465,7 @@ class MethodStrategy(Strategy, Generic[P]):
         """Record the accuracies; return their mean over all clients evaluated so far, percent."""
         for client, reply in self._read(replies):
             try:
-                check_evaluation(self.roster.infos[client], reply, server_round)
+                checks.check_evaluation(self.roster.infos[client], reply, server_round)
             except Rejected as reason:
                 self.ledger.fail(client, f"evaluation: {reason}")
             else:
@@ -464,9 +475,9 @@ class MethodStrategy(Strategy, Generic[P]):
     def _book(self, grid: Grid, round_: int, clock: float) -> dict[str, Any]:
         """Evaluate clients that did not train; write the lines, then their checkpoint."""
         if self.config.evaluates(round_) and self.deadline > time.monotonic():
-            messages = self._by_client(self.configure_evaluate(round_))
+            asked = self._by_client(self.configure_evaluate(round_))
             timeout = min(self.config.round_timeout, self.deadline - time.monotonic())
-            self.aggregate_evaluate(round_, exchange(grid, messages, timeout, self._limit))
+            self.aggregate_evaluate(round_, exchange(grid, asked, timeout, self._limit))
         arrays = self.arrays()
         for name, array in arrays.items():
             if not np.isfinite(array).all():
@@ -494,3 +505,110 @@ class MethodStrategy(Strategy, Generic[P]):
             raise UserError(f"{own.__name__}: {text}")
         if (own.arrays is base.arrays) != (own.load is base.load):
             raise UserError(f"{own.__name__}: set both `arrays` and `load`, or neither")
+
+
+Method = MethodStrategy[Any]
+
+
+class PlainAggregator:
+    """Checks and books the rounds of a run whose server sees every upload."""
+
+    train_share = 1.0  # of a round's time that waiting for training may take
+    evaluates = True  # whether a client alone may be asked for its accuracy
+    about = None  # what a train message says of a sum
+
+    def __init__(self, config: RunConfig, ledger: Ledger, handshake: Handshake) -> None:
+        self.config, self.ledger, self.handshake = config, ledger, handshake
+        self.roster = handshake.roster
+
+    def members(self, round_: int, clients: list[str], deadline: float) -> list[str]:
+        """Return those of a round's ``clients`` that are asked to train: all."""
+        return clients
+
+    def limit(self, expected: Payload | None) -> int:
+        """Return the bytes above which a reply is refused unread."""
+        return MANY_BYTES if expected is None else 4 * expected.bytes + messages.QUERY_BYTES
+
+    def check(
+        self, round_: int, replies: Replies, method: Method, deadline: float
+    ) -> Checked | None:
+        """Return the replies that count, in client order; None if they are too few."""
+        valid: dict[str, Valid] = {}
+        for client, reply in replies:
+            try:
+                trained = method.unanswered.get(client, round_)
+                valid[client] = self._valid(self.roster.infos[client], reply, trained, method)
+            except Rejected as reason:
+                self.ledger.reject(client, str(reason), reply)
+            else:
+                self.ledger.spend(client, reply.metrics)
+        steps = {client: one.step for client, one in valid.items() if one.step is not None}
+        started = method.reference(next(iter(valid.values())).info).payload if valid else None
+        start = 0.0 if started is None else checks.size(started.flat)
+        outliers = checks.long_steps(steps, start, self.config.max_update_ratio, sigma(self.config))
+        for client, why in outliers.items():
+            self.ledger.reject(client, why, valid.pop(client).reply)
+        accepted = list(valid.values())
+        if len(accepted) >= self.config.min_replies:
+            return Checked(round_, accepted)
+        count = f"{len(accepted)} of min-replies={self.config.min_replies}"
+        for one in accepted:
+            why = f"valid, but the round is skipped: {count} came"
+            self.ledger.reject(one.info.client, why, one.reply)
+        return None
+
+    def _valid(self, info: ClientInfo, reply: Reply, trained: int, method: Method) -> Valid:
+        """Return a reply with its payload; raise Rejected if anything about it is wrong."""
+        checks.check_trained(info, reply, trained, self.config, method.metric_ranges)
+        images = reply.metrics.get("num-examples")
+        if images != info.train_images:
+            raise Rejected(f"num-examples is {images}, but it declared {info.train_images}")
+        try:
+            payload = method.upload_type.from_ndarrays(reply.arrays)
+        except ValueError as error:
+            name = type(method).__name__
+            text = f"`upload_type` of {name} must be what the client's `upload` returns"
+            raise Rejected(f"{error}; {text}") from error
+        reference = method.reference(info)
+        like = None if reference.step else reference.payload
+        length = checks.check_arrays(payload, like, self.config.max_update_norm)
+        method.check(info, payload)
+        if reference.step is not None:
+            length = reference.step(payload)
+        return Valid(info, payload, reply, length if reference.bounded else None, trained)
+
+    def combine(self, checked: Checked, method: Method) -> Mapping[str, float]:
+        """Aggregate the accepted replies, each with its share of the weights; book them.
+
+        Their clients continue from the round that they trained for. Return the round's numbers.
+        """
+        config, weights, late = self.config, [], []
+        for one in checked.accepted:
+            late.append(float(config.late_weight ** (checked.round - one.trained)))
+            images = 1 if config.weighting == "uniform" else one.info.train_images
+            weights.append(late[-1] * images)
+        shares = capped(np.array(weights), config.max_weight).tolist()
+        uploads = [
+            Upload(one.info, one.payload, share, one.reply.metrics, factor)
+            for share, factor, one in zip(shares, late, checked.accepted, strict=True)
+        ]
+        numbers = method.aggregate(uploads, checked.round)
+        for one, factor in zip(checked.accepted, late, strict=True):
+            self.ledger.accept(one.info.client, one.trained, one.payload, one.reply)
+            if one.trained != checked.round:
+                self.ledger.late(one.info.client, one.trained, factor)
+        return numbers
+
+    def confusions(self, round_: int, deadline: float) -> dict[str, NDArray[np.int64]]:
+        """Ask clients for their confusion matrices (C, C) after the last round; by client."""
+        roster, every = self.roster, self.config.evaluate_all
+        clients = [c for c in roster.ids if c in roster.nodes and (every or roster.generations[c])]
+        asked = {c: self.handshake.message(messages.CONFUSION, c, round_) for c in clients}
+        matrices: dict[str, NDArray[np.int64]] = {}
+        for client, reply in exchange(self.handshake.grid, asked, self.config.round_timeout):
+            try:
+                checks.check_origin(roster.infos[client], reply, round_)
+                matrices[client] = checks.read_confusion(reply, len(roster.classes))
+            except Rejected as reason:
+                log.warning("client %s is not in confusion.csv: %s", client, one_line(str(reason)))
+        return matrices

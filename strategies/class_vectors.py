@@ -77,7 +77,9 @@ PP = TypeVar("PP", bound=PrototypeParams)
 
 
 class PrototypeStrategy(ClassVectorStrategy[PP]):
-    """Keeps a prototype per class and its number of images; sends the known ones."""
+    """Keeps a prototype per class (C, d) and its images (C,) int64; sends the known ones."""
+
+    state = ("prototypes", "counts")
 
     def initialise(self) -> None:
         """Start without prototypes."""
@@ -103,14 +105,6 @@ class PrototypeStrategy(ClassVectorStrategy[PP]):
     def known(self) -> dict[str, float]:
         """Return how many classes have a prototype."""
         return {"known_classes": float((self.counts > 0).sum())}
-
-    def arrays(self) -> dict[str, Array]:
-        """Return prototypes (C, d), zero where unknown, and images of each (C,) int64."""
-        return {"prototypes": self.prototypes, "counts": self.counts}
-
-    def load(self, arrays: Mapping[str, Array]) -> None:
-        """Inverse of :meth:`arrays`."""
-        self.prototypes, self.counts = arrays["prototypes"], arrays["counts"]
 
 
 # --- training on the server (FedGH, FedTGP, FedORGP, FedGen) ------------------------------------

@@ -27,7 +27,7 @@ from fedhet.strategies.averaging import sum_by_class
 from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import ClassVectorStrategy, declared
 
-_ID = 64  # bytes of the longest client id
+_ID = "S64"  # bytes of the longest client id
 _TOLERANCE = 1e-3  # of the sum of probabilities; bf16 and sums over many images stay far below
 
 
@@ -53,14 +53,15 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
     def initialise(self) -> None:
         """Start without vectors."""
         nothing = np.zeros((0, self.classes), dtype=np.float32)
-        self._keep(np.zeros(0, dtype=f"<U{_ID}"), np.zeros(0, dtype=np.int64), nothing)
+        self._keep(np.zeros(0, dtype=_ID), np.zeros(0, dtype=np.int64), nothing)
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """Return the other owners' means of the client's classes."""
-        mine = self.owners == info.client
-        sums, others = self.sums.copy(), self.counts.copy()
-        sums[self.labels[mine]] -= self.vectors[mine]  # a client holds a class once
-        others[self.labels[mine]] -= 1
+        total = sum_by_class([self.last], None, self.classes)
+        sums, others = total.rows, total.owners.astype(np.int64)
+        mine = self.owners == info.client.encode()
+        sums[self.last.classes[mine]] -= self.last.vectors[mine]  # a client holds a class once
+        others[self.last.classes[mine]] -= 1
         seen, _ = declared(info)
         sent = seen[others[seen] > 0]
         # A difference of sums may fall below 0 by rounding; the loss is bounded only without that.
@@ -83,29 +84,26 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Replace what the same clients sent before; keep the others' vectors."""
-        stale = ~np.isin(self.owners, [upload.info.client for upload in uploads])
-        owners, labels, vectors = [self.owners[stale]], [self.labels[stale]], [self.vectors[stale]]
+        stale = ~np.isin(self.owners, [upload.info.client.encode() for upload in uploads])
+        parts = [(self.owners[stale], self.last.classes[stale], self.last.vectors[stale])]
         for upload in uploads:
-            owners.append(np.full(len(upload.payload.classes), upload.info.client))
-            labels.append(upload.payload.classes)
-            vectors.append(upload.payload.vectors)
-        self._keep(np.concatenate(owners), np.concatenate(labels), np.concatenate(vectors))
-        return {"shared_classes": float((self.counts > 1).sum())}
+            own = np.full(len(upload.payload.classes), upload.info.client.encode(), _ID)
+            parts.append((own, upload.payload.classes, upload.payload.vectors))
+        self._keep(*map(np.concatenate, zip(*parts, strict=True)))
+        return {"shared_classes": float((np.bincount(self.last.classes) > 1).sum())}
 
     def arrays(self) -> dict[str, Array]:
         """Return owners as ASCII (M, 64) uint8, class ids (M,), vectors (M, C), sorted."""
-        owners = np.char.encode(self.owners, "ascii").astype(f"S{_ID}")
-        names = owners.view(np.uint8).reshape(len(owners), _ID)
-        return {"owners": names, "labels": self.labels, "vectors": self.vectors}
+        names = self.owners.view(np.uint8).reshape(-1, self.owners.itemsize)
+        return {"owners": names, "labels": self.last.classes, "vectors": self.last.vectors}
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""
-        names = np.ascontiguousarray(arrays["owners"]).view(f"S{_ID}").reshape(-1)
-        self._keep(np.char.decode(names, "ascii"), arrays["labels"], arrays["vectors"])
+        names = np.ascontiguousarray(arrays["owners"]).view(_ID).reshape(-1)
+        self._keep(names, arrays["labels"], arrays["vectors"])
 
     def _keep(self, owners: Array, labels: Array, vectors: Array) -> None:
-        """Store vectors in a fixed order, and their sums and numbers per class."""
+        """Store vectors in a fixed order, with their owners."""
         order = np.lexsort((owners, labels))
-        self.owners, self.labels, self.vectors = owners[order], labels[order], vectors[order]
-        found = sum_by_class([self.labels], [self.vectors], None, self.classes)
-        self.sums, self.counts = found.rows, np.bincount(self.labels, minlength=self.classes)
+        self.owners = owners[order]
+        self.last = ClassVectors(labels[order], labels[order], vectors[order])

@@ -34,10 +34,10 @@ from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, Float32, Int64, Payload, rest
 from fedhet.rng import torch_seeded
 from fedhet.strategies import class_vectors
-from fedhet.strategies.aggregator import ROBUST
 from fedhet.strategies.averaging import AveragingStrategy
 from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import MOST_EPOCHS
+from fedhet.strategies.rules import ROBUST
 
 PREFIX, MOMENTS = "generator.", "adam."  # of the names of G's arrays in a checkpoint, and of Adam's
 
@@ -130,7 +130,7 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""
-        super().load({n: a for n, a in arrays.items() if not n.startswith((PREFIX, MOMENTS))})
+        super().load(arrays)
         class_vectors.load_state(self.generator, arrays, PREFIX)
         for name, tensor in self._moments():
             tensor.copy_(torch.tensor(arrays[name]))

@@ -20,12 +20,12 @@ the functions below): U (m, r), S (r,), V (r, n) float32, or dense where that is
 at most 670,058 floats at C = 10. Ranks travel as integers. The server adds the weighted mean of the
 updates to the student. Down: the student, dense. ``compress-down: true`` sends the mean update
 instead, decomposed with the same E, which the server applies in its truncated form too; a client
-that was not in the round of that update, and so holds another student, is sent the dense one. It
-needs every client in every round.
+that was not in the round of that update, and so holds another student, is sent the dense one, and
+all are after a resume. It needs every client in every round.
 """
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -34,13 +34,13 @@ from pydantic import Field
 from fedhet.config.schema import Params, RunConfig
 from fedhet.errors import Rejected, RunFailed, UserError
 from fedhet.lazy import torch
-from fedhet.protocol.checks import check_shapes, size
+from fedhet.protocol.checks import check_shapes
 from fedhet.protocol.handshake import ClientInfo
-from fedhet.protocol.payload import Array, LowRank, Payload, blank
+from fedhet.protocol.payload import Array, LowRank, ModelArrays, Payload, blank
 from fedhet.rng import one_thread
-from fedhet.strategies.aggregator import ROBUST
 from fedhet.strategies.averaging import AveragingStrategy
 from fedhet.strategies.base import Reference, Upload
+from fedhet.strategies.rules import ROBUST
 
 # --- truncated singular value decompositions --------------------------------------------------
 
@@ -167,7 +167,6 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
 
     not_summed = "factors do not add up to the sum of updates; use method=fml"
     upload_type = LowRank
-    growing = ("update-ranks", "update")  # both are empty before the first update
     aggregations = ROBUST
     shares_small_model = True
     plans_rounds = True  # the energy grows from t-start to t-end over all rounds
@@ -182,27 +181,24 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
             raise UserError("compress-down: true is not allowed with compress=off")
         if params.compress_down and config.fraction < 1:
             why = "a client that skips a round has an older student: use fraction=1"
-            given = f"with fraction={config.fraction:g}"
-            raise UserError(f"compress-down: true is not allowed {given}: {why}")
+            text = f"true is not allowed with fraction={config.fraction:g}: {why}"
+            raise UserError(f"compress-down: {text}")
 
     def initialise(self) -> None:
         """Draw the student; there is no update yet."""
         super().initialise()
         self.shapes = [tensor.shape for tensor in self.tensors]
-        self.update = LowRank(np.zeros(0, dtype=np.int64), ())
-        self.updated = 0  # the round of that update: who took part in it holds the student before
+        self.updated = 0  # the round of `update`: who took part in it holds the student before
+        self.sends_all = not self.params.compress_down
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """Return the student, or the last update for a client that holds the student before it."""
-        return self.update if self._is_current(info) else whole(self.tensors)
-
-    def broadcast_group(self, info: ClientInfo) -> Hashable:
-        """Return whether the client is sent the update, or else the student."""
-        return self._is_current(info)
+        current = self.roster.generations[info.client] == self.updated > 0
+        return self.update if self.params.compress_down and current else whole(self.tensors)
 
     def reference(self, info: ClientInfo) -> Reference:
-        """Return no shapes, which follow from the ranks: see :meth:`check`."""
-        return Reference(None, start=size(self.tensors), step=self._length)
+        """Return the student; an update's shapes follow from its ranks: see :meth:`check`."""
+        return Reference(ModelArrays(self.tensors), step=self._length)
 
     def check(self, info: ClientInfo, payload: LowRank) -> None:
         """Check that every tensor fits its rank and parameter."""
@@ -225,39 +221,11 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
 
     def _mean(self, uploads: Sequence[Upload]) -> list[Array]:
         """Return the updates' mean, trimmed mean or median, float32."""
-        payloads = [upload.payload for upload in uploads]
         if self.rule.name != "mean":
-            single = [[a.astype(np.float32) for a in dense(p, self.shapes)] for p in payloads]
-            return [self.rule.middle_of(list(column)) for column in zip(*single, strict=True)]
-        total = [np.zeros(shape, dtype=np.float64) for shape in self.shapes]
-        for upload, payload in zip(uploads, payloads, strict=True):
-            for mean, update in zip(total, dense(payload, self.shapes), strict=True):
+            each = [[a.astype(np.float32) for a in dense(u.payload, self.shapes)] for u in uploads]
+            return [self.rule.middle_of(list(column)) for column in zip(*each, strict=True)]
+        total = [np.zeros(shape) for shape in self.shapes]
+        for upload in uploads:
+            for mean, update in zip(total, dense(upload.payload, self.shapes), strict=True):
                 np.add(mean, upload.weight * update, out=mean)
         return [mean.astype(np.float32) for mean in total]
-
-    def arrays(self) -> dict[str, Array]:
-        """Return the student's parameters; with ``compress-down`` the last update as well."""
-        if not self.params.compress_down:
-            return super().arrays()
-        factors = [np.zeros(0, np.float32), *(one.ravel() for one in self.update.tensors)]
-        update = {"updated": np.array([self.updated]), "update-ranks": self.update.ranks}
-        return super().arrays() | update | {"update": np.concatenate(factors)}
-
-    def load(self, arrays: Mapping[str, Array]) -> None:
-        """Inverse of :meth:`arrays`; raise ValueError for factors that the ranks do not tell."""
-        student = dict(arrays)
-        if self.params.compress_down:
-            ranks, flat = student.pop("update-ranks"), student.pop("update")
-            self.updated = int(student.pop("updated")[0])
-            like = blanks(ranks, self.shapes) if ranks.size else []
-            if sum(one.size for one in like) != flat.size:
-                raise ValueError("the factors of the last update are not as many as its ranks say")
-            parts = np.split(flat, np.cumsum([one.size for one in like])[:-1]) if like else []
-            factors = (part.reshape(one.shape) for part, one in zip(parts, like, strict=True))
-            self.update = LowRank(ranks, tuple(factors))
-        super().load(student)
-
-    def _is_current(self, info: ClientInfo) -> bool:
-        """Return whether a client needs only the last update, which is sent compressed."""
-        held = self.roster.generations[info.client]
-        return self.params.compress_down and held == self.updated > 0

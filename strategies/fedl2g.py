@@ -69,6 +69,7 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
     """Moves the guiding vectors by the clients' gradients."""
 
     broadcasts = True
+    state = ("guides",)  # G (C, w)
     not_summed = "a sum may hold one client's gradient of a class alone; use method=fedproto"
     bounded = False  # gradients have no common size: see `check`
 
@@ -99,19 +100,9 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Make one SGD step by the mean gradient per class over its owners."""
         payloads = [upload.payload for upload in uploads]
-        ids = [one.classes[one.counts > 0] for one in payloads]
-        rows = [one.vectors[one.counts > 0] for one in payloads]
-        sums = sum_by_class(ids, rows, None, self.classes)
+        sums = sum_by_class(payloads, [one.counts for one in payloads], self.classes)
         means = sums.means(np.zeros_like(self.guides)).astype(np.float64)
         step = (self.params.server_lr or RATES[self.params.guide]) * means
         self.guides = (self.guides.astype(np.float64) - step).astype(np.float32)
         longest = float(np.linalg.norm(step, axis=1).max())
         return {"guided_classes": float(sums.present.sum()), "guide_step": longest}
-
-    def arrays(self) -> dict[str, Array]:
-        """Return G (C, w)."""
-        return {"guides": self.guides}
-
-    def load(self, arrays: Mapping[str, Array]) -> None:
-        """Inverse of :meth:`arrays`."""
-        self.guides = arrays["guides"]

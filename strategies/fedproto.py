@@ -25,10 +25,10 @@ import numpy as np
 
 from fedhet.config.schema import RunConfig
 from fedhet.protocol.payload import ClassVectors
-from fedhet.strategies.aggregator import ROBUST
 from fedhet.strategies.averaging import class_totals, sum_by_class
 from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import PrototypeParams, PrototypeStrategy
+from fedhet.strategies.rules import ROBUST
 from fedhet.sums.contribution import Own, Summand, Vector
 
 
@@ -50,18 +50,16 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Apply eq. 6 per class over the replies; absent classes keep theirs."""
-        ids = [upload.payload.classes for upload in uploads]
-        rows = [upload.payload.vectors for upload in uploads]
+        payloads = [upload.payload for upload in uploads]
         weights = [upload.payload.counts * upload.late for upload in uploads]
-        sums = sum_by_class(ids, rows, weights, self.classes, self.rule)
+        sums = sum_by_class(payloads, weights, self.classes, self.rule)
         self.prototypes = sums.means(self.prototypes)
         return self.count(uploads)
 
     @classmethod
     def contribution(cls, upload: ClassVectors, own: Own) -> Summand:
         """Return images x mean (C, d) and images (C,), in units of weights; C ones and zeros."""
-        weights = [own.weigh(upload.counts)]
-        sums = sum_by_class([upload.classes], [upload.vectors], weights, own.classes)
+        sums = sum_by_class([upload], [own.weigh(upload.counts)], own.classes)
         return sums.summand(own, weighted=True)
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
@@ -71,8 +69,3 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
         behind = np.maximum(np.rint(totals.weights * self.images_per_weight), 1).astype(np.int64)
         self.counts = np.where(totals.present, behind, self.counts)
         return self.known()
-
-    @classmethod
-    def weighs_images(cls, config: RunConfig, params: FedProtoParams) -> bool:
-        """Return True: images of each class are its weights."""
-        return True

@@ -6,7 +6,7 @@ counts 1,000, without bias). The server takes, per class, the unweighted mean ov
 clients that hold the class (eq. 3); a class that nobody sent keeps its row.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, cast
 
 import numpy as np
@@ -16,11 +16,10 @@ from fedhet.config.schema import Params, RunConfig
 from fedhet.lazy import nn
 from fedhet.protocol.checks import check_declared
 from fedhet.protocol.handshake import ClientInfo
-from fedhet.protocol.payload import Array, HeaderRows, Payload
-from fedhet.rng import torch_seeded
-from fedhet.strategies.aggregator import ROBUST
-from fedhet.strategies.averaging import class_totals, sum_by_class
-from fedhet.strategies.base import MethodStrategy, Reference, Upload
+from fedhet.protocol.payload import HeaderRows, Payload
+from fedhet.strategies.averaging import AveragingStrategy, ClassSums, class_totals, sum_by_class
+from fedhet.strategies.base import Reference, Upload
+from fedhet.strategies.rules import ROBUST
 from fedhet.sums.contribution import Own, Summand, Vector
 
 Rows = Literal["seen", "whole"]
@@ -43,13 +42,11 @@ class FedSSAParams(Params):
     """whole: unseen rows are overwritten as well (Table 4 B, Table 5 A)"""
 
 
-class FedSSAStrategy(MethodStrategy[FedSSAParams]):
+class FedSSAStrategy(AveragingStrategy[FedSSAParams]):
     """Per-class mean of header rows."""
 
     aggregations = ROBUST
-    not_summed = ""
-    noise_on_steps = True
-    weighs_late = True
+    broadcasts = False
     upload_type = HeaderRows
 
     @classmethod
@@ -60,11 +57,9 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         reason = "rows of seen classes are averaged without weights (eq. 3)"
         return {"weighting": reason, "max-weight": reason}
 
-    def initialise(self) -> None:
-        """Draw the global header."""
-        with torch_seeded(self.config.seed, "global"):
-            drawn = nn.Linear(self.d, self.classes)
-        self.header = np.column_stack([drawn.weight.detach().numpy(), drawn.bias.detach().numpy()])
+    def shared_module(self) -> "nn.Module":
+        """Return a new header, whose arrays are `header.weight` (C, d) and `header.bias` (C,)."""
+        return nn.ModuleDict({"header": nn.Linear(self.d, self.classes)})
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """Return the rows of the classes that the client has seen, or all of them.
@@ -72,11 +67,6 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         All, too, if everybody is to be sent the same.
         """
         return self._rows(info, "whole" if self.sends_all else self.params.download_rows)
-
-    def broadcast_group(self, info: ClientInfo) -> Hashable:
-        """Return one group for whole headers, else one per set of classes."""
-        whole = self.sends_all or self.params.download_rows == "whole"
-        return "all" if whole else info.seen
 
     def reference(self, info: ClientInfo) -> Reference:
         """Return the rows of the same classes, which come back."""
@@ -89,45 +79,33 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Apply eq. 3: per class the mean of the rows that came; absent classes stay."""
-        whole, ids, rows, weights = self.params.upload_rows == "whole", [], [], []
-        for upload in uploads:
-            payload = upload.payload
-            ids.append(payload.classes)
-            rows.append(np.column_stack([payload.weight, payload.bias]))
-            weights.append(np.full(len(ids[-1]), upload.weight if whole else upload.late))
-        sums = sum_by_class(ids, rows, weights, self.classes, self.rule)
-        self.header = sums.means(self.header)
-        return {}
+        whole, payloads = self.params.upload_rows == "whole", [one.payload for one in uploads]
+        each = [one.weight if whole else one.late for one in uploads]
+        weights = [np.full(len(p.classes), w) for p, w in zip(payloads, each, strict=True)]
+        return self._take(sum_by_class(payloads, weights, self.classes, self.rule))
 
     @classmethod
     def contribution(cls, upload: HeaderRows, own: Own) -> Summand:
         """Return rows (C, d + 1), zero if unseen, and C ones and zeros; whole headers weigh w_k."""
         whole = cast("FedSSAParams", own.config.params).upload_rows == "whole"
-        rows = np.column_stack([upload.weight, upload.bias])
-        weights = [np.full(len(rows), own.weight)] if whole else None
-        sums = sum_by_class([upload.classes], [rows], weights, own.classes)
-        return sums.summand(own, weighted=whole)
+        weights = [np.full(len(upload.classes), own.weight)] if whole else None
+        return sum_by_class([upload], weights, own.classes).summand(own, weighted=whole)
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
         """Apply eq. 3 to the sums; a class of too few owners keeps its row."""
-        totals = class_totals(self, total, weighted=self.params.upload_rows == "whole")
-        self.header = totals.means(self.header)
-        return {}
+        whole = self.params.upload_rows == "whole"
+        return self._take(class_totals(self, total, weighted=whole))
 
     @classmethod
     def sends_class_rows(cls, config: RunConfig, params: FedSSAParams) -> bool:
         """Return whether clients send rows of seen classes, and not whole headers."""
         return params.upload_rows == "seen"
 
-    def arrays(self) -> dict[str, Array]:
-        """Return the global header: weight (C, d), bias (C,)."""
-        weight, bias = self.header[:, :-1], self.header[:, -1]
-        return {"header.weight": weight.copy(), "header.bias": bias.copy()}
-
-    def load(self, arrays: Mapping[str, Array]) -> None:
-        """Inverse of :meth:`arrays`."""
-        self.header = np.column_stack([arrays["header.weight"], arrays["header.bias"]])
+    def _take(self, sums: ClassSums) -> Mapping[str, float]:
+        header = sums.means(np.column_stack(self.tensors))
+        self.tensors = header[:, :-1].copy(), header[:, -1].copy()
+        return {}
 
     def _rows(self, info: ClientInfo, which: Rows) -> HeaderRows:
         ids = np.array(range(self.classes) if which == "whole" else info.seen, dtype=np.int64)
-        return HeaderRows(ids, self.header[ids, :-1], self.header[ids, -1])
+        return HeaderRows(ids, *(array[ids] for array in self.tensors))

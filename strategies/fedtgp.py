@@ -60,9 +60,7 @@ class FedTGPStrategy(TrainedPrototypeStrategy[FedTGPParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Train the prototypes with this round's margin."""
-        ids = [upload.payload.classes for upload in uploads]
-        rows = [upload.payload.vectors for upload in uploads]
-        sums = sum_by_class(ids, rows, None, self.classes)
+        sums = sum_by_class([upload.payload for upload in uploads], None, self.classes)
         means = torch.from_numpy(sums.means(self.prototypes)[sums.present])
         self.margin = adaptive_margin(means, self.params.margin)
         return {**super().aggregate(uploads, round_), "margin": self.margin}

@@ -26,6 +26,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import Literal
 
 import numpy as np
@@ -34,8 +35,7 @@ from fedhet.config.schema import Params
 from fedhet.errors import Rejected, UserError
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Adapters, Array, Payload
-from fedhet.strategies.aggregator import Reference
-from fedhet.strategies.base import MethodStrategy, Upload
+from fedhet.strategies.base import MethodStrategy, Reference, Upload
 
 log = logging.getLogger("fedhet")
 DIGITS = 16  # of a digest, each 0 to 15
@@ -122,7 +122,8 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
         """Check the digest, and that factors fit each other and the client's rank."""
         rank, each = rank_of(info), 1 if self.alone else 2
         tensors = payload.tensors
-        if payload.digest.shape != (DIGITS,) or not tensors or len(tensors) % each:
+        whole = payload.digest.shape == (DIGITS,) and payload.digest.dtype == np.int64
+        if not whole or not tensors or len(tensors) % each:
             raise Rejected("its adapters are not complete")
         if self.layers and not np.array_equal(payload.digest, self.digest):
             raise Rejected("its network or its adapted layers are other than the other clients'")
@@ -132,24 +133,21 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Combine the adapters layer by layer."""
-        digests = [tuple(upload.payload.digest.tolist()) for upload in uploads]
         if not self.layers:
-            self.digest = np.array(Counter(digests).most_common(1)[0][0], dtype=np.int64)
-        kept = []
-        for upload, digest in zip(uploads, digests, strict=True):
-            if digest == tuple(self.digest.tolist()):
-                kept.append(upload)
-            else:
-                log.warning("client %s: its network differs: not averaged", upload.info.client)
+            digests = Counter(upload.payload.digest.tobytes() for upload in uploads)
+            self.digest = np.frombuffer(digests.most_common(1)[0][0], dtype=np.int64)
+        same = [np.array_equal(upload.payload.digest, self.digest) for upload in uploads]
+        for upload in (one for one, here in zip(uploads, same, strict=True) if not here):
+            log.warning("client %s: its network differs: not averaged", upload.info.client)
+        kept = list(compress(uploads, same))
         total = sum(upload.weight for upload in kept)
         weights = [upload.weight / total for upload in kept]
-        stacks, alone = [upload.payload.tensors for upload in kept], self.alone
+        stacks, each = [upload.payload.tensors for upload in kept], 1 if self.alone else 2
         self.layers, squares = [], np.zeros(3)
-        for place in range(0, len(stacks[0]), 1 if alone else 2):
-            pairs = [
-                (np.zeros((0, len(t[place])), np.float32) if alone else t[place + 1], t[place])
-                for t in stacks
-            ]
+        for place in range(0, len(stacks[0]), each):
+            # Of A alone there is no B, (0, r).
+            pairs = [(np.zeros((0, len(t[place]))) if self.alone else t[place + 1], t[place])
+                     for t in stacks]  # fmt: skip
             (b, a), lengths = self._layer(pairs, weights)
             self.layers.append((b.astype(np.float32), a.astype(np.float32)))
             squares += lengths

@@ -15,7 +15,7 @@ from dataclasses import replace
 from fedhet.clients.fedmrl import FedMRLClient
 from fedhet.config.registry import Method
 from fedhet.rng import generator
-from fedhet.strategies.aggregator import Upload
+from fedhet.strategies.base import Upload
 from fedhet.strategies.fedmrl import FedMRLParams, FedMRLStrategy
 
 

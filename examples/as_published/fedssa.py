@@ -11,7 +11,7 @@ Where it is not the paper's algorithm:
     fedhet run CONFIG method=fedssa:METHOD t-stable=2     # in this folder; a simulation
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,7 @@ from fedhet.models import build_model
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, Float32, HeaderRows, Payload, rest
 from fedhet.rng import generator, torch_seeded
-from fedhet.strategies.aggregator import Reference, Upload
+from fedhet.strategies.base import Reference, Upload
 from fedhet.strategies.fedssa import FedSSAParams, FedSSAStrategy
 
 
@@ -43,7 +43,7 @@ class StoredRowsStrategy(FedSSAStrategy):
     def initialise(self) -> None:
         """Give every client the initial header's rows, every architecture its initial weights."""
         super().initialise()
-        self.stored: Array = np.tile(self.header, (len(self.roster.ids), 1, 1))
+        self.stored: Array = np.tile(np.column_stack(self.tensors), (len(self.roster.ids), 1, 1))
         self.trained = np.zeros(len(self.roster.ids), dtype=np.int64)
         self.live: dict[str, tuple[Array, ...]] = {}
         for name in sorted({info.model for info in self.roster.infos.values()}):
@@ -56,10 +56,6 @@ class StoredRowsStrategy(FedSSAStrategy):
         rows = self._rows(info, "seen")
         new = not self.trained[self.roster.ids.index(info.client)]
         return RowsAndModel.from_ndarrays([*rows.flat, *(self.live[info.model] if new else ())])
-
-    def broadcast_group(self, info: ClientInfo) -> Hashable:
-        """Return the client: nobody is sent the same."""
-        return info.client
 
     def reference(self, info: ClientInfo) -> Reference:
         """Return the shapes of the rows and of a model."""
@@ -77,13 +73,13 @@ class StoredRowsStrategy(FedSSAStrategy):
             self.stored[client][payload.classes] = rows
             self.live[upload.info.model] = payload.tensors
             self.trained[client] = round_
-        header = self.header.copy()
+        header = np.column_stack(self.tensors)
         seen = [set(self.roster.infos[client].seen) for client in self.roster.ids]
         for one in range(self.classes):
             owners = [client for client, classes in enumerate(seen) if one in classes]
             if owners:
                 header[one] = self.stored[owners, one].mean(axis=0, dtype=np.float64)
-        self.header = header
+        self.tensors = header[:, :-1].copy(), header[:, -1].copy()
         return {}
 
     def arrays(self) -> dict[str, Array]:

@@ -10,6 +10,7 @@ and of images would be two equations in its clients' numbers of images. ``train_
 """
 
 import math
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -62,7 +63,11 @@ class Own:
 
     def weigh(self, images: Array) -> Array:
         """Return numbers of own images (...) in units, as many times less as it has too many."""
-        return np.asarray(images / max(sum_unit(self.config), sum(self.images)))
+        own, most = sum(self.images), sum_unit(self.config)
+        if own > most:
+            about = f"{own} training examples count as {most}: a larger max-images counts more"
+            print(f"fedhet: {about}", file=sys.stderr)
+        return np.asarray(images / max(most, own))
 
     def shares(self, classes: Array) -> Array:
         """Return of which of these class ids (M,) rows may be summed: (M,) bool."""

@@ -337,7 +337,7 @@ class _Method(Protocol):
 class SumAggregator:
     """Checks and books the rounds of a run with ``secure-sum``, whose server sees sums alone.
 
-    The loop over rounds uses it as it does :class:`fedhet.strategies.aggregator.PlainAggregator`.
+    The loop over rounds uses it as it does :class:`fedhet.strategies.base.PlainAggregator`.
     Keys are told after a crash of the server again, and a key once a renewed certificate proves it.
     """
 

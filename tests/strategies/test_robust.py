@@ -7,9 +7,9 @@ from fedhet.config.load import build_config
 from fedhet.errors import UserError
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import ClassVectors, ModelArrays
-from fedhet.strategies.aggregator import Rule, capped
 from fedhet.strategies.averaging import BLOCK, means_of, sum_by_class, sum_uploads
 from fedhet.strategies.base import Upload
+from fedhet.strategies.rules import Rule, capped
 from fedhet.testing import make_strategy, simulate, small, uploads_of
 
 TRIMMED, MEDIAN = Rule("trimmed-mean", 0.2), Rule("median")
@@ -53,15 +53,16 @@ def test_rows_are_combined_class_by_class():
     rows = np.array([1, 10, 2, 20, 3, 1e6, 4, -1e6, 7], dtype=np.float32)[:, None] * np.ones(2)
     before = np.full((5, 2), -1, dtype=np.float32)
     split = [rows[:4].astype(np.float32), rows[4:].astype(np.float32)]
-    classes = [classes[:4], classes[4:]]
+    ids = [classes[:4], classes[4:]]
+    payloads = [ClassVectors(c, c, r) for c, r in zip(ids, split, strict=True)]
     for rule, wanted in ((TRIMMED, [2, -1, 1e6 / 3 + 10, 7, -1]), (MEDIAN, [2, -1, 20, 7, -1])):
-        got = sum_by_class(classes, split, None, len(before), rule).means(before)
+        got = sum_by_class(payloads, None, len(before), rule).means(before)
         assert got.dtype == np.float32
         np.testing.assert_allclose(got, np.array(wanted)[:, None] * np.ones(2), rtol=1e-6)
 
 
 def test_whole_models_are_combined_coordinate_by_coordinate(monkeypatch, tmp_path):
-    monkeypatch.setattr("fedhet.strategies.aggregator.CHUNK", 7)
+    monkeypatch.setattr("fedhet.strategies.rules.CHUNK", 7)
     random = np.random.default_rng(0)
     strategy = make_strategy(small(tmp_path, method="lg_fedavg"), [[0]] * 5, [1, 2, 3, 4, 5], 2)
     models = random.random((5, 3, 4)).astype(np.float32)

@@ -1,0 +1,78 @@
+"""The rules that combine uploads.
+
+``trimmed-mean`` and ``median`` are those of Yin, Chen, Ramchandran and Bartlett 2018,
+"Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates" (arXiv 1803.01498),
+definitions 1 and 2: coordinate by coordinate and without weights. Of m values the trimmed mean
+leaves out the floor(trim * m) largest and as many smallest, so that m < 1 / trim values are not
+trimmed at all: choose ``trim`` by the fewest clients that share a class.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from fedhet.config.schema import RunConfig
+from fedhet.protocol.payload import Array
+
+CHUNK = 1 << 20  # values that are sorted at a time
+ROBUST = ("mean", "trimmed-mean", "median")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The rule by which a run combines its uploads."""
+
+    name: str = "mean"
+    trim: float = 0.0
+    max_weight: float = 1.0
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Self:
+        """Return the rule of a configuration."""
+        return cls(config.aggregation, config.trim, config.max_weight)
+
+    def middle(self, values: Array) -> Array:
+        """Return the trimmed mean or median over the first axis of (m, ...), float64."""
+        m = len(values)
+        cut = (m - 1) // 2 if self.name == "median" else int(self.trim * m + 1e-9)
+        return np.asarray(np.sort(values, axis=0)[cut : m - cut].mean(axis=0, dtype=np.float64))
+
+    def middle_of(self, arrays: list[Array]) -> Array:
+        """Return :meth:`middle` of equal shapes, float32, sorted piece by piece."""
+        flat = [np.ravel(array) for array in arrays]
+        result = np.empty(flat[0].size, dtype=np.float32)
+        step = max(1, CHUNK // len(flat))
+        for start in range(0, len(result), step):
+            part = slice(start, start + step)
+            result[part] = self.middle(np.stack([array[part] for array in flat]))
+        return result.reshape(arrays[0].shape)
+
+    def middle_by_class(self, classes: Array, rows: Array, count: int) -> Array:
+        """Return :meth:`middle` of the rows (M, w) of each of ``count`` classes, else zeros."""
+        result = np.zeros((count, *rows.shape[1:]))
+        for one in np.unique(classes):
+            result[one] = self.middle(rows[classes == one])
+        return result
+
+
+MEAN = Rule()
+
+
+def capped(sizes: Array, cap: float, groups: Array | None = None) -> Array:
+    """Return shares of ``sizes`` (M,) in the sum of their group, none above ``cap``, float64.
+
+    What is cut off goes to the others of the group in proportion. In a group of fewer than
+    1 / cap members nobody can be below the cap: all get the same.
+    """
+    if groups is None:
+        groups = np.zeros(len(sizes), dtype=np.int64)
+    limit = np.maximum(cap, 1 / np.maximum(np.bincount(groups), 1))[groups]
+    shares = sizes / np.bincount(groups, sizes)[groups]
+    full = np.zeros(len(sizes), dtype=bool)
+    while (over := ~full & (shares > limit * (1 + 1e-12))).any():
+        full |= over
+        room = 1 - np.bincount(groups, np.where(full, limit, 0.0))[groups]
+        loose = np.bincount(groups, np.where(full, 0.0, sizes))[groups]
+        shares = np.where(full, limit, sizes * room / np.where(loose > 0, loose, 1.0))
+    return np.asarray(shares)

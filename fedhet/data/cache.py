@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -31,7 +31,7 @@ from fedhet.data.sources import find_source
 from fedhet.errors import UserError
 from fedhet.files import appearing, private_folder
 
-_FORMAT = 10
+_FORMAT = 11
 _MAX = "FEDHET_CACHE_MAX"
 _EXAMPLES = "examples.bin"
 _WRITTEN = "texts.npy", "text-ends.npy"  # UTF-8, and where each ends
@@ -97,9 +97,8 @@ def _make_room(cache: Path, size: int, written: int) -> None:
             shutil.rmtree(folder, ignore_errors=True)
             total -= taken
     if size > (fits := min(limit, shutil.disk_usage(cache).free + written)):
-        keys = f"{_MAX}=20G allows 20 GiB, FEDHET_CACHE names another folder"
         needs = f"the data set takes {size:,} bytes or more, and {fits:,} are allowed or free"
-        raise UserError(f"cache folder {cache}: {needs}: {keys}")
+        raise UserError(f"cache folder {cache}: {needs}: set {_MAX}=20G, or another FEDHET_CACHE")
 
 
 def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
@@ -159,7 +158,8 @@ def _load(folder: Path) -> Dataset | None:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         with np.load(folder / "rows.npz", allow_pickle=False) as file:
             arrays = {name: file[name] for name in _ARRAYS}
-        examples = _mapped(folder, meta, "r")
+        shape = tuple(meta["shape"])
+        examples = np.memmap(folder / _EXAMPLES, meta["dtype"], "r", shape=shape)
         lists: dict[str, Any] = {key: tuple(meta["about"].pop(key)) for key in _TEXTS}
         sound = (
             (folder / _EXAMPLES).stat().st_size == examples.nbytes
@@ -188,14 +188,9 @@ def texts_at(dataset: Dataset, index: npt.NDArray[np.int64]) -> list[str]:
     try:
         letters, ends = (np.load(folder / name, mmap_mode="r") for name in _WRITTEN)
     except OSError as error:
-        need = "a model of hf:FOLDER needs texts: use dataset=texts"
-        raise UserError(f"these examples are token ids without their texts, and {need}") from error
+        raise UserError("a model of hf:FOLDER needs texts as written: use dataset=texts") from error
     starts = np.concatenate([[0], ends])
     return [letters[starts[i] : starts[i + 1]].tobytes().decode() for i in index]
-
-
-def _mapped(folder: Path, meta: dict[str, Any], mode: Literal["r", "r+"]) -> npt.NDArray[Any]:
-    return np.memmap(folder / _EXAMPLES, meta["dtype"], mode, shape=tuple(meta["shape"]))
 
 
 def _write(
@@ -209,10 +204,6 @@ def _write(
         content, form = write(source.stream(image, classes))
     except ScanFound:  # all images are stored as scans then
         content, form = write(source.stream(replace(image, scan=True), classes))
-    if len(content.factors):
-        examples = _mapped(folder, form, "r+")
-        for index in np.flatnonzero(content.factors != 1):
-            examples[index] *= content.factors[index]
     arrays = {name: getattr(content, name) for name in _ARRAYS}
     np.savez(folder / "rows.npz", **arrays)
     lists = {key: getattr(content, key) for key in (*_TEXTS, "group_by", "grouped")}

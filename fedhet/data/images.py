@@ -89,17 +89,13 @@ def _counted(flags: Sequence[int], texts: Mapping[int, str]) -> list[str]:
     return [f"{count} {text}" for text, count in counts.items() if count]
 
 
-def image_stream(
-    about: Content, images: Iterator[Decoded], *, ignored: Sequence[str] = (),
-    keep_empty: bool = True,
-) -> Stream:  # fmt: skip
+def image_stream(about: Content, images: Iterator[Decoded], ignored: Sequence[str] = ()) -> Stream:
     """Return the images that can be read; ``about`` is the content if all can.
 
-    ``ignored`` names files that were not tried. With ``keep_empty`` a class without images keeps
-    its label: the caller named the classes. Raise UserError if none can be read, and ScanFound
-    where the source must be read again, for scans.
+    ``ignored`` names files that were not tried. Raise UserError if none can be read, or some are
+    scans and others not, and ScanFound where the source must be read again, for scans.
     """
-    inputs, kept, flags, bad = about.inputs, [], [], list(ignored)
+    inputs, kept, flags, bad = about.inputs, list[int](), list[int](), list(ignored)
     low, high = np.inf, -np.inf
     for index, image in enumerate(images):
         if image.pixels is None:
@@ -114,27 +110,17 @@ def image_stream(
         yield image.pixels[None]
     if not kept:
         raise UserError(f"data-path: of {len(bad)} files none is an image ({listed(bad, 5)})")
-    notes, warnings = list(about.notes), losses(flags, inputs, bad)
-    scan, factors = (np.array(flags) & SCAN) > 0, about.factors
-    if scan.any():
+    notes = [*about.notes]
+    if deep := sum(bool(one & SCAN) for one in flags):
+        if other := [about.paths[k] for k, one in zip(kept, flags, strict=True) if not one & SCAN]:
+            what = f"{deep} images have more than 8 bits, {len(other)} have 8, such as {other[0]}"
+            raise UserError(f"data-path: {what}: save all in one depth")
         own = "once resized: every client scales them by its own range (window=LOW,HIGH fixes it)"
-        notes.append(f"{scan.sum()} images of more than 8 bits, values {low:g} to {high:g} {own}")
-        if not scan.all():
-            top = 2.0 ** np.ceil(np.log2(high + 1)) - 1 if high > 1 else high
-            factors = np.where(scan, 1.0, top / 255.0)
-            notes.append(f"{(~scan).sum()} images of 8 bits are stretched to 0 to {top:g}")
-    labels, classes = about.labels[kept], about.classes
-    there = np.unique(labels)
-    if not keep_empty and len(there) < len(classes):
-        gone = [name for label, name in enumerate(classes) if label not in there]
-        of = f"dropped {len(gone)} classes without a readable image: {listed(gone, 5)}"
-        warnings.insert(0, of)
-        classes, labels = tuple(classes[k] for k in there), np.searchsorted(there, labels)
-    by_row = {name: getattr(about, name) for name in ("sites", "groups", "times", "tests")}
+        notes.append(f"{deep} images of more than 8 bits, values {low:g} to {high:g} {own}")
+    by_row = {k: getattr(about, k) for k in ("labels", "sites", "groups", "times", "tests")}
     return replace(
-        about, labels=labels, classes=classes, paths=tuple(about.paths[k] for k in kept),
-        factors=factors, warnings=(*about.warnings, *warnings),
-        notes=(*notes, *_counted(flags, _NOTES)),
+        about, paths=tuple(about.paths[k] for k in kept), notes=(*notes, *_counted(flags, _NOTES)),
+        warnings=(*about.warnings, *losses(flags, inputs, bad)),
         **{name: rows[kept] if len(rows) else rows for name, rows in by_row.items()},
     )  # fmt: skip
 
@@ -224,28 +210,44 @@ def decode_all(root: Path, names: Sequence[str], shape: Shape, *, scans: bool) -
 # --- folders ----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Tree:
-    """Images below the root, as ``<class>/<image>`` or ``<site>/<class>/<image>``, and the rest."""
-
-    images: tuple[str, ...]
-    classes: tuple[str, ...]  # also those without images
-    ignored: tuple[str, ...]
-    prefix: str  # that all have inside a zip
-    level: int  # of the class in a path: 1 below folders of sites
-
-
 def image_folder(data_path: str, group: Sequence[str] = ()) -> Source:
     """Return the folder of class folders, or the zip of one, at ``data_path``.
 
     ``group`` is a pattern of the paths such as ``{group}_*.png``. Raise UserError if there is no
     such folder, or if most images are of other levels.
     """
-    path = existing("image-folder", data_path)
-    tree = _scan(path)
-    stats = file_stats([path / name for name in tree.images] if path.is_dir() else [path])
-    key: list[object] = ["image-folder", str(path), tree.classes, tree.ignored, stats, *group]
-    return Source(key, partial(_folder_stream, path, tree, ",".join(group)), len(tree.images))
+    path, pattern = existing("image-folder", data_path), ",".join(group)
+    paths, folders, ignored, prefix, level = _scan(path)
+
+    def stream(image: Inputs, classes: tuple[str, ...]) -> Stream:
+        """Return images by label, then by file name, the same for a folder and its zip."""
+        names = classes or folders
+        label_of = {name: label for label, name in enumerate(names)}
+        if other := [folder for folder in folders if folder not in label_of]:
+            raise UserError(
+                f"classes: {listed(names)}: folder {other[0]!r} of {path} is none of them"
+            )
+        pairs = sorted((label_of[name.split("/")[level]], name) for name in paths)
+        labels, order = zip(*pairs, strict=True)
+        groups, by = (groups_of(order, pattern), pattern) if pattern else _alike(order)
+        notes = [f"{groups.max() + 1:,} groups by {pattern}"] if pattern else []
+        sites, owners = np.unique([name.split("/")[0] for name in order], return_inverse=True)
+        if level:
+            line = f"{len(sites)} sites by folder: {listed(sites.tolist())}"
+            notes += [f"{line}; partition=natural makes each a client", *listed_ids(sites.tolist())]
+        about = Content(
+            image, np.array(labels, dtype=np.int64), names, paths=order, notes=tuple(notes),
+            groups=groups, group_by=by, grouped=bool(pattern),
+            sites=owners.astype(np.int32)[: len(order) * level],
+            site_names=safe_ids(sites.tolist()) if level else (),
+        )  # fmt: skip
+        inside = [prefix + name for name in order]
+        images = decode_all(path, inside, image.image_shape, scans=image.scan)
+        return image_stream(about, images, ignored)
+
+    stats = file_stats([path / name for name in paths] if path.is_dir() else [path])
+    key: list[object] = ["image-folder", str(path), folders, ignored, stats, *group]
+    return Source(key, stream, len(paths))
 
 
 _SIGNS = {
@@ -266,14 +268,14 @@ def groups_of(paths: Sequence[str], pattern: str) -> npt.NDArray[np.int32]:
     ``_2`` of ``scan_12_2``, or nothing; ``{folder}``, the folders above, is part of the group.
     """
     if pattern.count("{group}") != 1:
-        what = "{group}, such as {group}_*.png or {group}/*"
-        raise UserError(f"group: '{pattern}' must be a pattern of images' paths with one {what}")
+        raise UserError(f"group: '{pattern}' must have one {{group}}, such as {{group}}_*.png")
     parts = re.split(r"(\{group\}|\{folder\}|\{suffix\}|\*|\?)", pattern)
     ends = re.compile("(^|.*/)" + "".join(_SIGNS.get(one) or re.escape(one) for one in parts))
     matches = [ends.fullmatch(path) for path in paths]
     if other := [path for path, match in zip(paths, matches, strict=True) if not match]:
-        which = f"{len(other)} of {len(paths)} images: {listed(other, 3)}"
-        raise UserError(f"group: '{pattern}' does not match {which}")
+        raise UserError(
+            f"group: '{pattern}' does not match {len(other)} images: {listed(other, 3)}"
+        )
     names = ["/".join(match.groupdict().values()) for match in matches if match]
     return np.unique(names, return_inverse=True)[1].astype(np.int32)
 
@@ -297,35 +299,6 @@ def _alike(paths: Sequence[str]) -> tuple[npt.NDArray[np.int32], str]:
     return np.zeros(0, np.int32), ""
 
 
-def _folder_stream(
-    path: Path, tree: _Tree, group: str, image: Inputs, classes: tuple[str, ...]
-) -> Stream:
-    """Return images by label, then by file name, the same for a folder and its zip."""
-    names = classes or tree.classes
-    label_of = {name: label for label, name in enumerate(names)}
-    if other := [folder for folder in tree.classes if folder not in label_of]:
-        what = f"folder {other[0]!r} is not one of the classes ({listed(names)})"
-        raise UserError(f"data-path {path}: {what}")
-    pairs = sorted((label_of[name.split("/")[tree.level]], name) for name in tree.images)
-    labels, order = zip(*pairs, strict=True)
-    groups, pattern = (groups_of(order, group), group) if group else _alike(order)
-    about = Content(
-        image, np.array(labels, dtype=np.int64), names, paths=order, groups=groups,
-        group_by=pattern, grouped=bool(group),
-    )  # fmt: skip
-    notes = [f"{groups.max(initial=-1) + 1:,} groups by {group}"] if group else []
-    if tree.level:
-        found, owners = np.unique([name.split("/")[0] for name in order], return_inverse=True)
-        sites = found.tolist()
-        about = replace(about, sites=owners.astype(np.int32), site_names=safe_ids(sites))
-        line = f"{len(sites)} sites by folder: {listed(sites)}"
-        notes += [f"{line}; partition=natural makes each a client", *listed_ids(sites)]
-    inside = [tree.prefix + name for name in order]
-    images = decode_all(path, inside, image.image_shape, scans=image.scan)
-    about = replace(about, notes=tuple(notes))
-    return image_stream(about, images, ignored=tree.ignored, keep_empty=bool(classes))
-
-
 def _other_level(root: Path, others: Sequence[str], here: int) -> str:
     """Return where the images are, and which folder to give."""
     direct = sum("/" not in path for path in others)
@@ -337,12 +310,10 @@ def _other_level(root: Path, others: Sequence[str], here: int) -> str:
     best = max(counts, key=lambda f: (counts[f], f.name.lower().startswith("train"), str(f)))
     example = min(folder for folder in deep if folder.parent == best)
     rest = f", and {here} images where they should be" * (here > 0)
-    place = root / best if root.is_dir() else f"FOLDER/{best} of the unpacked zip"
-    deeper = len(example.parts) - 1
-    levels = "one level" if deeper == 1 else f"{deeper} levels"
+    place = str(root / best) if root.is_dir() else f"FOLDER/{best} of the unpacked zip"
+    levels = "one level" if len(example.parts) == 2 else f"{len(example.parts) - 1} levels"  # noqa: PLR2004
     if len(counts) > 1 and _SPLITS.isdisjoint(folder.name.lower() for folder in counts):
-        names = listed(sorted(map(str, counts)), 3)
-        place = f"{place}; if {names} are the classes, put the images of each straight into it"
+        place += f"; if {listed(sorted(map(str, counts)), 3)} are the classes, put images into them"
     return f"{len(deep)} images lie {levels} deeper, as in {example}{rest}: give data-path={place}"
 
 
@@ -355,8 +326,12 @@ def is_image(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in SUFFIXES
 
 
-def _scan(root: Path) -> _Tree:
-    """Return what is in a folder or a zip, without hidden files; UserError for other levels."""
+def _scan(root: Path) -> tuple[list[str], tuple[str, ...], list[str], str, int]:
+    """Return images ``[<site>/]<class>/<image>`` below a folder or zip, classes, other files.
+
+    Then what all names in a zip begin with, and the place of the class in a path: 0, or 1 below
+    folders of sites. Hidden files are left out. Raise UserError for other levels.
+    """
     prefix = ""
     if root.is_dir():
         names = list(files_below(root, "data-path", MAX_DEPTH))
@@ -367,10 +342,9 @@ def _scan(root: Path) -> _Tree:
         parts = [name.split("/") for name in names if is_image(name)]
         if len({one[0] for one in parts}) == 1 and all(len(one) > 2 for one in parts):  # noqa: PLR2004
             prefix = f"{parts[0][0]}/"  # of a zip of one folder
-    inner = sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
-    images = list(filter(is_image, inner))
+    inner = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+    images = sorted({*filter(is_image, inner)})
     level = int(_are_by_site(images))
-    classes = {name.split("/")[level] for name in (images if level else inner) if "/" in name}
     others = [] if level else [name for name in images if name.count("/") != 1]
     ignored = [name.removeprefix(prefix) for name in names if not is_image(name)] + others
     images = sorted({*images}.difference(others))
@@ -383,7 +357,8 @@ def _scan(root: Path) -> _Tree:
             refuse_other(root / name)
         what = f"<class>/<image> that end in {' '.join(sorted(SUFFIXES))}"
         raise UserError(f"data-path {root}: no images (unpack a table); expected {what}")
-    return _Tree(tuple(images), tuple(sorted(classes)), tuple(sorted(ignored)), prefix, level)
+    classes = sorted({name.split("/")[level] for name in images})
+    return images, tuple(classes), sorted(ignored), prefix, level
 
 
 def _are_by_site(images: Sequence[str]) -> bool:
@@ -440,10 +415,6 @@ def images_below(root: Path) -> list[str]:
     return sorted(filter(is_image, files_below(root, "data-path", MAX_DEPTH)))
 
 
-def _parts(cell: str) -> tuple[str, ...]:
-    return PurePosixPath(cell.strip().replace("\\", "/")).parts
-
-
 _Ends = dict[tuple[str, ...], set[str]]  # image files by how a table may name them
 
 
@@ -451,16 +422,15 @@ def _ends_below(root: Path) -> _Ends:
     """Return images by the ends of their paths, each with and without the name's ending."""
     named: _Ends = {}
     for file in images_below(root):
-        *above, name = _parts(file)
-        for ending in (name, PurePosixPath(name).stem):
-            for start in range(len(above) + 1):
-                named.setdefault((*above[start:], ending), set()).add(file)
+        for path in (PurePosixPath(file), PurePosixPath(file).with_suffix("")):
+            for start in range(len(path.parts)):
+                named.setdefault(path.parts[start:], set()).add(file)
     return named
 
 
 def _find(ends: _Ends, cell: str) -> list[str]:
     """Return the files that a cell may name, by the longest end of its path that does."""
-    parts = _parts(cell)
+    parts = PurePosixPath(cell.strip().replace("\\", "/")).parts
     return sorted(next(filter(None, (ends.get(parts[k:]) for k in range(len(parts)))), ()))
 
 
@@ -527,17 +497,12 @@ def images_of(
         count += len(frame)
     left = {*texts, column, *reading.ignore, *file.index}
     unused = listed([name for name in file.columns if name not in left])
-    said = f"columns that are not read: {unused}" if unused else ""
     others = [] if embedded else sorted(set().union(*ends.values()).difference(chosen))
-    warnings = [
-        f"{len(names):,} {what}: {listed(names, 5)}"
-        for names, what in (
-            (missing, "rows name no image that is there"),
-            (others, "images are in no row that is used"),
-        )
-        if names
-    ]
-    notes = [f"images by column '{column}' (image)", said]
+    warnings = [f"{len(names):,} {what}: {listed(names, 5)}" for names, what in (
+        (missing, "rows name no image that is there"),
+        (others, "images are in no row that is used"),
+    ) if names]  # fmt: skip
+    notes = [f"images by column '{column}' (image)", unused and f"columns not read: {unused}"]
     content = keys.content(image, warnings, notes, file.found)
     if embedded:
         pictures = _of_cells(file, column, {*map(int, chosen)}, root, image)
@@ -550,10 +515,11 @@ def _of_cells(
     file: RowFile, column: str, wanted: set[int], root: Path, image: Inputs
 ) -> Iterator[Decoded]:
     def read(cell: Any) -> bytes:
-        struct = isinstance(cell, Mapping)
-        inner = cell.get("bytes") or root / cell["path"] if struct else cell
-        return inner if isinstance(inner, bytes) else Path(inner).read_bytes()
+        if isinstance(cell, Mapping):
+            cell = cell.get("bytes") or (root / cell["path"]).read_bytes()
+        return bytes(cell)
 
     cells = (value for frame in file.raw([column]) for value in frame[column])
-    for cell in (value for row, value in enumerate(cells) if row in wanted):
-        yield decode(partial(read, cell), image.image_shape, scans=image.scan)
+    for row, cell in enumerate(cells):
+        if row in wanted:
+            yield decode(partial(read, cell), image.image_shape, scans=image.scan)

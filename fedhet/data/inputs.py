@@ -311,7 +311,6 @@ class Content:
     are float64 of the column of ``split-by``. ``tests`` (n,) or (0,) bool are in the test split.
     ``warnings`` say what may be wrong, ``notes`` what was understood of a file. ``paths`` name
     images, relative to the root such as ``ship/0655.webp``; other examples are named by index.
-    ``factors`` (n,) or (0,) are what the stored examples must still be multiplied by.
     """
 
     inputs: Inputs
@@ -328,7 +327,6 @@ class Content:
     texts: tuple[str, ...] = field(default=(), repr=False)  # as written, for other tokenizers
     notes: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
-    factors: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
 
 # Examples in chunks (k, ...); it returns their content at the end.

@@ -16,7 +16,7 @@ import pandas as pd
 from fedhet import plugins
 from fedhet.data import rows, table
 from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TABLE, TOKENS, Inputs, Reading, Stream
-from fedhet.data.sources import Data, kind_of_array, loaded
+from fedhet.data.sources import Data, class_names, frames_of, kind_of_array, loaded
 from fedhet.errors import UserError, brief
 
 # First part of a name, by kind: that of data sets with the same keys.
@@ -81,20 +81,14 @@ def understand(data: Any, clients: Sequence[str], *, text: bool = False) -> Give
     if isinstance(data, str | Path):
         raise UserError(f"data: '{data}' is a path: files are read by dataset= and data_path=")
     if isinstance(data, Data):
-        examples = np.asarray(data.examples)
-        kind = data.kind or kind_of_array(examples) or IMAGE
-        return Given(what, kind, data)
+        return Given(what, data.kind or kind_of_array(np.asarray(data.examples)) or IMAGE, data)
     if hasattr(data, "load_partition") and hasattr(data, "partitioners"):  # Flower Datasets
         (partitioner,) = data.partitioners.values()
-        count = int(partitioner.num_partitions)
-        data = {str(k): data.load_partition(k) for k in range(count)}
+        data = {str(k): data.load_partition(k) for k in range(int(partitioner.num_partitions))}
     elif callable(data) and not isinstance(data, type) and not _is_dataset(data):
-        what, load = "function", data
         if not clients:
-            raise UserError(
-                "clients: 0 is not allowed with data=FUNCTION: clients=N, or their names"
-            )
-        data = {}
+            raise UserError("clients: 0 is not allowed with data=FUNCTION: give N, or names")
+        what, load, data = "function", data, {}
         for client in clients:
             try:
                 data[client] = load(client, list(clients))
@@ -130,18 +124,14 @@ def _plain(data: Any) -> Any:  # noqa: PLR0911  (one for each library)
         if isinstance(data, Mapping):
             frames = [_plain(one) for one in data.values()]
             return pd.concat(frames, ignore_index=True)
-        data = data.with_format(None)  # as stored, before a transform
-        names = {key: one.names for key, one in data.features.items() if hasattr(one, "int2str")}
+        data, names = data.with_format(None), class_names(data)  # as stored, before a transform
         pictures = [k for k, one in data.features.items() if type(one).__name__ == "Image"]
         if pictures:
-            (label,) = list(names)[:1] or ["label"]
+            label = next(iter(names), "label")
             images = [np.asarray(one.convert("RGB")) for one in data[pictures[0]]]
-            labels = data[label]
-            classes = names.get(label)
-            return np.stack(images), [classes[y] for y in labels] if classes else labels
-        frame = data.to_pandas()
-        codes = {key: dict(enumerate(classes)) for key, classes in names.items()}
-        return frame.assign(**{key: frame[key].map(code) for key, code in codes.items()})
+            codes = dict(enumerate(names.get(label, ())))
+            return np.stack(images), [codes.get(y, y) for y in data[label]]
+        return next(frames_of(data, data.column_names, 1 + len(data)), pd.DataFrame())
     if isinstance(data, tuple | list | pd.DataFrame) or not _is_dataset(data):
         return data
     pairs = [_pair(data[index]) for index in range(len(data))]  # a torch Dataset, read once
@@ -169,9 +159,7 @@ def _pair(item: Any) -> Sequence[Any]:
 
 def _array(values: Any) -> Array:
     """Return numbers of any library's, a tensor's on the CPU."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu()
-    return np.asarray(values)
+    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
 
 
 def _frames(what: str, frames: Mapping[str, pd.DataFrame], *, text: bool) -> Given:
@@ -182,11 +170,11 @@ def _frames(what: str, frames: Mapping[str, pd.DataFrame], *, text: bool) -> Giv
     for client, frame in frames.items():
         if odd := sorted({*frame.columns} ^ {*frames[first].columns}, key=str):
             has, lacks = (client, first) if odd[0] in frame.columns else (first, client)
-            other = f"client '{lacks}' has none: give all the same columns"
-            raise UserError(f"data: client '{has}' has a column '{odd[0]}', {other}")
+            raise UserError(
+                f"data: client '{has}' has a column '{odd[0]}', client '{lacks}' has none"
+            )
         if SITE in frame.columns:
-            what = f"column '{SITE}' of client '{client}' has the name of the clients' own"
-            raise UserError(f"data: {what}: rename it")
+            raise UserError(f"data: client '{client}' has a column '{SITE}': rename it")
     whole = pd.concat([one.assign(**{SITE: name}) for name, one in frames.items()])
     return Given(what, kind, frame=whole.reset_index(drop=True), site=SITE)
 
@@ -198,7 +186,7 @@ def _arrays(what: str, values: Mapping[str, Any]) -> Given:
         who = f"data: client '{client}'" if client else "data"
         if not isinstance(value, tuple | list) or len(value) not in {2, 4}:
             must = "must be (x, y), (x, y, x_test, y_test), a DataFrame or a data set"
-            raise UserError(f"{who}: got {_shape_of(value)}, {must}")
+            raise UserError(f"{who}: {_shape_of(value)} {must}")
         for x, y, test in zip(map(_array, value[::2]), value[1::2], (False, True), strict=False):
             pieces.append((client, test, x, _checked(who, x, _array(y))))
     first, _, x, _ = pieces[0]
@@ -222,8 +210,7 @@ def _arrays(what: str, values: Mapping[str, Any]) -> Given:
     elif not kind and x.ndim == 2:  # noqa: PLR2004
         kind = TABLE
     if not kind:
-        what = f"the kind of {_shape_of(x)} examples is unclear"
-        raise UserError(f"data: {what}: give a fedhet.Data with `kind`")
+        raise UserError(f"data: {_shape_of(x)} is of no known kind: give a fedhet.Data with `kind`")
     data = Data(
         examples, codes, names.tolist(), kind, clients=owners.tolist() if first else None,
         tests=tests if tests.any() else None,
@@ -233,21 +220,16 @@ def _arrays(what: str, values: Mapping[str, Any]) -> Given:
 
 def _checked(who: str, x: Array, y: Array) -> Array:
     """Return the class of each example as text; UserError for arrays that are no such examples."""
-    number, what = x.dtype.kind == "f", ""
+    what, fraction = "", y.dtype.kind == "f" and y % 1 != 0
     if not x.ndim or x.dtype.kind not in "iufb":
-        what = f"x is {_shape_of(x)}, must be an array of numbers (n, ...)"
-        what += "; texts are given as a DataFrame with text=, frames as {client: DataFrame}"
-    elif y.shape != x.shape[:1]:
-        what = f"y is {_shape_of(y)}, must be one class of each of {len(x)}"
-    elif not len(x):
-        what = "there is no example"
-    elif y.dtype.kind not in "iufbUO":
-        what = f"y is {_shape_of(y)}, must be whole numbers or texts"
-    elif y.dtype.kind == "f" and (wrong := y[y % 1 != 0]).size:
-        what = f"y has the value {wrong[0]:g}, which is no class"
+        what = f"x is {_shape_of(x)}, must be numbers (n, ...); texts are a DataFrame with text="
+    elif y.shape != x.shape[:1] or y.dtype.kind not in "iufbUO":
+        what = f"y is {_shape_of(y)}, must be one class, a number or a text, of each of {len(x)}"
+    elif np.any(fraction):
+        what = f"y has the value {y[fraction][0]:g}, which is no class"
     elif y.dtype.kind == "O" and (gaps := pd.isna(y)).any():
         what = f"y[{int(np.argmax(gaps))}] is missing"
-    elif number and (bad := np.isinf(x) if x.ndim <= 2 else ~np.isfinite(x)).any():  # noqa: PLR2004
+    elif x.dtype.kind == "f" and (bad := np.isinf(x) if x.ndim <= 2 else ~np.isfinite(x)).any():  # noqa: PLR2004
         where = np.argwhere(bad)[0].tolist()
         what = f"x{where} is {x[tuple(where)]}, must be finite"
     if what:
@@ -271,15 +253,12 @@ def _as_bytes(images: Array, owners: Array) -> tuple[Array, tuple[str, ...]]:
         return images.astype(np.uint8), ()
     line = f"data: float images from {from_} to {to}"
     if low < -1 or high > 1:
-        must = "must be from 0 to 1, -1 to 1, or whole numbers to 255: leave out a Normalize"
-        raise UserError(f"{line} {must}")
+        raise UserError(f"{line} must be from 0 or -1 to 1, or bytes: leave out a Normalize")
     shift, scale = (0.0, 255.0) if low >= 0 else (1.0, 127.5)
     note = f"{line} are taken as {0 - shift:g} to 1, stored as 8 bits"
     return np.rint((images + shift) * scale).astype(np.uint8), (note,)
 
 
 def _shape_of(value: Any) -> str:
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return f"{value.dtype} of shape {tuple(value.shape)}"
-    length = f" of {len(value)}" if isinstance(value, tuple | list) else ""
-    return f"a {type(value).__name__}{length}"
+    typed = hasattr(value, "shape") and hasattr(value, "dtype")
+    return f"{value.dtype} of shape {tuple(value.shape)}" if typed else f"a {type(value).__name__}"

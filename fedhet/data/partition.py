@@ -8,7 +8,7 @@ import csv
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from importlib import import_module
 from inspect import signature
@@ -208,11 +208,6 @@ def _check_count(clients: int, found: int, who: str) -> None:
         raise UserError(f"clients {clients} is not allowed: {who} (0 takes all)")
 
 
-def count_clients(file: str) -> int:
-    """Return how many clients a partition file names; UserError for another file."""
-    return len({client for _, (_, client, *_) in _file_rows(file)})
-
-
 def _file_rows(file: str) -> list[tuple[int, list[str]]]:
     """Return line number and fields of every row after the header that is not empty."""
     try:
@@ -334,6 +329,7 @@ _DRAWS = {
     "classes-per-client": classes_per_client, "iid": iid, "quantity": quantity,
     "dirichlet": dirichlet,
 }  # fmt: skip
+DEFAULT_CLIENTS = 10  # where nothing says their number
 PREFIX = "flwr:"  # and the class of a partitioner of flwr-datasets, with its keywords
 _NAMED = 5  # in a line
 _GROUPS = 20  # groups in test below which a figure is chance
@@ -366,8 +362,7 @@ def make_partition(data: Content, config: RunConfig) -> Partition:
     UserError for examples of one class, an infeasible setting, or an error in the file.
     """
     check_groups(data, config)
-    lines = about_classes(data, noun(config.dataset))
-    ids: tuple[str, ...]
+    lines = list(about_classes(data, noun(config.dataset)))
     if config.partition == "file":
         known = data.paths or [str(index) for index in range(len(data.labels))]
         ids, clients = read_partition_file(config.partition_file, known, config.clients)
@@ -465,40 +460,36 @@ def _natural(
 _NO_CLASS = re.compile(r"-9+|999+|unknown|missing|unbekannt|inconnue?|desconocid[oa]|keine angabe")
 
 
-def about_classes(data: Content, what: str) -> list[str]:
-    """Return lines about classes that may be one, or are too small; UserError for one class."""
-    sizes = _sizes(data)
+def about_classes(data: Content, what: str) -> Iterator[str]:
+    """Yield lines about classes that may be one, or are too small; UserError for one class."""
+    sizes, names = _sizes(data), np.array(data.classes)
     if len(data.labels) > 1 == np.count_nonzero(sizes):
         check = "check target, whether the file is complete, and the level of the folder"
         check += "".join(f"; {note}" for note in data.notes[:1])
-        same = f"have the same class, '{data.classes[int(sizes.argmax())]}'"
+        same = f"have the same class, '{names[sizes.argmax()]}'"
         raise UserError(f"all {len(data.labels):,} {what} {same}: {check}")
-    lines = [
-        f"classes {', '.join(map(repr, same))} differ only in case or spaces: "
-        f"labels={{{same[0]}: [{', '.join(same)}], ...}} joins them"
-        for same in alike(data.classes)
-    ]
+    for alike_ in alike(data.classes):
+        joined = f"labels={{{alike_[0]}: [{', '.join(alike_)}], ...}} joins them"
+        yield f"classes {', '.join(map(repr, alike_))} differ only in case or spaces: {joined}"
     gaps = [name for name in data.classes if _NO_CLASS.fullmatch(name.lower())]
     if gaps and what != noun("image-folder"):
         out = f"gaps={','.join(gaps)} leaves such rows out"
-        lines.append(f"classes {listed(gaps)} may stand for a missing value: {out}")
-    names = np.array(data.classes)
+        yield f"classes {listed(gaps)} may stand for a missing value: {out}"
     joins = "labels={NAME: [WORD, WORD], ...} joins different words for one class"
     held = {site: {*names[data.labels[data.sites == k]]} for k, site in enumerate(data.site_names)}
     owners = Counter(name for own in held.values() for name in own)
     several = [site for site, own in held.items() if len(own) > 1]
     if apart := [one for one in several if max(owners[name] for name in held[one]) == 1]:
-        lines.append(f"no class of {listed(apart, _NAMED)} occurs at another site: {joins}")
+        yield f"no class of {listed(apart, _NAMED)} occurs at another site: {joins}"
     coded = all(map(str.isdigit, data.classes)) and 3 <= len(names) <= CODED  # noqa: PLR2004
-    for pair in combinations(several, 2) if coded else ():
-        if all(held[one] - held[two] for one, two in (pair, pair[::-1])):
-            both = "; ".join(f"{one} has {', '.join(sorted(held[one]))}" for one in pair)
-            lines.append(f"sites do not have the same classes ({both}): {joins}")
+    for a, b in combinations(several, 2) if coded else ():
+        if held[a] - held[b] and held[b] - held[a]:
+            both = "; ".join(f"{one} has {', '.join(sorted(held[one]))}" for one in (a, b))
+            yield f"sites do not have the same classes ({both}): {joins}"
             break
-    if alone := [data.classes[label] for label in np.flatnonzero(sizes == 1)]:
+    if len(alone := names[sizes == 1].tolist()):
         one = f"{len(alone)} classes have one {what.removesuffix('s')}, which cannot be trained on"
-        lines.append(f"{one} and tested: {listed(alone, _NAMED)}; labels can join classes")
-    return lines
+        yield f"{one} and tested: {listed(alone, _NAMED)}; labels can join classes"
 
 
 def _about_groups(splits: Sequence[ClientSplit], data: Content, config: RunConfig) -> Iterator[str]:
@@ -568,25 +559,37 @@ def _about_clients(partition: Partition, data: Content, config: RunConfig) -> It
 
 
 def _flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
-    """Return the client (n,) of every example, -1 for none, and their number.
+    """Return the client (n,) of every example by ``flwr:CLASS key=value ...``, and their number.
 
     What the class takes and nobody gives are ``num_partitions``, ``partition_by`` and ``seed``.
     """
     kind, owner = config.partition, np.full(len(data.labels), -1, dtype=np.int64)
-    make, given = _partitioner(kind)
-    takes = signature(make).parameters
-    ours = {"num_partitions": config.clients, "partition_by": "label", "seed": config.data_seed}
-    keywords = {key: value for key, value in ours.items() if key in takes} | given
+    try:
+        name, *words = shlex.split(kind.removeprefix(PREFIX)) or [""]
+        given = {key: parse_yaml(text) for key, text in (word.split("=", 1) for word in words)}
+        classes: Any = import_module("flwr_datasets.partitioner")
+        datasets: Any = import_module("datasets")
+    except (ValueError, Damaged, ImportError) as error:
+        must = f"must be written {PREFIX}CLASS keyword=value ..."
+        if isinstance(error, ImportError):
+            must = "needs flwr-datasets: pip install 'fedhet[hf]'"
+        raise UserError(f"partition: '{kind}' {must} ({brief(error)})") from error
+    known = [one for one in classes.__all__ if one != "Partitioner" and "Vertical" not in one]
+    if name not in known:
+        allowed = f"{nearest(name, known)}; allowed: {', '.join(known)}"
+        raise UserError(f"partition: flwr-datasets has no '{name}' that deals examples{allowed}")
+    takes = signature(getattr(classes, name)).parameters
+    ours = {"num_partitions": config.clients or DEFAULT_CLIENTS, "partition_by": "label"}
+    ours |= {"seed": config.data_seed}
     columns = {"label": data.labels.tolist(), "index": list(range(len(owner)))}
     columns |= {"site": [data.site_names[k] for k in data.sites]} if data.site_names else {}
     try:
-        signature(make).bind_partial(**keywords)  # a misspelt keyword before a missing one
-        signature(make).bind(**keywords)
         for key, value in given.items():
-            if isinstance(takes[key].default, bool) and not isinstance(value, bool):
+            switch = key in takes and isinstance(takes[key].default, bool)
+            if switch and not isinstance(value, bool):
                 raise TypeError(f"{key}={value} is not allowed: true or false")
-        partitioner = make(**keywords)
-        datasets: Any = import_module("datasets")
+        keywords = {key: value for key, value in ours.items() if key in takes} | given
+        partitioner = getattr(classes, name)(**keywords)
         datasets.disable_progress_bars()
         partitioner.dataset = datasets.Dataset.from_dict(columns)
         found = int(partitioner.num_partitions)
@@ -601,30 +604,3 @@ def _flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
         what = "leaves some clients without examples, or gives some examples to several"
         raise UserError(f"partition: '{kind}' {what}: use fewer clients")
     return owner, found
-
-
-def says_clients(kind: str) -> bool:
-    """Return whether a partitioner says itself how many clients there are."""
-    if not kind.startswith(PREFIX):
-        return False
-    return "num_partitions" not in signature(_partitioner(kind)[0]).parameters
-
-
-def _partitioner(kind: str) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Return the class that ``flwr:CLASS keyword=value ...`` names, and its keywords."""
-    try:
-        name, *words = shlex.split(kind.removeprefix(PREFIX)) or [""]
-        given = {key: parse_yaml(text) for key, text in (word.split("=", 1) for word in words)}
-        module: Any = import_module("flwr_datasets.partitioner")
-    except (ValueError, Damaged, ImportError) as error:
-        must = f"must be written {PREFIX}CLASS keyword=value ..."
-        if isinstance(error, ImportError):
-            must = "needs flwr-datasets: pip install 'fedhet[hf]'"
-        raise UserError(f"partition: '{kind}' {must} ({brief(error)})") from error
-    known = [one for one in module.__all__ if one != "Partitioner" and "Vertical" not in one]
-    if name not in known:
-        allowed = f"{nearest(name, known)}; allowed: {', '.join(known)}"
-        raise UserError(f"partition: flwr-datasets has no '{name}' that deals examples{allowed}")
-    if "num_partitions" in given:
-        raise UserError(f"partition: num_partitions: write clients={given['num_partitions']}")
-    return getattr(module, name), given

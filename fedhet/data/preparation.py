@@ -199,17 +199,12 @@ def crop_flip(images: Tensor, generator: torch.Generator) -> Tensor:
 
     The margins are an eighth of the sides: 4 pixels at 32.
     """
-    count, high, wide = images.shape[:3]
+    (count, high, wide), device = images.shape[:3], images.device
     down, across = high // 8, wide // 8
-    device = images.device
-    if high == wide:
-        shape = (2, count, 1)
-        tops, lefts = torch.randint(0, 2 * down + 1, shape, generator=generator, device=device)
-    else:
-        tops, lefts = (
-            torch.randint(0, 2 * margin + 1, (count, 1), generator=generator, device=device)
-            for margin in (down, across)
-        )
+    tops, lefts = (
+        torch.randint(0, 2 * margin + 1, (count, 1), generator=generator, device=device)
+        for margin in (down, across)
+    )
     flipped = torch.randint(0, 2, (count, 1), generator=generator, device=device) == 1
     steps = torch.arange(wide, device=device)
     rows = tops + torch.arange(high, device=device)

@@ -247,8 +247,7 @@ def _is_uneven(dataset: Dataset) -> bool:
 def _training(keys: Keys, given: Mapping[str, Any], dataset: Dataset) -> Keys:
     """Return the keys with classes, partition and training."""
     models, rate = _MODELS[dataset.inputs.kind]
-    # A preset that named classes would refuse the folders of those that were dropped.
-    if "labels" not in keys and not any(one.startswith("dropped ") for one in dataset.warnings):
+    if "labels" not in keys:
         keys["classes"] = list(dataset.classes)
     if _is_uneven(dataset):
         keys.setdefault("metric", "balanced_accuracy")

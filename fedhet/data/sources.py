@@ -1,17 +1,15 @@
 """Sources by name: embedded and torchvision's sets, files, the hub, seeded ones, a function."""
 
+import ast
 import hashlib
 import inspect
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
-from importlib.machinery import PathFinder
 from importlib.metadata import distribution
-from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +44,7 @@ from fedhet.data.inputs import (
 from fedhet.errors import UserError, brief, nearest
 from fedhet.rng import generator
 
+_OURS = frozenset({"fedhet", "strategies", "clients"})
 TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "fashion-mnist": "FashionMNIST"}
 
 
@@ -70,12 +69,10 @@ def find_source(  # noqa: PLR0911  (one for each form of a name)
     if name in DATASETS or name.startswith(HUB):
         return (_of_hub if name.startswith(HUB) else _of_files)(name, data_path, reading)
     if plugins.is_given(name):  # by a Python program; what is in the cache is not asked for
-
-        def given(image: Inputs, classes: tuple[str, ...]) -> Stream:
-            stream: Stream = plugins.load("dataset", name).stream(reading, image, classes)
-            return stream
-
-        return Source(["given", name, repr(reading)], given)
+        return Source(
+            ["given", name, repr(reading)],
+            lambda *wanted: plugins.load("dataset", name).stream(reading, *wanted),
+        )
     if name.partition(":")[0] == "synthetic":
         return _synthetic(name, seed)
     if plugins.is_own("dataset", name):
@@ -88,10 +85,8 @@ def find_source(  # noqa: PLR0911  (one for each form of a name)
 def _of_files(name: str, data_path: str, reading: Reading) -> Source:
     from fedhet.data import formats, rows, table  # pandas: a second
 
-    suffixes: Sequence[str] = formats.ROW_SUFFIXES
-    path = Path(data_path).expanduser()
-    if name == "signals" and path.is_dir() and formats.holds(path, formats.NPZ_SUFFIXES):
-        suffixes = formats.NPZ_SUFFIXES
+    npz = name == "signals" and formats.holds(Path(data_path).expanduser(), formats.NPZ_SUFFIXES)
+    suffixes = formats.NPZ_SUFFIXES if npz else formats.ROW_SUFFIXES
     paths = formats.find_files(name, data_path, suffixes)
 
     def stream(_: Inputs, classes: tuple[str, ...]) -> Stream:
@@ -120,18 +115,11 @@ def _of_hub(dataset: str, data_path: str, reading: Reading) -> Source:
         from fedhet.data import rows, table
 
         data, where = _load(dataset, data_path), f"dataset '{dataset}'"
-        names = {name: one.names for name, one in data.features.items() if hasattr(one, "int2str")}
+        names = [*class_names(data)]
         if not reading.target and len(names) != 1:
-            columns = f"{len(names)} class labels: name one of {listed(data.column_names)}"
-            raise UserError(f"target: '' is not allowed: {where} has {columns}")
-
-        def frames(columns: list[str], size: int) -> Iterator[Any]:
-            codes = {name: dict(enumerate(names[name])) for name in columns if name in names}
-            for frame in data.select_columns(columns).to_pandas(size, batched=True):
-                yield frame.assign(**{name: frame[name].map(code) for name, code in codes.items()})
-
-        file = rows.FrameFile(where, reading.form, data.column_names, (), frames)
-        own = replace(reading, target=reading.target or next(iter(names)))
+            raise UserError(f"target: {where} needs it: one of {listed(data.column_names)}")
+        file = rows.FrameFile(where, reading.form, data.column_names, (), partial(frames_of, data))
+        own = replace(reading, target=reading.target or names[0])
         pictures = [name for name, kind in data.features.items() if type(kind).__name__ == "Image"]
         if pictures and not own.text:
             named = replace(own, image=own.image or pictures[0])
@@ -139,6 +127,18 @@ def _of_hub(dataset: str, data_path: str, reading: Reading) -> Source:
         return (table.of_texts if own.text else table.of_table)(file, own, classes)
 
     return Source(["hub", dataset, data_path, files, repr(reading)], stream)
+
+
+def class_names(data: Any) -> dict[str, list[str]]:
+    """Return the columns of labels of a Dataset of Hugging Face, with the names of the classes."""
+    return {name: one.names for name, one in data.features.items() if hasattr(one, "int2str")}
+
+
+def frames_of(data: Any, columns: list[str], size: int) -> Iterator[Any]:
+    """Yield columns of a Dataset of Hugging Face, ``size`` rows at a time, classes by name."""
+    codes = {k: dict(enumerate(names)) for k, names in class_names(data).items() if k in columns}
+    for frame in data.select_columns(columns).to_pandas(size, batched=True):
+        yield frame.assign(**{name: frame[name].map(code) for name, code in codes.items()})
 
 
 def _load(dataset: str, data_path: str) -> Any:
@@ -149,8 +149,7 @@ def _load(dataset: str, data_path: str) -> Any:
     try:
         datasets: Any = import_module("datasets")
     except ImportError as error:
-        need = f"needs flwr-datasets: pip install 'fedhet[hf]' ({brief(error)})"
-        raise UserError(f"dataset '{dataset}' {need}") from error
+        raise UserError(f"{dataset} needs pip install 'fedhet[hf]' ({brief(error)})") from error
     datasets.disable_progress_bars()
     path, split = Path(data_path).expanduser(), given.get("split", "train")
     try:
@@ -198,12 +197,10 @@ def _torchvision(name: str, root: Path) -> "Data":
     """Pool train and test images, in this order; raise UserError if they cannot be downloaded."""
     from torchvision import datasets
 
-    make, existed = getattr(datasets, TORCHVISION[name]), root.exists()
+    make = getattr(datasets, TORCHVISION[name])
     try:
         parts = [make(str(root), train=train, download=True) for train in (True, False)]
     except Exception as error:
-        if not existed:
-            shutil.rmtree(root, ignore_errors=True)
         why = f"their download failed ({brief(error)}): copy torchvision's files there"
         raise UserError(f"dataset {name}: '{root}' lacks its files, and {why}") from error
     images = np.concatenate([np.asarray(part.data, dtype=np.uint8) for part in parts])
@@ -221,8 +218,7 @@ _BLOBS = 4
 def _synthetic(name: str, seed: int) -> Source:
     """Return images of which number i is of class i mod C: a fixed scene a class, and noise."""
     match = _FORM.fullmatch(name)
-    words = match.groups() if match else ("0", "0")
-    examples, count = int(words[0] or 6000), int(words[1] or 10)
+    examples, count = (int(match[1] or 6000), int(match[2] or 10)) if match else (0, 0)
     if not examples >= count >= 2:  # noqa: PLR2004
         forms = "synthetic, synthetic:EXAMPLES or synthetic:EXAMPLESxCLASSES, with 2 classes"
         raise UserError(f"dataset {name!r}: must be {forms} or more, and no fewer examples")
@@ -296,17 +292,15 @@ def _own(dataset: str, data_path: str) -> Source:
     """Return what a user's function gives; its key is its code, and its files' sizes and times."""
     load: Callable[[str], Any] = plugins.load("dataset", dataset)
     if not inspect.isroutine(load):
-        what = f"a {type(load).__name__}, must be a function load(data_path)"
-        raise UserError(f"dataset {dataset!r} is {what}")
+        raise UserError(f"dataset {dataset!r} is {load!r:.40}, must be a function load(data_path)")
 
     def called() -> Data:
         try:
             found = load(data_path)
             return found if isinstance(found, Data) else Data(*found)
         except (Exception, SystemExit) as error:
-            must = "must return images, labels and class names, or a fedhet.Data"
-            what = f"load({data_path!r}) {must}: {brief(error)}"
-            raise UserError(f"dataset {dataset!r}: {what}") from error
+            must = f"must return (x, y, classes) or a fedhet.Data: {brief(error)}"
+            raise UserError(f"dataset {dataset!r}: load({data_path!r}) {must}") from error
 
     key = ["own", dataset, _code(load.__module__), data_path, *_stats_below(data_path)]
     return Source(key, partial(loaded, dataset, called))
@@ -319,40 +313,34 @@ def _stats_below(data_path: str) -> list[object]:
     return file_stats(files) if path.exists() else []
 
 
-class _Imports(ModuleFinder):
-    """Reads folders without ``__init__.py`` as packages, too: the library's own finder fails."""
-
-    def find_module(self, name: str, path: Any, parent: Any = None) -> Any:
-        """Return what stands under a name; of such a folder its path, and the mark of packages."""
-        try:
-            return super().find_module(name, path, parent)
-        except AttributeError:
-            found = PathFinder.find_spec(name, path or self.path)
-            if found is None or not found.submodule_search_locations:
-                raise
-            return None, found.submodule_search_locations[0], ("", "", 5)
-
-    def load_package(self, fqname: str, pathname: str) -> Any:
-        if (Path(pathname) / "__init__.py").exists():
-            return super().load_package(fqname, pathname)
-        package: Any = self.add_module(fqname)
-        package.__path__ = [pathname]
-        return package
-
-
 def _code(module: str) -> str:
     """Return the SHA-256 of a module and of those in the same place that it imports, as written."""
     file = getattr(sys.modules[module], "__file__", None)
     if not file:
         return ""
     root = Path(file).parents[module.count(".") + (Path(file).stem == "__init__")]
-    top, rest = module.partition(".")[0], ["fedhet", "strategies", "clients"]
-    if root.name == "site-packages":  # an installed package is all that its author changes
-        rest += [one.name.partition(".")[0] for one in root.iterdir() if one.name != top]
-    finder = _Imports([str(root)], excludes=[one for one in rest if one != top])
-    finder.import_hook(module)
-    files = sorted({path for one in finder.modules.values() if (path := vars(one).get("__file__"))})
-    return hashlib.sha256(b"".join(Path(one).read_bytes() for one in files)).hexdigest()
+    own, todo, codes = module.partition(".")[0], [module], dict[Path, bytes]()
+    while todo:
+        parts = todo.pop().split(".")
+        # An installed package is all that its author changes.
+        if parts[0] != own and (root.name == "site-packages" or parts[0] in _OURS):
+            continue
+        for stem in (root.joinpath(*parts[: k + 1]) for k in range(len(parts))):
+            for path in (stem.with_suffix(".py"), stem / "__init__.py"):
+                if path not in codes and path.is_file():
+                    codes[path] = path.read_bytes()
+                    todo += _imports(codes[path], path.relative_to(root).parent.parts)
+    return hashlib.sha256(b"".join(codes[path] for path in sorted(codes))).hexdigest()
+
+
+def _imports(code: bytes, package: Sequence[str]) -> Iterator[str]:
+    for node in ast.walk(ast.parse(code)):
+        names = [one.name for one in getattr(node, "names", ())]
+        if isinstance(node, ast.Import):
+            yield from names
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            yield from (".".join([*above, *filter(None, [node.module]), name]) for name in names)
 
 
 def loaded(
@@ -375,16 +363,16 @@ def loaded(
         raise UserError(f"dataset {dataset!r}: {what}") from error
     kept, labels = select(dataset, own, labels.astype(np.int64), classes)
     about = Content(inputs, labels, classes or own)
-    if "clients" in columns:
-        names = [canonical(str(name)) for name in columns["clients"].tolist()]
+    if (clients := columns.get("clients")) is not None:
+        names = [canonical(str(name)) for name in clients.tolist()]
         codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
         sites = np.array([codes[name] for name in names], dtype=np.int32)[kept]
         about = replace(about, sites=sites, site_names=safe_ids(list(codes)))
-    if "groups" in columns:
-        groups = np.unique(columns["groups"].astype(str), return_inverse=True)[1][kept]
-        about = replace(about, groups=groups.astype(np.int32), group_by="groups", grouped=True)
-    if "tests" in columns:
-        about = replace(about, tests=columns["tests"].astype(bool)[kept])
+    if (groups := columns.get("groups")) is not None:
+        numbers = np.unique(groups.astype(str), return_inverse=True)[1][kept].astype(np.int32)
+        about = replace(about, groups=numbers, group_by="groups", grouped=True)
+    if (tests := columns.get("tests")) is not None:
+        about = replace(about, tests=tests.astype(bool)[kept])
     if inputs.kind != IMAGE:
         for start in range(0, len(kept), _CHUNK):
             yield stored[kept[start : start + _CHUNK]]
@@ -400,8 +388,7 @@ def _check_labels(examples: Examples, labels: Examples, classes: tuple[str, ...]
     if not examples.ndim or not len(examples):
         raise ValueError("there are no examples")
     if labels.shape != examples.shape[:1] or labels.dtype.kind not in "iu":
-        must = f"must be whole numbers of shape [{len(examples)}]"
-        raise ValueError(f"labels are {_shown(labels)}, {must}")
+        raise ValueError(f"labels are {_shown(labels)}, must be {len(examples)} whole numbers")
     if not classes or len(set(classes)) < len(classes) or not all(classes):
         raise ValueError("class names must be different texts")
     _check_range("labels", labels, len(classes), f"there are {len(classes)} class names")
@@ -441,8 +428,7 @@ def _described(data: Data, examples: Examples, image: Inputs) -> tuple[Inputs, E
         inputs = Inputs.table(tuple(map(str, plain)), lists)
         stored = examples.astype(np.float32)
         if shape != inputs.stored or np.isinf(stored).any():
-            must = f"must be numbers (n, {len(inputs.columns)}), none infinite; a gap is NaN"
-            raise ValueError(f"table examples {what}: {must}")
+            raise ValueError(f"table {what}: must be finite, or NaN, (n, {len(inputs.columns)})")
         for name, values in inputs.categories:
             codes = stored[:, inputs.columns.index(name)]
             if not np.isin(codes[~np.isnan(codes)], np.arange(len(values))).all():

@@ -48,6 +48,7 @@ MEASURED = 20  # different numbers of a target that is taken for a measurement, 
 _FEW_GROUPS = 10  # values of such a column below which it says nothing of whose a row is
 _RANGE = re.compile(r"([+-]?[\d.]*?)\.\.([+-]?[\d.]*)", re.ASCII)
 _GAP, _UNKNOWN = -1, -2  # in place of a label
+_LABEL, _OWNER, _TIME, _RECORDING = range(4)  # names that no column has
 
 
 def coded(values: pd.Series, code: Callable[[str], int]) -> Indices:
@@ -119,8 +120,7 @@ class Classes:
         if self._names:
             return _UNKNOWN
         if len(self._code) >= MAX_CLASSES:
-            what = f"over {MAX_CLASSES:,} values cannot be classes: group them with labels"
-            raise UserError(f"target '{self._reading.target}': {what}")
+            raise UserError(f"target: over {MAX_CLASSES:,} values: group them with labels")
         return self._code.setdefault(plain, len(self._code))
 
     def done(self) -> tuple[Indices, tuple[str, ...]]:
@@ -159,8 +159,8 @@ class Classes:
             again = sum(enough(part in known for part in split[name]) for name in joined)
             several += joined if 2 * again >= len(joined) else []
         if several:
-            cell = f"has several classes in one cell ({shown(several[0])}), which is not supported"
-            raise UserError(f"target: '{self._reading.target}' {cell}: join values with labels")
+            what = f"target: several classes in one cell, {shown(several[0])}, are not supported"
+            raise UserError(f"{what}: join values with labels")
 
 
 # --- clients, groups and times ---------------------------------------------------------------
@@ -170,9 +170,8 @@ class _Codes:
     """Numbers of the values of some columns together, as they are written; -1 for a gap."""
 
     def __init__(self, names: Sequence[str], missing: frozenset[str]) -> None:
-        self.names, self._missing = names, missing
+        self.names, self.by, self._missing = names, " and ".join(names), missing
         self.places: dict[tuple[str, ...], int] = {}
-        self.parts: list[Indices] = []  # of the rows that are kept, as they come
 
     def of(self, frame: pd.DataFrame) -> Indices:
         first, *others = (frame[name].astype("str") for name in self.names)
@@ -194,10 +193,9 @@ class Keys:
 
     def __init__(self, reading: Reading, wanted: tuple[str, ...]) -> None:
         self.reading, self._classes = reading, Classes(reading, wanted)
-        self._missing = reading.form.missing
-        self._sites, self._files = _Codes((), self._missing), dict[str, int]()
+        self._sites, self._files = _Codes((), frozenset()), dict[str, int]()
         self._groups: list[_Codes] = []  # asked for, else suspected
-        self._kept: dict[str, list[npt.NDArray[Any]]] = {}  # labels, owners, times, recordings
+        self._rows: list[pd.DataFrame] = []  # label, owner, time, recording, groups; without gaps
         self._left: Counter[str] = Counter()
 
     def columns(
@@ -210,11 +208,11 @@ class Keys:
         self.reading = reading = describe.present(file, self.reading)
         describe.need(file, [reading.target], "target")
         if not self._sites.names:  # else one more file of a folder
-            self._sites = _Codes(reading.site, self._missing)
+            self._sites = _Codes(reading.site, reading.form.missing)
         taken = reading.taken - {*reading.ignore} | {*others, reading.text, reading.time}
         persons = (n for n in file.columns if n not in taken and describe.is_person(n))
         columns = [reading.group] if reading.group else [[name] for name in persons]
-        groups = self._groups or [_Codes(names, self._missing) for names in columns]
+        groups = self._groups or [_Codes(names, reading.form.missing) for names in columns]
         self._groups = [one for one in groups if {*one.names} <= {*file.columns}]
         read = [n for one in self._groups for n in one.names if n not in features]
         return [*dict.fromkeys([reading.target, *reading.site, *read, *reading.when])]
@@ -227,54 +225,54 @@ class Keys:
 
         ``recordings`` (k,) are equal for windows that were cut from one recording.
         """
-        target = self.reading.target
-        labels = self._classes.labels(frame[target], lambda row: file.at(row, target))
-        if self.reading.site:
+        reading = self.reading
+        target = reading.target
+        labels = self._classes.labels(frame[target], partial(file.at, column=target))
+        if reading.site:
             owners = self._sites.of(frame)
         else:  # the file, where it is a site
             name = file.site.name.split(".")[0] or file.site.name if file.site else ""
             owners = np.full(len(frame), self._files.setdefault(name, len(self._files)))
-        groups = [one.of(frame) for one in self._groups]
-        times = self._when(file, frame) if self.reading.split_by else None
+        rows = {one.by: one.of(frame) for one in self._groups} | {_LABEL: labels, _OWNER: owners}
+        good = {"without target": labels >= 0, "without site": owners >= 0}
+        if reading.group:
+            good["without group"] = rows[self._groups[0].by] >= 0
+        if reading.split_by:
+            rows[_TIME] = self._when(file, frame)
+            good["without a time of split-by"] = ~np.isnan(rows[_TIME])
+        if finite is not None:
+            good["with gaps in the window"] = finite
+        if recordings is not None:
+            rows[_RECORDING] = recordings
         kept = np.ones(len(labels), dtype=bool)
-        for what, good in (
-            ("without target", labels >= 0), ("without site", owners >= 0),
-            ("without group", groups[0] >= 0 if self.reading.group else None),
-            ("without a time of split-by", None if times is None else ~np.isnan(times)),
-            ("with gaps in the window", finite),
-        ):  # fmt: skip
-            if good is not None:
-                self._left[what] += int((kept & ~good).sum())
-                kept &= good
-        for one, codes in zip(self._groups, groups, strict=True):
-            one.parts.append(codes[kept])
-        columns = {"labels": labels, "owners": owners, "times": times, "recordings": recordings}
-        for name, values in columns.items():
-            if values is not None:
-                self._kept.setdefault(name, []).append(values[kept])
+        for what, one in good.items():
+            self._left[what] += int((kept & ~one).sum())
+            kept &= one
+        self._rows.append(pd.DataFrame(rows)[kept])
         return kept
 
     def _when(self, file: RowFile, frame: pd.DataFrame) -> npt.NDArray[np.float64]:
         """Return the times of ``split-by``, NaN for a gap; UserError for what is no time."""
         column = frame[self.reading.split_by]
-        known = column.mask(column.str.lower().isin(list(self._missing)))
+        known = column.mask(column.str.lower().isin(list(self.reading.form.missing)))
         times = as_times(known)
         for row, value in column[known.notna() & np.isnan(times)].items():
             where = f"split-by: {file.at(row, self.reading.split_by)}"
             raise UserError(f"{where}: {shown(str(value))} is neither a date nor a number")
         return times
 
-    def _grouped(self, recordings: Indices) -> tuple[Indices, str, bool]:
+    def _grouped(self, rows: pd.DataFrame) -> tuple[Indices, str, bool]:
         """Return groups of all rows, by what, and whether they were asked for or one recording."""
-        if not self.reading.group and len(np.unique(recordings)) < len(recordings):
-            return recordings, RECORDING, True
+        asked = bool(self.reading.group)
+        if not asked and _RECORDING in rows and rows[_RECORDING].duplicated().any():
+            return rows[_RECORDING].to_numpy(), RECORDING, True
         for one in self._groups:
-            groups, by, count = np.concatenate(one.parts), " and ".join(one.names), len(one.places)
-            if self.reading.group or _FEW_GROUPS <= count < len(groups):
+            groups, count = rows[one.by].to_numpy(), len(one.places)
+            if asked or _FEW_GROUPS <= count < len(groups):
                 # A gap is a group of its own.
                 groups = np.where(groups < 0, count + np.arange(len(groups)), groups)
-                return groups, by, bool(self.reading.group)
-        return recordings[:0], "", False
+                return groups, one.by, asked
+        return np.zeros(0, dtype=np.int64), "", False
 
     def content(
         self, inputs: Inputs, warnings: Sequence[str] = (), notes: Sequence[str] = (),
@@ -282,12 +280,11 @@ class Keys:
     ) -> Content:  # fmt: skip
         """Return what is known once all rows are read; ``notes`` follow the line about them."""
         order, classes = self._classes.done()
-        all_of = {name: np.concatenate(parts) for name, parts in self._kept.items()}
-        labels = order[all_of["labels"]] if len(all_of["labels"]) else all_of["labels"]
+        rows = pd.concat(self._rows)
+        labels = order[rows[_LABEL].to_numpy()]
         sites = ["-".join(values) for values in self._sites.places] or [*filter(None, self._files)]
-        ids = safe_ids(sites)
-        clients = all_of["owners"].astype(np.int32) if sites else np.zeros(0, dtype=np.int32)
-        groups, by, grouped = self._grouped(all_of.get("recordings", np.zeros(0, dtype=np.int64)))
+        ids, clients = safe_ids(sites), rows[_OWNER].to_numpy(np.int32)[: len(rows) * bool(sites)]
+        groups, by, grouped = self._grouped(rows)
         left, target = +self._left, self.reading.target
         lines = [f"{len(labels):,}{f' of {len(labels) + left.total():,}' if left else ''} rows"]
         lines += [f"{count:,} rows {what} are left out (gaps)" for what, count in left.items()]
@@ -297,7 +294,7 @@ class Keys:
         notes = ["; ".join(lines), *notes, "; ".join(found), *listed_ids(sites)]
         return Content(
             inputs, labels, classes, clients, ids, groups.astype(np.int32), by, grouped,
-            times=all_of.get("times", np.zeros(0)),
+            times=rows[_TIME].to_numpy() if _TIME in rows else np.zeros(0),
             warnings=tuple(filter(None, (*warnings, *self._classes.warnings))),
             notes=tuple(filter(None, notes)),
         )  # fmt: skip
@@ -372,14 +369,13 @@ def of_table(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
     reading, description = describe.described(file, given)
     for name, values in reading.categories:
         if name in reading.taken or (reading.declared and not values):
-            taken = "needs its values on a node, and is no target, site, group, split-by or ignored"
-            raise UserError(f"categories: '{name}' {taken}: categories={{{name}: [a, b]}}")
+            use = "has another use" if name in reading.taken else "needs its values on a node"
+            raise UserError(f"categories: '{name}' {use}: categories={{{name}: [a, b]}}")
     lines = [f"target: '{reading.target}' by its name"] if not given.target else []
     features, categories = left_columns(file, reading), dict(reading.categories)
     if reading.numbers:
         features = [*reading.numbers, *categories]
-        known = {*features, *reading.taken, *file.index}
-        if other := [name for name in file.columns if name not in known]:
+        if other := [n for n in left_columns(file, reading) if n not in features]:
             lines.append(f"columns that no key names and no model sees: {listed(other)}")
     elif description is not None:
         if unusable := description.unusable():
@@ -404,10 +400,10 @@ def of_table(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
         yield numbers
     seen = np.concatenate(sampled)
     if not (reading.site or reading.declared or file.site is not None):
-        pairs = zip(features, seen.T, strict=True)
-        different = {n: len(np.unique(x[~np.isnan(x)])) for n, x in pairs if describe.site_like(n)}
+        named = [(n, x) for n, x in zip(features, seen.T, strict=True) if describe.site_like(n)]
+        different = {name: len(np.unique(x[~np.isnan(x)])) for name, x in named}
         likely = [name for name, many in different.items() if 2 <= many <= len(seen) // 10]  # noqa: PLR2004
-        lines += [describe.about_site(name) for name in likely[:1]]
+        lines += map(describe.about_site, likely[:1])
     infinite = listed([f"{name} ({count:,})" for name, count in rows.infinite.items()])
     warning = infinite and f"infinite numbers count as gaps: {infinite}"
     content = keys.content(rows.inputs, [warning], lines, file.found)
@@ -454,9 +450,8 @@ def of_texts(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
         ids = token_ids(texts, inputs)
         empty += int((ids[:, 0] == 0).sum())
         yield ids
-    warnings = [f"{empty} texts have no word"] if empty else []
-    content = keys.content(inputs, warnings, lines, file.found)
-    return replace(content, texts=tuple(written))
+    warning = f"{empty} texts have no word" * bool(empty)
+    return replace(keys.content(inputs, [warning], lines, file.found), texts=tuple(written))
 
 
 # --- signals ----------------------------------------------------------------
@@ -593,9 +588,8 @@ def of_windows(file: RowFile, reading: Reading, classes: tuple[str, ...]) -> Str
         groups = [[name for name in columns if name.startswith(one)] for one in reading.channels]
         groups = groups or [columns]
         if len({len(group) for group in groups}) > 1 or not all(groups):
-            pairs = zip(reading.channels, groups, strict=True)
-            each = ", ".join(f"{name}: {len(group)}" for name, group in pairs)
-            raise UserError(f"channels: {file.where} has unequal numbers of columns ({each})")
+            counts = dict(zip(reading.channels, map(len, groups), strict=True))
+            raise UserError(f"channels: {file.where} has unequal numbers of columns: {counts}")
         shape = (len(groups), len(groups[0]))
         line = f"one row a window of {shape}"
         rows = TableRows(Inputs.table(tuple(name for group in groups for name in group)))
@@ -633,10 +627,9 @@ def _cut(new: Indices, rows: int, length: int, *, whole: bool) -> tuple[Indices,
     sizes = np.diff(np.append(new, rows))
     common, count = Counter(sizes.tolist()).most_common(1)[0]
     if whole and common > 1 and count >= 0.9 * len(sizes):
-        left = f", {len(sizes) - count} of another length left out" if count < len(sizes) else ""
-        line = f"{count} windows of {common} steps by time{left}"
-        if length < common:
-            line += f"; recordings of equal length stay whole, length={length} cuts none"
+        line = f"{count} windows of {common} steps, recordings of equal length (length cuts none)"
+        if count < len(sizes):
+            line += f", {len(sizes) - count} of another length left out"
         return new[sizes == common], common, line
     each = sizes // length
     if not each.any():

@@ -17,7 +17,7 @@ from fedhet.config.load import absolute_paths, build_config, resumed_config
 from fedhet.config.registry import find_method
 from fedhet.config.schema import RunConfig
 from fedhet.data.cache import Dataset
-from fedhet.data.partition import Partition, count_clients, says_clients
+from fedhet.data.partition import DEFAULT_CLIENTS, PREFIX, Partition
 from fedhet.deploy.control import server_folder
 from fedhet.deploy.submit import submit_remote
 from fedhet.engines.grid import processes
@@ -300,10 +300,8 @@ def _how_to_go_on(launch: Launch, connection: str | None) -> str:
 
 def resolve_clients(config: RunConfig) -> RunConfig:
     """Return the configuration with a number for ``clients: 0``: of file or data, else 10."""
-    clients, kind = config.clients or local_data.DEFAULT_CLIENTS, config.partition
-    if not config.clients and kind == "file":
-        clients = count_clients(config.partition_file)
-    elif not config.clients and (kind == "natural" or says_clients(kind)):
+    clients, kind = config.clients or DEFAULT_CLIENTS, config.partition
+    if not config.clients and (kind in {"file", "natural"} or kind.startswith(PREFIX)):
         clients = len(local_data.reload_partition(config, 0)[1].ids)
     return config.model_copy(update={"clients": clients})
 

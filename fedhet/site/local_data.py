@@ -22,7 +22,6 @@ from fedhet.models.names import parse
 from fedhet.rng import generator
 from fedhet.training.loop import Examples, Recent
 
-DEFAULT_CLIENTS = 10  # N of `fedhet run`'s own simulation where the config says 0
 NODE_KEYS = {
     "partition-id", "num-partitions", "data-dir", "name", "model", "device", "state-dir",
     "limits", "key", "certificate", "ca",

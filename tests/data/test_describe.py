@@ -1,7 +1,5 @@
 """What a file's columns are for: written on strong evidence, else asked for; leaks are named."""
 
-import shutil
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -88,14 +86,9 @@ def test_the_classes_of_a_folder_of_images_are_told_and_written(tmp_path, init):
         folder.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
     (tmp_path / "eyes" / "empty").mkdir()
-    (tmp_path / "eyes" / "empty" / "no.png").write_text("no image")
-    for classes in ((), ("ill", "well")):
-        config, printed = init("eyes")
-        assert "30 images; 2 classes: ill (10), well (20)" in printed
-        assert config.classes == classes
-        assert load_partition(config, config.clients)[0].classes == ("ill", "well")
-        (tmp_path / "eyes.yaml").unlink()
-        shutil.rmtree(tmp_path / "eyes" / "empty", ignore_errors=True)
+    config, printed = init("eyes")
+    assert "30 images; 2 classes: ill (10), well (20)" in printed
+    assert config.classes == load_partition(config, config.clients)[0].classes == ("ill", "well")
 
 
 @pytest.mark.parametrize(

@@ -224,8 +224,8 @@ def test_images_are_grouped_by_their_paths(tmp_path):
     assert dataset.groups[:4].tolist() == [0, 0, 0, 2]
     assert {len(one) for one in _places(made, dataset.groups)} == {1}
     for pattern, reason in (
-        ("{group}_0_*.png", "does not match 32 of 48 images: a/p00_1_left.png"),
-        ("patient", "a pattern of images' paths with one {group}"),
+        ("{group}_0_*.png", "does not match 32 images: a/p00_1_left.png"),
+        ("patient", "must have one {group}, such as"),
     ):
         with pytest.raises(UserError, match=re.escape(reason)):
             load_partition(config.model_copy(update={"group": (pattern,)}), 2)

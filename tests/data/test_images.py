@@ -107,18 +107,15 @@ def test_a_zip_is_the_same_as_its_folder(tmp_path, prefix):
     assert np.array_equal(zipped.examples, folder.examples)
 
 
-def test_a_class_without_images_is_dropped_unless_classes_are_given(tmp_path):
-    root = _write(tmp_path / "in", PAIR | {"bat/x.png": b"rubbish", "cow/y.txt": b""})
-    natural = _open(root, tmp_path)
-    assert natural.classes == ("cat", "dog") and natural.labels.tolist() == [0, 0, 1]
-    assert natural.warnings[0] == "dropped 2 classes without a readable image: bat, cow"
+def test_a_class_is_a_folder_with_images_unless_classes_are_given(tmp_path):
+    root = _write(tmp_path / "in", PAIR | {"cow/y.txt": b""})
+    assert _open(root, tmp_path).classes == ("cat", "dog")
     named = _open(root, tmp_path, classes=["dog", "cow", "eel", "bat", "cat"])
     assert named.classes == ("dog", "cow", "eel", "bat", "cat")
     assert named.labels.tolist() == [0, 4, 4]
     assert named.paths == ("dog/1.png", "cat/a.png", "cat/b.png")
-    assert all(line.startswith("ignored") for line in named.warnings)
-    with pytest.raises(UserError, match="folder 'cat' is not one of the classes"):
-        _open(_write(tmp_path / "own", PAIR), tmp_path, classes=["ant", "dog"])
+    with pytest.raises(UserError, match="ant, dog: folder 'cat' of .* is none of them"):
+        _open(root, tmp_path, classes=["ant", "dog"])
 
 
 WRONG = {
@@ -216,28 +213,26 @@ def scans(root, images):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A scan of 16 bits, a wide photograph, a square one, a grey one, ten of each class."""
-    scan = RNG.integers(0, 65536, (20, 20)).astype(np.uint16)
+    """A photograph and its middle in grey, ten of each class."""
     photo = RNG.integers(0, 256, (20, 30, 3), dtype=np.uint8)
-    for name, pictures in {"a": (scan, photo), "b": (photo[:, :20], photo[:, :20, 0])}.items():
+    for name, picture in {"a": photo, "b": photo[:, :20, 0]}.items():
         (tmp_path / "in" / name).mkdir(parents=True)
         for k in range(10):
-            Image.fromarray(pictures[k % 2]).save(tmp_path / "in" / name / f"{k}.png")
-    return tmp_path / "in", scan, photo
+            Image.fromarray(picture).save(tmp_path / "in" / name / f"{k}.png")
+    return tmp_path / "in"
 
 
-def test_scans_keep_their_values_and_bytes_beside_them_are_stretched(folder, tmp_path):
-    root, scan, photo = folder
-    data = _open(str(root), tmp_path, image_size=20)
-    assert data.examples.shape == (20, 20, 20, 1) and data.examples.dtype == np.float32
-    assert np.array_equal(data.examples[0][..., 0], scan)
-    grey = np.asarray(Image.fromarray(photo[:, :20]).convert("L"))
-    assert np.allclose(data.examples[10][..., 0], grey * 257.0)
-    assert data.inputs.shape == (3, 20, 20) and data.inputs.scan
-    assert data.warnings == ("5 images of other proportions were squashed to 20 x 20",)
-    assert f"8 bits, values {scan.min()} to {scan.max()} once resized: " in data.notes[0]
-    assert data.notes[1] == "15 images of 8 bits are stretched to 0 to 65535"
+def test_scans_keep_their_values_and_are_of_one_depth(folder, tmp_path):
+    values = RNG.integers(0, 65536, (4, 20, 20)).astype(np.uint16)
+    scans(tmp_path / "own", values)
+    data = _open(str(tmp_path / "own"), tmp_path, image_size=20)
+    assert np.array_equal(data.examples[..., 0], values) and data.examples.dtype == np.float32
+    assert data.inputs.shape == (3, 20, 20) and data.inputs.scan and not data.warnings
+    assert f"8 bits, values {values.min()} to {values.max()} once resized: " in data.notes[0]
     assert load_inputs(data.inputs.dump()) == data.inputs
+    scans(folder, values)
+    with pytest.raises(UserError, match="4 images have more than 8 bits, 20 have 8, such as a/0.p"):
+        _open(str(folder), tmp_path)
 
 
 SCANS = {
@@ -298,14 +293,14 @@ def test_models_of_such_images():
 @pytest.mark.parametrize("method", ["pfedes", "fedclassavg"])
 def test_a_model_of_grey_images_predicts_files_of_any_size(folder, tmp_path, method):
     """Of methods that look at images: an extractor on grey ones, and views."""
-    for path in folder[0].glob("*/*"):
-        Image.fromarray(np.asarray(Image.open(path).convert("L"))).save(path)
+    for path in folder.glob("*/*"):
+        Image.open(path).convert("L").save(path)
     config = small(
-        tmp_path, method=method, dataset="image-folder", data_path=str(folder[0]),
+        tmp_path, method=method, dataset="image-folder", data_path=str(folder),
         image_size="16x24", grey="true", clients=2, rounds=1, classes_per_client=1,
         models=["cnn-5"], augment="crop-flip",
     )  # fmt: skip
     exported(config, tmp_path / "model")
     assert load_model(tmp_path / "model")[0].inputs == Inputs.image((16, 24), grey=True)
-    done = predict(tmp_path / "model", [folder[0]], tmp_path / "out.csv")
+    done = predict(tmp_path / "model", [folder], tmp_path / "out.csv")
     assert len(done.frame) == 20 and "squashed to 24 x 16" in done.warning

@@ -138,7 +138,7 @@ def test_a_server_that_cheats_gets_a_sum_and_four_refusals(tmp_path, capsys):
 def test_a_wrong_module_is_one_line(tmp_path):
     for key, value, text in (
         ("method", "fedrep:FedRepClient", "must be a fedhet.config.registry.Method$"),
-        ("dataset", "shapes:CLASSES", "is a tuple, must be a function load.*$"),
+        ("dataset", "shapes:CLASSES", "must be a function load.*$"),
         ("dataset", "shapes:", "form package.module:NAME$"),
     ):
         with pytest.raises(UserError, match=f"^.*{text}"):

@@ -5,13 +5,11 @@ import inspect
 import json
 import keyword
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
@@ -44,26 +42,11 @@ def init(
 
     What cannot be known is asked for on a terminal; elsewhere the command to type is printed.
     """
-    from fedhet.config.load import build_config, read_overrides
-    from fedhet.data.preset import initialise
-    from fedhet.site.local_data import load_dataset, reading_of
+    from fedhet.cli.preset import initialise
+    from fedhet.config.load import read_overrides
 
-    def checked(keys):  # type: ignore[no-untyped-def]
-        config = build_config(keys)
-        return reading_of(config), lambda: load_dataset(config)
-
-    ask = _ask if sys.stdin is not None and sys.stdin.isatty() else None
-    for line in initialise(path, read_overrides(words or []), out, checked, show_table, ask):
+    for line in initialise(path, read_overrides(words or []), out):
         print(line)
-
-
-def _ask(question: str, choices: Sequence[str]) -> str:
-    """Ask a person by a numbered list; an empty choice is none of them."""
-    print(one_line(question, None))
-    for number, choice in enumerate(choices, start=1):
-        print(f"  {number}  {one_line(choice, None) or 'none of them'}")
-    number = typer.prompt("number", type=click.IntRange(1, len(choices)))
-    return choices[number - 1]
 
 
 def runs(

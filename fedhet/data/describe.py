@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -40,11 +41,9 @@ _TARGETS = _words(
     "target label labels class classes outcome diagnosis y died death dead deceased survived event "
     "status ill disease result churn fraud sentiment species default relapse mortality activity"
 )
-_SITES = _words(
-    "site sites site_id site_name hospital hospital_id hospital_name clinic clinic_id center "
-    "centre center_id centre_id institution institution_id institute inst facility facility_id "
-    "hopital klinik klinikum krankenhaus spital site_code hospital_code center_code centre_code "
-    "zentrum standort centro etablissement"
+_SITES = re.compile(
+    r"(site|hospital|clinic|cent(er|re)|institution|institute|facility)s?(_(id|name|code))?|inst"
+    r"|hopital|klinik(um)?|krankenhaus|spital|zentrum|standort|centro|etablissement"
 )
 _SITE_WORDS = _words(
     "ward device machine factory plant station branch department dept scanner lab laboratory "
@@ -105,18 +104,23 @@ _DATE = re.compile(
     re.IGNORECASE,
 )
 # Why a column is no feature, and what may be done, with {names} and the {first} of them.
-_NESTED, _COMMAS, _DATES, _MIXED, _MANY = (
-    "bytes or lists", "numbers with a comma", "dates are no numbers", "numbers and words",
-    "sentences, or too many values for categories",
-)  # fmt: skip
 _ADVICE = {
-    _NESTED: "dataset=image-folder image={first} reads images",
-    _COMMAS: "decimal=, or thousands=, reads them",
-    _DATES: "add numbers instead, such as an age in years",
-    _MIXED: "gaps=WORD makes a word a missing value",
-    _MANY: "categories={names} takes each value as a column of its own; dataset=texts "
-    "text={first} reads texts (from Python text= alone)",
+    "bytes or lists": "dataset=image-folder image={first} reads images",
+    "numbers with a comma": "decimal=, or thousands=, reads them",
+    "dates are no numbers": "add numbers instead, such as an age in years",
+    "numbers and words": "gaps=WORD makes a word a missing value",
+    "sentences, or too many values for categories": "categories={names} takes each value as a "
+    "column of its own; dataset=texts text={first} reads texts (from Python text= alone)",
 }
+_NESTED, _COMMAS, _DATES, _MIXED, _MANY = _ADVICE
+# What a column is for by the first key that names it, and why.
+_ROLES = {
+    "target": (CLASS, "{many}"), "site": (SITE, "{many}"),
+    "group": (GROUP, "{many}, each in one split of one client"),
+    "split-by": (UNUSED, "split-by: the latest rows are the test"), "ignore": (UNUSED, "ignore"),
+    "text": (TEXT, "text"), "image": (IMAGE_FILE, "image"), "numbers": (NUMBER, "numbers"),
+    "categories": (CATEGORY, "categories"),
+}  # fmt: skip
 
 
 def snake(name: str) -> str:
@@ -153,13 +157,8 @@ def present(file: RowFile, reading: Reading) -> Reading:
     """
     if reading.declared:
         reading = replace(reading, site=tuple(n for n in reading.site if n in file.columns))
-    for key, names in {
-        "target": [reading.target], "site": reading.site, "group": reading.group,
-        "split-by": reading.when, "ignore": () if reading.declared else reading.ignore,
-        "categories": dict(reading.categories), "numbers": reading.numbers,
-        "text": [reading.text], "image": [reading.image], "time": [reading.time],
-    }.items():  # fmt: skip
-        need(file, filter(None, names), key)
+    for key, names in reading.named.items():
+        need(file, () if key == "ignore" and reading.declared else names, key)
     return reading
 
 
@@ -190,8 +189,8 @@ class Column:
     """What the values of a column are: all of them are added, then :meth:`decide` is called."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.rows, self.gaps = name, 0, 0
-        self.counts: dict[str, int] | None = {}  # None: more than are counted
+        self.name, self.plain, self.rows, self.known = name, snake(name), 0, 0
+        self.counts: Counter[str] | None = Counter()  # None: more than are counted
         self.words, self.word, self.at = 0, "", ""  # values that are no numbers; where the first is
         self.dates, self.length = 0, 0.0  # length: mean number of words of a text
         self.low, self.high, self.whole = np.inf, -np.inf, True
@@ -217,62 +216,58 @@ class Column:
         if (numbers := numbers.dropna()).size:
             self.low, self.high = min(self.low, numbers.min()), max(self.high, numbers.max())
             self.whole = self.whole and bool((numbers == np.rint(numbers)).all())
-            if not self.rows and len(numbers) > 2 * ROWS_OF_IDS:
+            if not self.rows and len(numbers) > 2 * ROWS_OF_IDS and np.isfinite(numbers).all():
                 steps = float(np.square(np.diff(numbers)).mean())
                 self.is_smooth = 0 < steps < _SMOOTH * 2 * float(numbers.var())
-        self.gaps, self.rows = self.gaps + len(values) - len(known), self.rows + len(values)
+        self.known, self.rows = self.known + len(known), self.rows + len(values)
         if self.whole or self.words:
             codes = pd.util.hash_array(known.to_numpy())
             self.blocks += int((codes[1:] != codes[:-1]).sum()) + (len(codes) > 0)
             self.hashes = np.union1d(self.hashes, codes)
-        first = map(_text, known.head(50) if len(self.examples) < 3 else ())  # noqa: PLR2004
-        self.examples = list(dict.fromkeys((*self.examples, *first)))[:3]
+        self.examples = self.examples or [*dict.fromkeys(map(_text, known.head(50)))][:3]
         if self.counts is not None:
-            each = known.value_counts(sort=False)
-            for value, count in each.items() if len(each) <= COUNTED else ():
-                key = canonical(_text(value))
-                self.counts[key] = self.counts.get(key, 0) + int(count)
+            each = known.value_counts(sort=False).head(COUNTED + 1)
+            for value, number in each.items():
+                self.counts[canonical(_text(value))] += number
             if max(len(each), len(self.counts)) > COUNTED:
                 self.counts = None
 
     def decide(self) -> None:
         """Decide what the values are and may be for; ``role`` is for a column that no key names."""
-        name, self.known, different = snake(self.name), self.rows - self.gaps, len(self.hashes)
-        counted = self.counts is not None
-        self.values = len(self.counts or ()) if counted else max(COUNTED + 1, different)
+        different, known = len(self.hashes), self.known
+        self.values = max(COUNTED + 1, different) if self.counts is None else len(self.counts)
         self.many = f"{self.values:,} values"
         nested, sentences = re.match(r"b['\"]|[\[{]", self.word), self.length >= SENTENCE
-        worded = bool(self.words) and 2 * self.words >= self.known  # at least half are no numbers
-        self.is_worded, self.is_date = worded, self.dates > 0.8 * max(1, self.known)
+        worded = bool(self.words) and 2 * self.words >= known  # at least half are no numbers
+        self.is_date = self.dates > 0.8 * max(1, known)
         # Values may name something. They may all differ, as those of a measurement do, too.
-        self.is_discrete = bool(self.known) and (self.whole or worded)
-        named = _ID.search(name) is not None
+        self.is_discrete = bool(known) and (self.whole or worded)
+        named = _ID.search(self.plain) is not None
         self.is_unique = self.is_discrete and self.rows >= ROWS_OF_IDS and (
             (named and different >= 0.95 * self.rows) or different == self.rows
         )  # fmt: skip
-        counts_rows = self.high - self.low == self.rows - 1
-        is_id = self.is_unique and not self.is_date and not (self.words and sentences) and (
-            worded or (self.whole and (counts_rows or named))
-        )  # fmt: skip
+        names_rows = worded or (self.whole and (named or self.high - self.low == self.rows - 1))
+        is_id = names_rows and self.is_unique and not (self.is_date or (self.words and sentences))
         holes = not self.words and self.high - self.low + 1 != self.values
-        other = self.is_unique or self.is_date or sentences
-        self.is_group = self.is_discrete and not other and self._is_repeated(name, holes=holes)
-        self.is_class = bool(2 <= self.values <= min(100, self.known // 5 + 2) and not nested and (
-            (not sentences or self.values <= self.known // 20) and not self.is_date
+        self.is_group = (
+            self.is_discrete and not (self.is_unique or self.is_date or sentences)
+            and self._is_repeated(holes=holes, worded=worded)
+        )  # fmt: skip
+        self.is_class = bool(2 <= self.values <= min(100, known // 5 + 2) and not nested and (
+            (not sentences or self.values <= known // 20) and not self.is_date
             if self.words else self.whole and (self.values <= HOLES or not holes)
         ))  # fmt: skip
-        few = self.values <= min(FEW, max(2, self.known // 2))
-        long = sentences and self.values > self.known // 5
+        few = self.values <= min(FEW, max(2, known // 2))
+        long = sentences and self.values > known // 5
         comma = self.values > CODES and _COMMA.fullmatch(self.word)
-        numbers = "whole numbers" if self.whole else "numbers"
         # What fits; what the values are, for people; what becomes of them, and why.
         table: tuple[tuple[Any, str, str, str], ...] = (
-            (not self.known, "empty", UNUSED, "without a value"),
+            (not known, "empty", UNUSED, "without a value"),
             (nested, "bytes or lists", UNUSED, _NESTED),
             (comma, "", UNUSED, _COMMAS),
             (self.is_group, "", IDENTIFIER, f"{different:,} values repeat"),
             (is_id, "", IDENTIFIER, "a different value in every row"),
-            (not self.words, numbers, NUMBER, ""),
+            (not self.words, "whole numbers" if self.whole else "numbers", NUMBER, ""),
             (self.is_date, "dates", DATE, _DATES),
             (not worded, "numbers and words", UNUSED if self.values > CODES else "", _MIXED),
             (sentences, "sentences", "", ""),
@@ -282,21 +277,21 @@ class Column:
         self.kind = next(kind for fits, kind, _, _ in table if fits and kind)
         self.role = next((role, why) for fits, _, role, why in table if fits and role)
 
-    def _is_repeated(self, name: str, *, holes: bool) -> bool:
+    def _is_repeated(self, *, holes: bool, worded: bool) -> bool:
         """Return whether values name persons or the like that have several rows each."""
-        different = len(self.hashes)
+        different, name = len(self.hashes), self.plain
         share = self.known / max(1, different)
         if share <= 1 or different < 5:  # noqa: PLR2004
             return False
         if _PERSON.fullmatch(name):
             return different > CODES or share <= CODES or bool(_PERSON_ALONE.fullmatch(name))
-        if different <= CLASSES or share > CLASSES or name in _SITES:
+        if different <= CLASSES or share > CLASSES or _SITES.fullmatch(name):
             return False
         # By its values: numbers that count blocks of rows, or codes such as S-001.
         whole = self.whole and not self.words and self.blocks == different
-        counts = (self.low in (0, 1) and not holes) or (not self.gaps and share.is_integer())
+        counts = (self.low in (0, 1) and not holes) or (self.known == self.rows and share % 1 == 0)
         counts = whole and counts and (name == "group" or not _DESCRIBES.search(name))
-        coded = self.is_worded and all(map(_CODED.fullmatch, self.examples))
+        coded = worded and all(map(_CODED.fullmatch, self.examples))
         return bool(_NUMBERED.fullmatch(name)) or ((counts or coded) and share >= 1.2)  # noqa: PLR2004
 
 
@@ -306,8 +301,6 @@ def _text(value: Any) -> str:
 
 # --- all columns ----------------------------------------------------------------
 
-Columns = Mapping[str, Column]
-
 
 class Description:
     """The columns of a file and their roles; ``reading`` has what was proposed beside the keys.
@@ -316,29 +309,28 @@ class Description:
     well, for a preset that a person reads.
     """
 
-    def __init__(self, columns: Columns, reading: Reading, propose: Collection[str] = ()) -> None:
-        self.columns = columns
+    def __init__(
+        self, columns: Mapping[str, Column], reading: Reading, propose: Collection[str] = ()
+    ) -> None:
+        self.columns, self.reading = columns, reading
+        free = [one for name, one in columns.items() if name not in reading.keyed]
         if not reading.target:
-            reading = replace(reading, target=_one_named(columns, reading, _TARGETS, "is_class"))
+            classes = [one for one in free if one.is_class]
+            fits = [one for one in classes if one.plain in _TARGETS]
+            events = (one for one in classes if one.values <= 4 and _EVENTS.search(one.plain))  # noqa: PLR2004
+            if len(fits) == 1 and not any(one not in fits for one in events):
+                self.reading = replace(self.reading, target=fits[0].name)
         if "site" in propose and not reading.site:
-            name = _one_named(columns, reading, _SITES, "is_discrete")
-            if name and 2 <= columns[name].values <= columns[name].known // 5:
-                reading = replace(reading, site=(name,))
+            sites = [one for one in free if one.is_discrete and _SITES.fullmatch(one.plain)]
+            if len(sites) == 1 and 2 <= sites[0].values <= sites[0].known // 5:
+                self.reading = replace(self.reading, site=(sites[0].name,))
         if "group" in propose and not reading.group:
-            free = (one for name, one in columns.items() if name not in reading.keyed)
-            groups = [one for one in free if one.is_group and not _SERIAL.match(snake(one.name))]
-            fewest = [one.name for one in sorted(groups, key=lambda one: one.values)[:1]]
-            if not fewest and reading.site:  # numbers that every site gives anew
-                sites = math.prod(columns[name].values for name in reading.site)
-                fewest = [
-                    name for name, one in columns.items()
-                    if name not in reading.keyed and is_person(name)
-                    and 5 <= one.values <= one.known / sites  # noqa: PLR2004
-                ][:1]  # fmt: skip
-                fewest = [*reading.site, *fewest] if fewest else []
-            reading = replace(reading, group=tuple(fewest))
-        self.reading = reading
-        self.roles = {name: self._role(name) for name in columns}
+            self.reading = replace(self.reading, group=self._groups())
+        self.roles = {name: one.role for name, one in columns.items()}
+        for key, names in reversed(self.reading.named.items()):  # the first key counts
+            what, why = _ROLES.get(key, ("", ""))
+            for name in columns.keys() & names if what else ():
+                self.roles[name] = what, why.format(many=columns[name].many)
         if not self.features and not propose:  # better than nothing
             for name in self.of(IDENTIFIER):
                 if not columns[name].words and not columns[name].is_group:
@@ -349,19 +341,17 @@ class Description:
             raise UserError(f"categories: '{many[0]}' has over {COUNTED:,} values: set ignore")
         self.categories = {name: tuple(values or ()) for name, values in found.items()}
 
-    def _role(self, name: str) -> tuple[str, str]:
-        column, reading = self.columns[name], self.reading
-        for names, what, why in (
-            ([reading.target], CLASS, column.many), (reading.site, SITE, column.many),
-            (reading.group, GROUP, f"{column.many}, each in one split of one client"),
-            (reading.when, UNUSED, "split-by: the latest rows are the test"),
-            (reading.ignore, UNUSED, "ignore"), ([reading.text], TEXT, "text"),
-            ([reading.image], IMAGE_FILE, "image"), (reading.numbers, NUMBER, "numbers"),
-            (dict(reading.categories), CATEGORY, "categories"),
-        ):  # fmt: skip
-            if name in names:
-                return what, why
-        return column.role
+    def _groups(self) -> tuple[str, ...]:
+        """Return the column of the largest groups that may be, or numbers that sites give anew."""
+        reading = self.reading
+        free = [one for name, one in self.columns.items() if name not in reading.keyed]
+        groups = [one for one in free if one.is_group and not _SERIAL.match(one.plain)]
+        if groups:
+            return (min(groups, key=lambda one: one.values).name,)
+        sites = math.prod(self.columns[name].values for name in reading.site)
+        persons = [one for one in free if reading.site and _PERSON.fullmatch(one.plain)]
+        own = [one.name for one in persons if 5 <= one.values <= one.known / sites]  # noqa: PLR2004
+        return (*reading.site, own[0]) if own else ()
 
     def of(self, *whats: str) -> list[str]:
         """Return the columns of these roles, in their order."""
@@ -376,46 +366,32 @@ class Description:
         """Raise Unclear where no key and no name says which column is the class."""
         if self.reading.target:
             return
-        names, taken = list(self.columns), self.reading.taken
+        names, columns = [*self.columns], [*self.columns.values()]
         if len(names) < 2:  # noqa: PLR2004
             raise UserError(f"target: there is one column, {listed(names)}: give separator=SIGN")
-        may = [n for n, one in self.columns.items() if n not in taken and one.is_class]
+        may = [one for one in columns if one.name not in self.reading.taken and one.is_class]
         if not may:
-            raise UserError(f"target: no column looks like a class: {self._no_class(names)}")
+            raise UserError(f"target: no column looks like a class: {_no_class(columns)}")
 
-        def order(name: str) -> tuple[bool, bool, bool, int]:
-            one, plain = self.columns[name], snake(name)
+        def order(one: Column) -> tuple[bool, bool, bool, int]:
             few = one.values <= CLASSES and (bool(one.words) or one.values == 2)  # noqa: PLR2004
-            other = _DESCRIBES.search(plain) is not None or site_like(name) or one.is_group
-            last = name == names[-1]
-            return other, plain not in _TARGETS, not (few or last), -names.index(name)
+            other = _DESCRIBES.search(one.plain) is not None or site_like(one.name) or one.is_group
+            last, place = one is columns[-1], columns.index(one)
+            return other, one.plain not in _TARGETS, not (few or last), -place
 
-        may = sorted([n for n in may if self.columns[n].values <= CLASSES] or may, key=order)
-        each = listed([f"{name} ({self.columns[name].many})" for name in may])
+        may = sorted([one for one in may if one.values <= CLASSES] or may, key=order)
+        each = listed([f"{one.name} ({one.many})" for one in may])
         text = f"which column is the class? target=COLUMN, such as {each}"
-        raise Unclear("target", text, may)
-
-    def _no_class(self, names: Sequence[str]) -> str:
-        columns = [*self.columns.values()]
-        words = [one for one in columns if one.words and one.is_unique and not one.is_date]
-        if len(words) == 1 and sum(not one.words for one in columns) == len(columns) - 1 > 1:
-            rows = f"each row seems to be a measurement ('{words[0].name}' names them)"
-            return f"{rows} and each column an example: transpose the file, and add the class"
-        advice = f"give target=COLUMN, one of {listed(names)}"
-        if last := next((one for one in columns[::-1] if one.low < one.high), None):
-            middle = cut_labels((last.low + last.high) / 2)
-            advice += f"; divide a measurement with labels, such as target={last.name} {middle}"
-        return advice
+        raise Unclear("target", text, [one.name for one in may])
 
     def gap_words(self) -> list[str]:
         """Return the words that mean a gap, the only ones among numbers; those are numbers then."""
         words = []
-        for name in self.of(UNUSED):
-            column = self.columns[name]
-            once = column.words == (column.counts or {}).get(column.word.strip(), 0)
-            if once and 2 * column.words < column.known:
-                words.append(column.word)
-                self.roles[name] = (NUMBER, f"'{column.word}' is a gap")
+        for name in [name for name, (_, why) in self.roles.items() if why == _MIXED]:
+            word, counts = self.columns[name].word, self.columns[name].counts
+            if counts and self.columns[name].words == counts[word.strip()]:
+                words.append(word)
+                self.roles[name] = (NUMBER, f"'{word}' is a gap")
         return words
 
     def likely_sites(self) -> list[str]:
@@ -464,33 +440,32 @@ class Description:
         target = snake(self.reading.target)
         event = _EVENTS.search(target) is not None
         about = re.sub(r"_?(status|stat|event|cens|ind)$", "", target)  # pgtime beside pgstat
-        numbered = [f"{name}{number}" for number in target[-1:] if number.isdigit()
-                    for name in ("t", "time")]  # fmt: skip
+        times = {f"{about}time", f"{about}_time", f"time_to_{about}", "survtime"}
+        times |= {f"{name}{n}" for n in re.findall(r"\d$", target) for name in ("t", "time")}
         return [
             name for name in self.features for plain in [snake(name)]
-            if _LATER.search(plain) or (event and _TIMES.fullmatch(plain))
-            or plain in {f"{about}time", f"{about}_time", f"time_to_{about}", "survtime", *numbered}
+            if _LATER.search(plain) or plain in times or (event and _TIMES.fullmatch(plain))
         ]  # fmt: skip
 
 
-def _one_named(columns: Columns, reading: Reading, names: frozenset[str], fits: str) -> str:
-    """Return the one free column of such a name whose values fit; empty for none or several."""
-    free = {name: one for name, one in columns.items() if name not in reading.keyed}
-    fitting = [name for name, one in free.items() if snake(name) in names and getattr(one, fits)]
-    rivals = [
-        name for name, one in free.items()
-        if fits == "is_class" and name not in fitting
-        and one.is_class and one.values <= 4 and _EVENTS.search(snake(name))  # noqa: PLR2004
-    ]  # fmt: skip
-    return fitting[0] if len(fitting) == 1 and not rivals else ""
+def _no_class(columns: Sequence[Column]) -> str:
+    """Return what to do with a file that has no column for the class."""
+    words = [one for one in columns if one.words and one.is_unique and not one.is_date]
+    if len(words) == 1 and sum(not one.words for one in columns) == len(columns) - 1 > 1:
+        rows = f"each row seems to be a measurement ('{words[0].name}' names them)"
+        return f"{rows} and each column an example: transpose the file, and add the class"
+    advice = f"give target=COLUMN, one of {listed([one.name for one in columns])}"
+    if last := next((one for one in columns[::-1] if one.low < one.high), None):
+        middle = cut_labels((last.low + last.high) / 2)
+        advice += f"; divide a measurement with labels, such as target={last.name} {middle}"
+    return advice
 
 
 def describe(file: RowFile, reading: Reading, propose: Collection[str] = ()) -> Description:
     """Return what the columns of a file hold and are for, from all rows."""
     present(file, reading)
     columns = {name: Column(name) for name in named_columns(file, reading)}
-    written = [name for name in columns if name in file.written]
-    for part, frame in file.chunks(written, [name for name in columns if name not in written]):
+    for part, frame in file.chunks([*columns.keys() & file.written], [*columns]):
         for name, column in columns.items():
             column.add(frame[name], part)
     for column in columns.values():
@@ -499,21 +474,22 @@ def describe(file: RowFile, reading: Reading, propose: Collection[str] = ()) -> 
 
 
 def described(
-    file: RowFile, reading: Reading, *, text: bool = False
+    file: RowFile, reading: Reading, needed: str = "numbers"
 ) -> tuple[Reading, Description | None]:
-    """Return the reading with the target and the text, and what is known of the columns.
+    """Return the reading with target and text, and what is known of the columns.
 
-    No row is read where keys say all of it. Raise UserError where that is unclear.
+    No row is read where keys say all: the target, and the ``needed`` columns. Raise UserError where
+    that is unclear.
     """
     if reading.declared and not reading.target:
         raise UserError("target: '' is not allowed on a network: name the column of the class")
-    complete = (reading.text if text else reading.numbers or reading.declared) and reading.target
-    if complete:
+    declared = reading.declared and needed == "numbers"
+    if reading.target and (declared or getattr(reading, needed)):
         return reading, None
     description = describe(file, reading)
     description.need_target()
     reading = description.reading
-    if text and not reading.text:
+    if needed == "text" and not reading.text:
         columns = [one for one in description.columns.values() if one.name != reading.target]
         longest = max(columns, key=lambda one: one.length, default=None)
         if longest is None or not longest.words:
@@ -559,16 +535,14 @@ def leaks(names: Sequence[str], x: npt.NDArray[Any], labels: Indices, target: st
             alone = f"column '{name}' alone gives '{target}' in {1 - wrong / len(test):.1%} of"
             out = f"if it is known only after '{target}', leave it out with ignore={name}"
             yield f"{alone} held-out rows: {out}"
-    if labels.max() > 1:
-        return
-    ones = labels[:, None] == 1  # of a class that is one column of several, as 0 and 1
-    exclusive = [
-        name for name, column in zip(names, x.T, strict=True)
-        if np.isin(column, (0, 1)).all() and column.any() and not column[ones[:, 0]].any()
+    ill = labels == 1  # of a class that is one column of several, as 0 and 1
+    flags = [
+        place for place, column in enumerate(x.T)
+        if np.isin(column, (0, 1)).all() and column.any() and not column[ill].any()
     ]  # fmt: skip
-    beside = x[:, [name in exclusive for name in names]]
-    if len(exclusive) > 1 and (np.hstack([ones, beside]).sum(1) == 1).all():
+    if labels.max() == 1 < len(flags) and (x[:, flags].sum(axis=1) == ~ill).all():
+        beside = [names[place] for place in flags]
         yield (
-            f"columns {listed(exclusive)} and '{target}' are one class in several columns: leave "
-            f"them out with ignore={','.join(exclusive)}"
+            f"columns {listed(beside)} and '{target}' are one class in several columns: leave "
+            f"them out with ignore={','.join(beside)}"
         )

@@ -90,7 +90,7 @@ def _head(path: Path) -> bytes:
         return file.read(_HEAD)
 
 
-def read_frame(path: Path, sheet: str = "") -> tuple[pd.DataFrame | bytes, list[str]] | None:
+def read_frame(path: Path, sheet: str = "") -> tuple[pd.DataFrame | bytes | None, list[str]]:
     """Return the rows of another program's file and lines about it; None for CSV and Parquet.
 
     A sheet of a workbook is returned as the bytes of a CSV. Raise UserError for what a library
@@ -111,7 +111,7 @@ def read_frame(path: Path, sheet: str = "") -> tuple[pd.DataFrame | bytes, list[
         except Exception as error:  # parsers raise nearly every kind; ImportError: an extra
             why = f"not readable as a file of {what} ({brief(error)}): {_SAVE}"
             raise UserError(f"data-path {path}: {why}") from error
-    return None
+    return None, []
 
 
 def _excel(path: Path, sheet: str, lines: list[str]) -> bytes:

@@ -469,17 +469,13 @@ def images_of(
     file: RowFile, root: Path, reading: Reading, image: Inputs, classes: tuple[str, ...]
 ) -> Stream:
     """Return the images of the rows that have a label, in the order of the rows."""
-    from fedhet.data.describe import describe
+    from fedhet.data.describe import described
     from fedhet.data.table import Keys
 
     column, embedded, ends = image_column(file, root, reading)
     if not column:
         raise UserError(f"image: {file.where} has no column of file names or bytes of images")
-    reading = replace(reading, image=column)
-    if not reading.target:
-        description = describe(file, reading)
-        description.need_target()
-        reading = description.reading
+    reading, _ = described(file, replace(reading, image=column), "image")
     keys = Keys(reading, classes)
     texts = keys.columns(file)
     chosen, missing, count = list[str](), list[str](), 0

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -284,20 +285,25 @@ class Reading:
     declared: bool = False
 
     @property
-    def when(self) -> list[str]:
-        """Return the column of ``split-by``, if there is one."""
-        return [self.split_by] if self.split_by else []
-
-    @property
-    def taken(self) -> set[str]:
-        """Return the columns that are no features, since a key names them for something else."""
-        return {self.target, *self.site, *self.group, *self.when, *self.ignore}
+    def named(self) -> dict[str, tuple[str, ...]]:
+        """Return the columns that are named, by key; a column's first key says what it is for."""
+        keys = {
+            "target": [self.target], "site": self.site, "group": self.group,
+            "split-by": [self.split_by], "ignore": self.ignore, "text": [self.text],
+            "image": [self.image], "numbers": self.numbers, "categories": dict(self.categories),
+            "time": [self.time],
+        }  # fmt: skip
+        return {key: tuple(filter(None, names)) for key, names in keys.items()}
 
     @property
     def keyed(self) -> set[str]:
         """Return the columns that some key names."""
-        features = {*self.numbers, *dict(self.categories)}
-        return self.taken | features | {self.text, self.image, self.time}
+        return set(chain(*self.named.values()))
+
+    @property
+    def taken(self) -> set[str]:
+        """Return the columns that are no features, since a key names them for something else."""
+        return set(chain(*list(self.named.values())[:5]))
 
 
 @dataclass(frozen=True)
@@ -405,21 +411,18 @@ def safe_ids(names: Sequence[str]) -> tuple[str, ...]:
     A name that loses letters gets its number among the sorted names: ``Köln`` is ``K-ln-2``.
     """
     taken = {name for name in names if is_id(name)}
-    order, found = sorted(names), {}
+    order, ids = sorted(names), list[str]()
     for name in names:
-        if is_id(name) and name not in found:
-            found[name] = name
+        if is_id(name) and name not in ids:
+            ids.append(name)
             continue
         base = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:50].strip("-.") or "site"
         lost = any(sign.isalnum() and not sign.isascii() for sign in name)
-        number = order.index(name) + 1 if lost else 2
-        one = f"{base}-{number}" if lost or base in taken else base
-        while one in taken:
-            number += 1
-            one = f"{base}-{number}"
-        taken.add(one)
-        found[name] = one
-    return tuple(found[name] for name in names)
+        numbered = (f"{base}-{k}" for k in count(order.index(name) + 1 if lost else 2))
+        free = (one for one in chain([] if lost else [base], numbered) if one not in taken)
+        ids.append(next(free))
+        taken.add(ids[-1])
+    return tuple(ids)
 
 
 def listed_ids(names: Sequence[str]) -> list[str]:

@@ -12,9 +12,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from itertools import count, islice
+from functools import partial
+from itertools import chain, count, islice
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import numpy as np
 import pandas as pd
@@ -26,8 +27,7 @@ from fedhet.data.inputs import MAX_COLUMNS, Form, listed
 from fedhet.errors import UserError, one_line
 
 DATA_FRAME = "the DataFrame"  # where its rows are, in messages
-SPACE = r"\s+"
-SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|", "space": SPACE}
+SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|", "space": " "}
 SAMPLE = 256 << 10  # bytes from which the form of a file is found out
 SAMPLE_ROWS = 200
 DIALECT = 24 << 10  # characters of them that are enough for separator and quotes
@@ -35,7 +35,7 @@ EXACT_DIGITS = 15  # more than a float keeps
 SENTENCE = 5  # words of a text that is no name of a column
 CELLS = 2_000_000  # of a chunk
 _MARKS = {
-    codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16",
 }  # fmt: skip
 # Encodings that are proposed where a file is not UTF-8.
@@ -58,7 +58,7 @@ class RowFile:
     """
 
     def __init__(self, where: str, form: Form) -> None:
-        self.where, self.form, self.files = where, form, [self]
+        self.where, self.form, self.files, self.row = where, form, [self], "row"
         self.site: Path | None = None
         self.columns: list[str] = []
         self.index: Collection[str] = ()
@@ -95,47 +95,45 @@ class RowFile:
         """Yield the line, else the number, of every row."""
         return count()
 
-    def place(self, row: int) -> str:
-        """Return where the row of that number is, such as ``line 7``."""
-        return f"row {row}"
-
     def at(self, row: int, column: str) -> str:
-        """Return the place of a value for messages."""
-        return f"{self.where} {self.place(row)} column '{column}'"
+        """Return the place of a value for messages; rows may have several lines."""
+        place = next(islice(self.lines(), row, None), row)
+        return f"{self.where} {self.row} {place} column '{column}'"
 
     def _name(self, cells: Sequence[str]) -> None:
         """Set names of columns: ``column-3`` for one without, ``age.2`` for a second ``age``."""
         for place, cell in enumerate(cells, start=1):
             first = cell or f"column-{place}"
-            others = (f"{first}.{number}" for number in count(2))
-            name = next(one for one in (first, *islice(others, place)) if one not in self.columns)
-            if name != first:
-                self.found.append(f"the second column '{first}' is called '{name}'")
-            self.columns.append(name)
+            names = chain([first], (f"{first}.{number}" for number in count(2)))
+            self.columns.append(next(name for name in names if name not in self.columns))
+            if self.columns[-1] != first:
+                self.found.append(f"the second column '{first}' is called '{self.columns[-1]}'")
 
 
 def open_rows(paths: Sequence[Path], form: Form = Form()) -> RowFile:
     """Open a file of rows, told apart by its first bytes, or several files in turn."""
     if len(paths) > 1:
         return _several(paths, form)
-    (path,) = paths
+    (path,), where = paths, f"data-path {paths[0]}"
     try:
         with path.open("rb") as file:
-            if file.read(4) == b"PAR1":
-                return _open_parquet(path, form)
-        foreign = formats.read_frame(path, form.sheet)
-        if foreign is None:
-            return CsvFile(path, form)
-        rows, lines = foreign
-        opened: RowFile
-        if isinstance(rows, bytes):
-            opened = CsvFile(path, replace(form, separator="comma", encoding=""), rows)
-        else:
-            opened = of_frame(rows, form, f"data-path {path}")
-        opened.found[:0] = lines
-        return opened
+            head = file.read(4)
+        if head == b"PAR1":
+            return _open_parquet(path, form)
+        frame, lines = formats.read_frame(path, form.sheet)
     except OSError as error:
-        raise UserError(f"data-path {path}: {error.strerror}") from error
+        raise UserError(f"{where}: {error.strerror}") from error
+    opened: RowFile
+    if isinstance(frame, pd.DataFrame):
+        opened = of_frame(frame, form, where)
+    elif frame is not None:
+        form = replace(form, separator="comma", encoding="")
+        opened = CsvFile(where, form, partial(io.BytesIO, frame))
+    else:
+        unpack: Any = gzip.open if head[:2] == b"\x1f\x8b" else open
+        opened = CsvFile(where, form, partial(unpack, path, "rb"))
+    opened.found[:0] = lines
+    return opened
 
 
 def _size(columns: int) -> int:
@@ -197,10 +195,9 @@ _CODE = re.compile(rf"0\d+|\d{{{EXACT_DIGITS + 1},}}", re.ASCII)
 class CsvFile(RowFile):
     """A CSV file: its form, found out from its first lines, and the rows below the header."""
 
-    def __init__(self, path: Path, form: Form, data: bytes | None = None) -> None:
-        super().__init__(f"data-path {path}", form)
-        self.path, self._data, self._checked = path, data, False
-        self._skip = 0
+    def __init__(self, where: str, form: Form, bytes_: Callable[[], IO[bytes]]) -> None:
+        super().__init__(where, form)
+        self.row, self._bytes, self._checked, self._skip = "line", bytes_, False, 0
         records = self._separated(self._text())
         if not records:
             raise UserError(f"{self.where}: the file is empty")
@@ -211,8 +208,8 @@ class CsvFile(RowFile):
         with self._bytes() as file:
             head = file.read(SAMPLE)
         marked = next((name for mark, name in _MARKS.items() if head.startswith(mark)), "")
-        encoding = self.form.encoding or marked or "utf-8"
-        if marked not in ("", "utf-8-sig") and not self.form.encoding:
+        encoding = self.form.encoding or marked or "utf-8-sig"
+        if marked and not self.form.encoding:
             self.found.append(f"{marked} by its mark (encoding)")
         self.form = replace(self.form, encoding=encoding)
         if b"\0" in head and not encoding.lower().startswith(("utf-16", "utf-32")):
@@ -234,13 +231,6 @@ class CsvFile(RowFile):
             self.found.append(f"{comments} lines of comments before the header are left out")
         return text[top.end() if top else 0 :]
 
-    def _bytes(self) -> IO[bytes]:
-        if self._data is not None:
-            return io.BytesIO(self._data)
-        with self.path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-        return cast("IO[bytes]", gzip.open(self.path) if packed else self.path.open("rb"))
-
     def _open(self) -> IO[str]:
         """Open the file at its first row; pandas would count a name of two lines as one."""
         file = io.TextIOWrapper(self._bytes(), self.form.encoding, newline="")
@@ -257,10 +247,10 @@ class CsvFile(RowFile):
                     line.decode(encoding)
                 except UnicodeDecodeError as error:
                     text = line + b"".join(islice(file, SAMPLE_ROWS))
-                    best = from_bytes(text, cp_isolation=list(_ENCODINGS)).best()
-                    likely = best.could_be_from_charset if best else ["latin_1"]
-                    usual = [one for one in _ENCODINGS[:2] if one in likely] or likely[:2]
-                    names = " or ".join(f"encoding={one.replace('_', '-')}" for one in usual)
+                    best = from_bytes(text, cp_isolation=[*_ENCODINGS]).best()
+                    likely = best.could_be_from_charset if best else _ENCODINGS
+                    usual = [one.replace("_", "-") for one in _ENCODINGS if one in likely][:2]
+                    names = " or ".join(f"encoding={one}" for one in usual)
                     byte = f"line {number}: byte 0x{line[error.start]:02x} is not utf-8"
                     return UserError(f"{self.where} {byte}: give its encoding, such as {names}")
         return UserError(f"{self.where}: not {encoding}: give the encoding, as encoding=latin-1")
@@ -268,20 +258,18 @@ class CsvFile(RowFile):
     def _separated(self, text: str) -> list[_Record]:
         """Return the first rows, cut as clevercsv finds it: by form and kinds of the cells."""
         given = SEPARATORS.get(self.form.separator, self.form.separator)
-        if len(given) > 1 and given != SPACE:
+        if len(given) > 1:
             raise UserError(f"separator: '{given}' must be one sign, or {', '.join(SEPARATORS)}")
-        signs = {" " if sign == SPACE else sign: sign for sign in SEPARATORS.values()}
-        dialect = Detector().detect(text[:DIALECT], delimiters=[*signs])
+        dialect = Detector().detect(text[:DIALECT], delimiters=[*SEPARATORS.values()])
         single = dialect is not None and dialect.quotechar == "'" and '"' not in text
         if single and not self.form.quote:
             self.found.append("quoted by ' (quote)")
         quote = self.form.quote or ("'" if single else '"')
-        found = given or signs.get((dialect and dialect.delimiter) or "", ",")
-        for sign in dict.fromkeys((found, given or ",")):
+        for sign in (given or (dialect and dialect.delimiter) or ",", given or ","):
             self.form = replace(self.form, quote=quote, separator=sign)
             filled = (one for one in self._read(io.StringIO(text, newline="")) if any(one[1]))
             records = list(islice(filled, SAMPLE_ROWS + 1))
-            if sign != SPACE or len({len(row) for _, row in records[1:]}) < 2:
+            if sign != " " or len({len(row) for _, row in records[1:]}) < 2:
                 break  # else words of a text
         if sign != "," and not given:
             word = next(name for name, one in SEPARATORS.items() if one == sign)
@@ -363,11 +351,10 @@ class CsvFile(RowFile):
         """Choose the decimal sign and the thousands separator that make most columns numbers."""
         form = self.form
         known = [[one for one in column if one.lower() not in form.missing] for column in columns]
-        pairs = [(".", ""), (",", ""), (",", "."), (".", ",")]
-        pairs += [(point, group) for group in " \xa0'" for point in ".,"]
+        signs = [(point, group) for group in ("", *".,", *" \xa0'") for point in ".,"]
         if form.separator == ",":  # a quoted 1,234 is one of thousands there
-            pairs.insert(1, (".", ","))
-        given = [(form.decimal or point, form.thousands or group) for point, group in pairs]
+            signs.sort(key=lambda pair: pair[0] == ",")
+        given = [(form.decimal or point, form.thousands or group) for point, group in signs]
 
         def fits(pair: tuple[str, str]) -> int:
             match = _number(*pair).fullmatch
@@ -396,7 +383,7 @@ class CsvFile(RowFile):
             with self._open() as file:
                 reader = pd.read_csv(
                     file,
-                    sep=self.form.separator, decimal=self.form.decimal,
+                    sep=self.form.separator.replace(" ", r"\s+"), decimal=self.form.decimal,
                     thousands=self.form.thousands or None, **self._quoting,
                     skipinitialspace=True, low_memory=False, index_col=False,
                     header=None, names=self.columns, dtype=dict.fromkeys(texts, "str"),
@@ -441,10 +428,6 @@ class CsvFile(RowFile):
             self.found += [note] * (bool(again) and note not in self.found)
         return frame
 
-    def place(self, row: int) -> str:
-        """Return the line of a row, counted again: rows may have several lines."""
-        return f"line {next(islice(self.lines(), row, None), row + 1)}"
-
     def lines(self) -> Iterator[int]:
         """Yield the line of every row that does not repeat the header."""
         return (line for line, row in self._records() if row != self.columns)
@@ -458,8 +441,8 @@ class CsvFile(RowFile):
         """Read rows as Python does, cells stripped: for samples, and for the lines of rows."""
         sign = self.form.separator
         csv.field_size_limit(1 << 27)
-        if sign == SPACE:
-            sign, lines = " ", (re.sub(r"[ \t]+", " ", line.strip(" \t")) for line in lines)
+        if sign == " ":
+            lines = (re.sub(r"[ \t]+", " ", line.strip(" \t")) for line in lines)
         reader = csv.reader(lines, delimiter=sign, skipinitialspace=True, **self._quoting)
         return ((reader.line_num, [*map(str.strip, row)]) for row in reader if row)
 

@@ -215,7 +215,7 @@ class Keys:
         groups = self._groups or [_Codes(names, reading.form.missing) for names in columns]
         self._groups = [one for one in groups if {*one.names} <= {*file.columns}]
         read = [n for one in self._groups for n in one.names if n not in features]
-        return [*dict.fromkeys([reading.target, *reading.site, *read, *reading.when])]
+        return [*dict.fromkeys([reading.target, *reading.site, *read, *reading.named["split-by"]])]
 
     def add(
         self, file: RowFile, frame: pd.DataFrame, finite: npt.NDArray[np.bool_] | None = None,
@@ -437,7 +437,7 @@ def token_ids(texts: Sequence[str], inputs: Inputs) -> npt.NDArray[np.int32]:
 
 def of_texts(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
     """Return the texts of a file, in its order, with the target and the sites."""
-    reading, _ = describe.described(file, given, text=True)
+    reading, _ = describe.described(file, given, "text")
     lines = [f"the texts are those of '{reading.text}'"] if not given.text else []
     used = {reading.text, *reading.taken, *file.index}
     if unused := [name for name in file.columns if name not in used]:
@@ -473,7 +473,7 @@ class Npz(RowFile):
 
     def __init__(self, path: Path, axes: str = "") -> None:
         super().__init__(f"data-path {path}", Form())
-        self.path = path
+        self.path, self.row = path, "entry"
         formats.refuse_other(path)
         try:
             self._file: Any = np.load(path)
@@ -526,10 +526,6 @@ class Npz(RowFile):
         if found.dtype.kind == "S":
             found = np.char.decode(found, "utf-8", "replace")
         return pd.Series(found).astype("str").str.strip()
-
-    def place(self, row: int) -> str:
-        """Return the number of an entry."""
-        return f"entry {row}"
 
     def _array(self, name: str) -> npt.NDArray[Any]:
         try:

@@ -1,0 +1,275 @@
+"""``fedhet init``: what is understood of a file, and a preset that runs it."""
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import typer
+
+from fedhet.cli.common import show_table
+from fedhet.config.load import build_config
+from fedhet.config.schema import RunConfig
+from fedhet.data import describe, formats, rows
+from fedhet.data.cache import Dataset
+from fedhet.data.describe import Description, Unclear
+from fedhet.data.images import image_column, images_below, is_image
+from fedhet.data.inputs import GAPS, IMAGE, SIGNAL, TABLE, TOKENS, Reading, counted, listed, noun
+from fedhet.data.partition import about_classes
+from fedhet.data.table import Npz
+from fedhet.errors import UserError, one_line
+from fedhet.files import near
+from fedhet.site.local_data import load_dataset, reading_of
+
+_SHOWN = 40  # columns that are listed
+COMMONEST = 0.6  # share of one class from which on accuracy says little
+RARE = 0.25  # of an equal share: a class that is rarer hardly moves the accuracy
+_MODELS = {  # and the learning rate
+    IMAGE: (["cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5"], 0.01), SIGNAL: (["@signal-5"], 0.01),
+    TABLE: (["@table-5"], 0.05), TOKENS: (["@tokens-5"], 0.1),
+}  # fmt: skip
+_RATE = 0.01  # highest where `class-weights` are offered: with larger ones rare rows diverge
+_WEIGHTS = "in training a rare class counts as a common one; its probabilities are then too high"
+_ROWS = ("", "table", "texts", "signals")
+_ARRAYS = (*formats.NPZ_SUFFIXES, ".npy")
+
+Keys = dict[str, Any]
+
+
+def initialise(path: str, given: Keys, out: Path | None) -> Iterator[str]:
+    """Write a commented preset for what is at ``path``, with the keys that somebody gave.
+
+    Yield lines of what was understood, and the command that runs the preset. A person at a terminal
+    is asked for what is unclear. Raise UserError for what cannot be used, for a key that must be
+    given, and for a preset that is there already.
+    """
+    place = Path(path).expanduser()
+    if not place.exists():
+        raise UserError(f"'{path}' does not exist{near(place)}")
+    target = out or Path(f"{place.name.split('.')[0] or 'data'}.yaml")
+    if target.exists():
+        raise UserError(f"'{target}' already exists: delete it, or give --out NAME.yaml")
+    place, dataset = _dataset(place, given)
+    own = {"dataset": dataset, "data-path": str(place)}
+    keys, lines = own | given | own, list[str]()
+    if dataset == "signals" and formats.holds(place, _ARRAYS):
+        lines = _of_windows(keys, place)
+    elif dataset in _ROWS or (place.is_file() and place.suffix != ".zip"):
+        lines = _of_rows(keys, ["fedhet", "init", path, *map(_word, given.items())])
+    data = load_dataset(build_config(keys))
+    if data.inputs.kind == IMAGE:
+        each = counted(data.classes, data.labels)
+        lines.append(f"{len(data.labels):,} images; {len(data.classes)} classes: {each}")
+    about = (*data.warnings, *about_classes(data, noun(keys["dataset"])))
+    _add_training(keys, data)
+    _write(target, keys, data)
+    # A name may have several lines.
+    for line in dict.fromkeys((*lines, *data.notes, *(f"warning: {one}" for one in about))):
+        yield one_line(line, None)
+    yield from (f"wrote {target}; it runs with:", f"fedhet run {target}")
+
+
+def _word(pair: tuple[str, Any]) -> str:
+    return f"{pair[0]}={pair[1] if isinstance(pair[1], str) else json.dumps(pair[1])}"
+
+
+def _write(target: Path, keys: Keys, dataset: Dataset) -> None:
+    preset = [f"# fedhet run {target}", "# Written by `fedhet init`; `fedhet keys` lists all keys."]
+    for key, value in keys.items():
+        text = value if isinstance(value, int | float) else json.dumps(value, ensure_ascii=False)
+        field = RunConfig.model_fields.get(key.replace("-", "_"))  # none: a method's own
+        comment = (field and field.description or "").partition(";")[0]
+        preset.append(f"{key}: {text}" + (f"  # {comment}" if comment else ""))
+    if _is_uneven(dataset) and "class-weights" not in keys:
+        preset.append(f"# class-weights: balanced  # {_WEIGHTS}")
+    try:
+        target.write_text("\n".join(preset) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"'{target}' cannot be written: {error.strerror}") from error
+
+
+def _dataset(path: Path, given: Keys) -> tuple[Path, str]:
+    """Return the path to read and the dataset that it is; empty where its rows must say."""
+    if given.get("dataset"):
+        return path, given["dataset"]
+    if path.is_dir() and formats.holds(path, formats.ROW_SUFFIXES):
+        tables = formats.find_files("table", str(path), formats.ROW_SUFFIXES)
+        for table in tables if images_below(path) else ():
+            if image_column(rows.open_rows([table]), table.parent, Reading())[0]:
+                return table, "image-folder"
+        return path, ""
+    if formats.holds(path, _ARRAYS):
+        return path, "signals"
+    if is_image(path.name) and not path.is_dir():
+        raise UserError(f"'{path}' is one image: give the folder with a folder for each class")
+    images = path.is_dir() or path.suffix.lower() == ".zip" or given.get("image")
+    return path, "image-folder" if images else ""
+
+
+def _of_windows(keys: Keys, place: Path) -> list[str]:
+    """Add axes, sites and group of an NPZ; return lines about its arrays."""
+    reading = reading_of(build_config(keys))
+    first = formats.find_files("signals", str(place), formats.NPZ_SUFFIXES)[0]
+    arrays = Npz(first, reading.axes)
+    keys["axes"], taken = arrays.axes, {*arrays.used, *reading.site, *reading.group}
+    likely = [*filter(describe.site_like, arrays.columns)]
+    if likely and "site" not in keys and place.is_file():  # in a folder each is a site
+        keys["site"] = likely
+        taken.update(likely)
+    for name in filter(describe.is_person, arrays.columns):
+        again = name not in taken and arrays.has_column(name) and "group" not in keys
+        if again and arrays.rows([name])[name].duplicated().mean() >= 0.5:  # noqa: PLR2004
+            keys["group"] = [name]
+            taken.add(name)
+    other = [name for name in arrays.columns if name not in taken]
+    return [*arrays.found, *([f"arrays that are not read: {listed(other)}"] if other else [])]
+
+
+def _of_rows(keys: Keys, command: Sequence[str]) -> list[str]:
+    """Add what is proposed for a file of rows to the keys; show its columns, return lines.
+
+    Where a key is unclear a person is asked, or the ``command`` with it is told.
+    """
+    asked = False
+    while True:
+        try:
+            description, likely = _describe(keys, asked=asked)
+            break
+        except rows.NoHeader as error:
+            keys["columns"] = [f"c{k}" for k in range(1, error.width + 1)]
+        except Unclear as error:
+            if error.key == "image" or not _is_terminal():
+                line = shlex.join([*command, f"{error.key}={error.choices[0]}"])
+                raise UserError(f"{error}; for example: {line}") from error
+            answer, asked = _ask(str(error), error.choices), True
+            keys[error.key] = [*filter(None, [answer])] if error.key == "site" else answer
+    if words := description.gap_words():
+        keys["gaps"] = sorted({*filter(None, GAPS), *words})
+    lines = [*_choose(keys, description), *map(describe.about_site, likely[:1])]
+    _show(keys, description)
+    return lines
+
+
+def _describe(keys: Keys, *, asked: bool) -> tuple[Description, list[str]]:
+    """Return what a file of rows holds, and columns that may be the site; Unclear if not enough."""
+    reading = reading_of(build_config(keys | {"dataset": keys["dataset"] or "table"}))
+    paths = formats.find_files("table", keys["data-path"], formats.ROW_SUFFIXES)
+    file = rows.open_rows(paths, reading.form)
+    listing = keys["dataset"] in {"", "image-folder"}
+    if listing and (image := image_column(file, paths[0].parent, reading)[0]):
+        keys |= {"dataset": "image-folder", "image": image}
+        reading = replace(reading, image=image)
+    propose = {"group", "site"} - keys.keys()
+    if file.site is not None or keys["dataset"] == "signals":
+        propose -= {"site"}
+    description = describe.describe(file, reading, propose)
+    try:
+        description.need_target()
+        open_ = "site" in propose and not description.reading.site
+        likely = description.likely_sites() if open_ else []
+        if likely and _is_terminal():
+            question = "does one of these columns name whose a row is?"
+            raise Unclear("site", question, [*likely, ""])
+    except Unclear:
+        if not asked:
+            _show(keys, description)
+        raise
+    return description, likely
+
+
+def _is_terminal() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+def _ask(question: str, choices: Sequence[str]) -> str:
+    """Ask a person by a numbered list; an empty choice is none of them."""
+    print(one_line(question, None))
+    for number, choice in enumerate(choices, start=1):
+        print(f"  {number}  {one_line(choice, None) or 'none of them'}")
+    return choices[typer.prompt("number", type=click.IntRange(1, len(choices))) - 1]
+
+
+def _choose(keys: Keys, description: Description) -> list[str]:
+    """Choose what the file is read as, and add the columns' keys; return lines about it."""
+    reading, texts = description.reading, description.of(describe.TEXT)
+    only = texts and not description.features
+    keys["dataset"] = dataset = keys["dataset"] or ("texts" if only else "table")
+    keys["target"] = reading.target
+    keys |= {k: list(value) for k in ("site", "group") if (value := getattr(reading, k))}
+    if dataset == "texts" and texts:
+        longest = max(texts, key=lambda name: description.columns[name].length)
+        keys["text"] = keys.get("text") or longest
+    if dataset == "signals":
+        return []
+    if dataset != "table":
+        unused = describe.UNUSED, f"dataset={dataset} reads no other column"
+        own = description.of(describe.NUMBER, describe.CATEGORY, *describe.LEFT[:-1])
+        description.roles |= {name: unused for name in own if name != keys.get("text")}
+        return []
+    lines = [f"not used: {one}" for one in description.unusable()]
+    if texts:
+        lines.append(f"dataset=texts text={texts[0]} reads the texts of '{texts[0]}' alone")
+    if not description.features:
+        raise UserError(f"{keys['data-path']}: no column is left that models can see")
+    columns = {
+        "numbers": description.of(describe.NUMBER), "ignore": description.of(*describe.LEFT),
+        "categories": {name: list(some) for name, some in description.categories.items()},
+    }  # fmt: skip
+    keys |= {key: names for key, names in columns.items() if names}
+    if description.is_recording():
+        lines.append(
+            "warning: rows that follow each other are nearly alike, as steps of a recording: "
+            "with such rows in train and in test any figure is too good; dataset=signals "
+            "time=COLUMN length=STEPS cuts windows, group=COLUMN keeps recordings whole"
+        )
+    if later := description.later():
+        known = f"by their names known only after '{reading.target}': {listed(later)}"
+        lines.append(f"warning: {known}: ignore={','.join(later)} leaves them out")
+    return lines
+
+
+def _show(keys: Keys, description: Description) -> None:
+    """Print a line for each column, but not for hundreds of numbers alike."""
+    every = [*description.columns.values()]
+    many = {*description.of(describe.NUMBER)[_SHOWN // 2 :]} if len(every) > _SHOWN else ()
+    columns = [one for one in every if one.name not in many][:_SHOWN]
+    lines: list[list[object]] = []
+    for one in columns:
+        examples = ", ".join(one_line(value, 24) for value in one.examples)
+        cells = [one.name, one.kind, f"{one.values:,}", one.rows - one.known, examples]
+        lines.append([*cells, *description.roles[one.name]])
+    if len(columns) < len(every):
+        lines.append([f"and {len(every) - len(columns):,} more", *[""] * 6])
+    title = f"{keys['data-path']}: {max((one.rows for one in every), default=0):,} rows"
+    heads = ("column", "kind", "values", "gaps", "examples", "is", "why")
+    show_table(f"{title}, {len(every)} columns", heads, lines)
+
+
+def _is_uneven(dataset: Dataset) -> bool:
+    """Return whether a class is so common, or so rare, that accuracy says little."""
+    counts = np.bincount(dataset.labels, minlength=len(dataset.classes))
+    share = counts[counts > 0] / counts.sum()
+    return bool(share.max() > COMMONEST or share.min() * len(share) < RARE)
+
+
+def _add_training(keys: Keys, dataset: Dataset) -> None:
+    """Add classes, partition and training to the keys."""
+    models, rate = _MODELS[dataset.inputs.kind]
+    if "labels" not in keys:
+        keys["classes"] = list(dataset.classes)
+    if _is_uneven(dataset):
+        keys.setdefault("metric", "balanced_accuracy")
+        rate = min(rate, _RATE)
+    natural = np.sum(np.bincount(dataset.sites) >= 10) > 1  # noqa: PLR2004
+    if keys.setdefault("partition", "natural" if natural else "iid") == "natural":
+        keys["clients"] = 0
+    rest = {"clients": int(max(2, min(5, len(dataset.labels) // 30))), "models": models,
+            "method": "fedssa", "rounds": 20, "local-epochs": 2, "batch-size": 16,
+            "lr": rate}  # fmt: skip
+    for key, value in rest.items():
+        keys.setdefault(key, value)

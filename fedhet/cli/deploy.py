@@ -5,6 +5,7 @@ import contextlib
 import json
 import re
 import sys
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime
 from multiprocessing import get_context
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-import typer
+from typer import Argument, Option
 
 from fedhet.cli.common import Json, say, show_table, tell
 from fedhet.cli.lists import template
@@ -21,7 +22,9 @@ from fedhet.errors import UserError, one_line
 from fedhet.files import check_id, near, plain_path
 
 PORT = 8443
-Tls = Annotated[Path, typer.Argument(metavar="TLS", help="folder made by `fedhet certs`")]
+TLS = Path("tls")
+Text, File = str | None, Path | None
+Texts = list[str] | None
 
 
 def _say(text: str) -> None:
@@ -29,19 +32,11 @@ def _say(text: str) -> None:
 
 
 def certs(
-    out: Annotated[Path, typer.Option(help="folder for certificates and keys")],
-    server: Annotated[
-        list[str] | None, typer.Option(help="name or address of the server; repeat for more")
-    ] = None,
-    client: Annotated[
-        list[str] | None, typer.Option(help="client id, whose key is made here; repeat for more")
-    ] = None,
-    request: Annotated[
-        list[Path] | None, typer.Option(help="NAME.csr of `fedhet key`, to sign; repeat for more")
-    ] = None,
-    renew: Annotated[
-        bool, typer.Option("--renew", help="renew all certificates under the same CA")
-    ] = False,
+    out: Annotated[Path, Option(help="folder for certificates and keys")],
+    server: Annotated[Texts, Option(help="name or address of the server; repeat for more")] = None,
+    client: Annotated[Texts, Option(help="client id, to make a key for; repeat for more")] = None,
+    request: Annotated[Texts, Option(help="NAME.csr of `fedhet key`; repeat for more")] = None,
+    renew: Annotated[bool, Option("--renew", help="renew all, under the same CA")] = False,
 ) -> None:
     """Make a CA and a server certificate, and sign, make or renew what clients have."""
     from fedhet.deploy import certs
@@ -56,15 +51,15 @@ def certs(
         print(f"on a client:    {out}/ca.crt, its key (made there by `fedhet key NAME`) and its "
               ".crt; then fedhet node NAME --server HOST:8443 --data FILE")  # fmt: skip
     for path in requests:
-        name = certs.sign(out, path)
+        name = certs.sign(out, Path(path))
         print(f"{name}: {out}/clients/{name}.crt goes back to the site, with {out}/ca.crt")
-    for path in certs.renew(out) if renew else []:
-        print(f"renewed: {path}")
+    for renewed in certs.renew(out) if renew else []:
+        print(f"renewed: {renewed}")
 
 
 def key(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="this client's id")],
-    out: Annotated[Path, typer.Option(help="folder for the key")] = Path(),
+    name: Annotated[str, Argument(metavar="NAME", help="this client's id")],
+    out: Annotated[Path, Option(help="folder for the key")] = Path(),
 ) -> None:
     """Make a client's key where it stays, and a request for its certificate."""
     from fedhet.deploy.certs import make_key
@@ -77,12 +72,10 @@ def key(
 
 
 def server(
-    tls: Tls = Path("tls"),
-    host: Annotated[str, typer.Option(help="address to listen at")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(help="port for the clients", min=1, max=65535)] = PORT,
-    database: Annotated[
-        Path | None, typer.Option(help="file for keys, nodes and runs; default: in TLS/server")
-    ] = None,
+    tls: Annotated[Path, Argument(metavar="TLS", help="folder made by `fedhet certs`")] = TLS,
+    host: Annotated[str, Option(help="address to listen at")] = "0.0.0.0",
+    port: Annotated[int, Option(help="port for the clients", min=1, max=65535)] = PORT,
+    database: Annotated[File, Option(help="file for keys, nodes and runs; in TLS/server")] = None,
 ) -> None:
     """Run the server of a federation; only clients with a key in TLS/clients are admitted."""
     from fedhet.deploy.control import ServerFolder
@@ -90,48 +83,37 @@ def server(
 
     folder = ServerFolder(tls.expanduser().absolute())
     state = (database or folder.database).expanduser().absolute()
+    _until_stopped(FederationServer(folder, host, port, state, _say).run)
+
+
+def _until_stopped(run: Callable[[], None]) -> None:
     try:
         with interruptible():
-            FederationServer(folder, host, port, state, _say).run()
+            run()
     except Interrupted as stop:
         _say(f"stopped ({stop})")
 
 
 def node(  # noqa: PLR0913, PLR0917  (a command's options)
-    key: Annotated[Path, typer.Argument(metavar="KEY", help="this client's private key")],
-    server: Annotated[str, typer.Option(help="HOST:PORT of `fedhet server`")] = "",
-    data: Annotated[
-        Path | None,
-        typer.Option(help="this site's examples: a table, an NPZ, or images <class>/<image>"),
-    ] = None,
-    partition: Annotated[
-        str | None, typer.Option(help="K/N: instead of --data, share K of a public data set")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="own architecture, such as cnn-5, or 'cnn-5 weights=FILE'")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1")] = None,
-    state: Annotated[
-        Path | None, typer.Option(help="folder of the private model; default: ~/.fedhet/NAME")
-    ] = None,
-    limits: Annotated[Path | None, typer.Option(help="YAML file: what a run may do here")] = None,
-    ca: Annotated[
-        Path | None, typer.Option(help="the CA's certificate; default: ca.crt near the key")
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="test everything, without joining")
-    ] = False,
+    key: Annotated[Path, Argument(metavar="KEY", help="this client's private key")],
+    server: Annotated[str, Option(help="HOST:PORT of `fedhet server`")] = "",
+    data: Annotated[File, Option(help="own examples: table, NPZ, images <class>/<image>")] = None,
+    partition: Annotated[Text, Option(help="K/N: share K of a public data set instead")] = None,
+    model: Annotated[Text, Option(help="such as cnn-5, or 'cnn-5 weights=FILE'")] = None,
+    device: Annotated[Text, Option(help="cpu, cuda, cuda:1")] = None,
+    state: Annotated[File, Option(help="folder of the private model; or ~/.fedhet/NAME")] = None,
+    limits: Annotated[File, Option(help="YAML file: what a run may do here")] = None,
+    ca: Annotated[File, Option(help="the CA's certificate; or ca.crt near the key")] = None,
+    check: Annotated[bool, Option("--check", help="test everything, without joining")] = False,
     write_limits: Annotated[
-        Path | None, typer.Option(help="draft limits from --data and --preset, without joining")
+        File, Option(help="draft limits from --data and --preset, without joining")
     ] = None,
-    preset: Annotated[
-        Path | None, typer.Option(help="configuration of `fedhet init`, for --write-limits")
-    ] = None,
+    preset: Annotated[File, Option(help="of `fedhet init`, for --write-limits")] = None,
     history: Annotated[
-        bool, typer.Option("--history", help="list what this node was asked and answered")
+        bool, Option("--history", help="list what this node was asked and answered")
     ] = False,
     new_data: Annotated[
-        bool, typer.Option("--new-data", help="put states and history aside: the data are others")
+        bool, Option("--new-data", help="put states and history aside: the data are others")
     ] = False,
 ) -> None:
     """Take part in a federation until stopped; print a line for every round."""
@@ -148,7 +130,7 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
         return
     if not server:
         raise UserError("--server: give HOST:PORT of `fedhet server`")
-    config = _images(data, partition, own)
+    config = _examples(data, partition, own)
     extra: dict[str, object] = {"state-dir": home, "model": _model(model), "device": device}
     extra["limits"] = _file(limits, "--limits") if limits else None
     config |= {option: str(value) for option, value in extra.items() if value}
@@ -177,11 +159,7 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
         if aside := begin_anew(home):
             _say(f"{own}: states and history are in {aside} now")
     _say(f"{own}: joining {plan.server}; log: {plan.log}")
-    try:
-        with interruptible():
-            Node(plan, _say).run()
-    except Interrupted as stop:
-        _say(f"stopped ({stop})")
+    _until_stopped(Node(plan, _say).run)
 
 
 def _refuse(plan: Any) -> None:
@@ -223,19 +201,17 @@ def _draft(out: Path, data: Path | None, preset: Path | None, key: Path) -> None
     print(f"{out}: read it, change it, and start the node with --limits {out}")
 
 
-def _images(data: Path | None, partition: str | None, name: str) -> dict[str, str | int]:
-    """Flower's node configuration for own images, or for a share of a public data set."""
+def _examples(data: Path | None, partition: str | None, name: str) -> dict[str, str | int]:
+    """Flower's node configuration for own examples, or for a share of a public data set."""
     if (data is None) == (partition is None):
-        raise UserError(
-            "give either --data FOLDER_OR_FILE (this site's own examples) or --partition K/N "
-            "(share K of N of a public data set)"
-        )
+        other = "--partition K/N (share K of N of a public data set)"
+        raise UserError(f"give --data FOLDER_OR_FILE (this site's own examples), or {other}")
     if data is not None:
         return {"data-dir": str(_file(data, "--data", or_folder=True)), "name": name}
-    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", str(partition))
-    if found is None or int(found[1]) >= int(found[2]):
+    share = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", str(partition))
+    if share is None or int(share[1]) >= int(share[2]):
         raise UserError(f"--partition: '{partition}' is not allowed: K/N with 0 <= K < N")
-    return {"partition-id": int(found[1]), "num-partitions": int(found[2])}
+    return {"partition-id": int(share[1]), "num-partitions": int(share[2])}
 
 
 def _model(name: str | None) -> str | None:
@@ -275,25 +251,21 @@ def _address(server: str) -> str:
 
 
 def _check(plan: Any) -> None:
-    from fedhet.deploy.node_check import answers
-    from fedhet.deploy.node_check import check as findings
+    from fedhet.deploy import node_check
 
     bad: list[str] = []
-    for what, good, text in findings(plan):  # names of columns and folders may come from others
+    for what, good, text in node_check.check(plan):  # names of columns may come from others
         print(f"{'ok   ' if good else 'WRONG'} {what}: {one_line(text, 4000)}", flush=True)
         bad += [] if good else [what]
-    if "limits" not in bad:
-        for text in answers(plan):
-            print(f"     this site: {one_line(text, 4000)}")
+    for text in node_check.answers(plan) if "limits" not in bad else ():
+        print(f"     this site: {one_line(text, 4000)}")
     if bad:
         raise UserError(f"this node cannot take part yet: {', '.join(bad)}")
     print("ready to join")
 
 
 def status(
-    superlink: Annotated[
-        Path, typer.Option(metavar="TLS", help="the folder that `fedhet server` was given")
-    ] = Path("tls"),
+    superlink: Annotated[Path, Option(metavar="TLS", help="folder of `fedhet server`")] = TLS,
     as_json: Json = False,
 ) -> None:
     """List nodes with model, examples, last round and failures, and the runs."""
@@ -324,7 +296,7 @@ def status(
     show_table("runs", ("run", "method", "status", "round", "metric", "failures"), rows)
 
 
-def unit(what: Annotated[str, typer.Argument(metavar="server|node", help="whose unit")]) -> None:
+def unit(what: Annotated[str, Argument(metavar="server|node", help="whose unit")]) -> None:
     """Print a systemd unit for `fedhet server` or `fedhet node`."""
     from jinja2 import Template
 

@@ -1,10 +1,8 @@
 """The application that ``fedhet run`` gives to Flower, and its comparison at a node.
 
-Flower sends an application's source with every run. A wheel has no folder with a
-``pyproject.toml``, and a checkout has more in it than the application. So every run writes its own
-folder with our source files, laid out as in a wheel: a ``clients/`` at its top would hide a package
-of somebody else's with that name. A node compares what it was sent with the files that its owner
-installed; it neither unpacks nor imports them.
+Flower sends an application's source with every run: a folder with our source files, laid out as in
+a wheel, since a ``clients/`` at its top would hide somebody else's package. A node compares what it
+was sent with the files that its owner installed; it neither unpacks nor imports them.
 """
 
 import hashlib
@@ -23,8 +21,6 @@ CLIENT_APP = ("fedhet.client_app", "app")
 COMPONENT = ":".join(CLIENT_APP)
 PROJECT, MANIFEST = "pyproject.toml", ".info/CONTENT"
 PROJECT_BYTES = 1 << 16  # ours has 1,500
-
-
 # What Flower wants of an application; a SuperLink of ours installs no dependencies.
 ABOUT = f"""[project]
 name = "fedhet"
@@ -65,9 +61,8 @@ def installed() -> dict[str, tuple[int, bytes]]:
 def difference(sent: bytes, own: Mapping[str, tuple[int, bytes]]) -> str:
     """Return in one line how a sent application differs from the installed one; empty if equal.
 
-    The names of the files must be the same, none more and none twice, their contents too, and the
-    component that Flower would run. Nothing is written to a disk, and no more of a file is
-    decompressed than the installed one has.
+    Files, each once, their contents and the component that Flower would run must be the same.
+    Nothing is written, and no more of a file is decompressed than the installed one has.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(sent)) as archive:
@@ -88,10 +83,8 @@ def difference(sent: bytes, own: Mapping[str, tuple[int, bytes]]) -> str:
     if odd and version != __version__:
         return f"this run's fedhet {version!s:.40} is not this site's {__version__}"
     if odd:
-        return (
-            f"this run's fedhet {__version__} is not the one that is installed at this site: "
-            f"{len(odd)} files differ, such as '{min(odd):.80}'"
-        )
+        text = f"{len(odd)} files differ, such as '{min(odd):.80}'"
+        return f"this run's fedhet {__version__} is not the one installed at this site: {text}"
     return ""
 
 

@@ -1,13 +1,9 @@
 """Certificates and keys of a deployment: one CA, one server certificate, one key pair per client.
 
-A client makes its key where it stays, and sends a request (:func:`make_key`), which the holder of
-the CA signs (:func:`sign`). Each client's certificate has the client's name: by it clients know
-each other (``secure-sum``). The server has no part in it, and the CA's key must not be there.
-Certificates are renewed under the same CA and for the same keys (:func:`renew`).
-
-The server certificate carries ``localhost`` and ``127.0.0.1`` beside the names it is asked for:
-the SuperLink starts a process of its own that reaches it there, and refuses a certificate
-without them. A client's identity in Flower is its key: an elliptic curve key in OpenSSH's format.
+A client makes its key where it stays, and sends a request, which the holder of the CA signs. By
+the name in its certificate clients know each other (``secure-sum``): the CA's key must not be with
+the server. The SuperLink starts a process that reaches it as ``localhost``, so its certificate
+names that as well. A client's key is an elliptic curve key in OpenSSH's format, as Flower wants it.
 """
 
 import contextlib
@@ -16,26 +12,15 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ec import (
-    SECP384R1,
-    EllipticCurvePrivateKey,
-    EllipticCurvePublicKey,
-    generate_private_key,
-)
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA384
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-    load_ssh_private_key,
-    load_ssh_public_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedhet.errors import UserError
@@ -49,6 +34,10 @@ _SKEW = timedelta(hours=1)  # a machine whose clock is behind accepts them, too
 SOON = timedelta(days=30)  # before the end of a certificate
 RENEW = "renew it with `fedhet certs --renew` where ca.key is"
 T = TypeVar("T")
+Hosts = Sequence[x509.GeneralName]
+Private = ec.EllipticCurvePrivateKey
+Public = ec.EllipticCurvePublicKey
+_new_key = partial(ec.generate_private_key, ec.SECP384R1())
 
 
 class CertificateFolder:
@@ -70,18 +59,14 @@ def make(
 ) -> CertificateFolder:
     """Write a CA, a server certificate and the clients' keys and certificates below ``out``.
 
-    ``servers`` are the names and addresses by which clients reach the server. Without any, the CA
-    in ``out`` signs. Private keys have mode 600 from the moment they exist.
-
-    Raises:
-        UserError: a name that is not allowed, a file that is there already (nothing is
-            overwritten and nothing written then), or a folder that cannot be written.
-
+    ``servers`` are the server's names and addresses. Without any, the CA in ``out`` signs. Private
+    keys have mode 600 from the moment they exist. Raises UserError for a name that is not allowed,
+    a file that is there already (nothing is written then), or a folder that cannot be written.
     """
     places, files = CertificateFolder(out), dict[Path, bytes]()
     authority = _Authority.new() if servers else _Authority.read(places)
     if servers:
-        names, key = _names(servers), generate_private_key(SECP384R1())
+        names, key = _names(servers), _new_key()
         files[places.ca] = authority.certificate.public_bytes(Encoding.PEM)
         files[places.ca_key] = _private(authority.key, PrivateFormat.PKCS8)
         files[places.certificate] = authority.issue("fedhet server", key.public_key(), days, names)
@@ -89,7 +74,7 @@ def make(
     for client in clients:
         if clients.count(client) > 1:
             raise UserError(f"--client: '{client}' is given twice")
-        key, path = generate_private_key(SECP384R1()), places.client(_client(client, "--client"))
+        key, path = _new_key(), places.client(_client(client, "--client"))
         files[path] = _private(key, PrivateFormat.OpenSSH)
         files[_beside(path, ".pub")] = _public(client, key.public_key())
         files[_beside(path, ".crt")] = authority.issue(client, key.public_key(), days)
@@ -98,11 +83,11 @@ def make(
 
 
 def make_key(folder: Path, name: str) -> Path:
-    """Write a client's key pair below ``folder``, and a request for its certificate.
+    """Write a client's key pair, and a request for its certificate, which alone leaves the site.
 
-    Only the request leaves the site. Returns its path. Raises UserError as :func:`make` does.
+    Return the request's path. Raises UserError as :func:`make` does.
     """
-    key, path = generate_private_key(SECP384R1()), folder / _client(name, "NAME")
+    key, path = _new_key(), folder / _client(name, "NAME")
     asked = x509.CertificateSigningRequestBuilder().subject_name(_subject(name))
     pem = asked.sign(key, SHA384()).public_bytes(Encoding.PEM)
     private, public = _private(key, PrivateFormat.OpenSSH), _public(name, key.public_key())
@@ -123,7 +108,7 @@ def sign(out: Path, request: Path) -> str:
         public, valid = asked.public_key(), asked.is_signature_valid
     except (OSError, ValueError) as error:
         raise UserError(f"--request: '{request}' is no request of `fedhet key`: {error}") from error
-    if not valid or not isinstance(public, EllipticCurvePublicKey):
+    if not valid or not isinstance(public, Public):
         raise UserError(f"--request: '{request}' is not signed with its own elliptic curve key")
     name = _client(str(common.value), "--request")
     path, certificate = places.client(name), _Authority.read(places).issue(name, public, DAYS)
@@ -133,10 +118,10 @@ def sign(out: Path, request: Path) -> str:
 
 
 def renew(out: Path) -> list[Path]:
-    """Renew the certificates of the server and all clients, for the same keys and names.
+    """Renew the certificates of server and clients for the same keys; return what was written.
 
-    The CA's own is renewed if it would expire before them. Returns what was written. Raises
-    UserError if there is no CA with its key, or a file that cannot be read or written.
+    The CA's own is renewed if it would expire before them. Raises UserError if there is no CA with
+    its key, or a file that cannot be read or written.
     """
     places = CertificateFolder(out)
     authority, files = _Authority.read(places), {}
@@ -150,7 +135,7 @@ def renew(out: Path) -> list[Path]:
                 known = old.extensions.get_extension_for_class(x509.SubjectAlternativeName)
                 names, name = list(known.value), "fedhet server"
             public = old.public_key()
-            assert isinstance(public, EllipticCurvePublicKey)
+            assert isinstance(public, Public)
             files[path] = authority.issue(name, public, DAYS, names)
         for path, content in files.items():
             with replacing(path) as temporary:
@@ -200,36 +185,33 @@ class _Authority(NamedTuple):
     """A CA that can sign."""
 
     certificate: x509.Certificate
-    key: EllipticCurvePrivateKey
+    key: Private
 
     @classmethod
-    def new(cls, key: EllipticCurvePrivateKey | None = None) -> "_Authority":
+    def new(cls, key: Private | None = None) -> "_Authority":
         """Make a new one, or a new certificate of the same key; it signs itself."""
-        key = key or generate_private_key(SECP384R1())
+        key = key or _new_key()
         return cls(_signed("fedhet CA", key.public_key(), CA_DAYS, key), key)
 
     @classmethod
     def read(cls, places: CertificateFolder) -> "_Authority":
         """Return the one in the folder; UserError if its key is not there, or for other files."""
         certificate = read_certificate(places.ca)
-        key = _loaded(places.ca_key, lambda data: load_pem_private_key(data, None), "a private key")
-        public = certificate.public_key()
-        if not isinstance(key, EllipticCurvePrivateKey) or key.public_key() != public:
+        load = partial(serialization.load_pem_private_key, password=None)
+        key = _loaded(places.ca_key, load, "a private key")
+        if not isinstance(key, Private) or key.public_key() != certificate.public_key():
             raise UserError(f"'{places.ca_key}' is not the key of '{places.ca}'")
         return cls(certificate, key)
 
-    def issue(
-        self, name: str, public: EllipticCurvePublicKey, days: int,
-        hosts: Sequence[x509.GeneralName] = (),
-    ) -> bytes:  # fmt: skip
+    def issue(self, name: str, public: Public, days: int, hosts: Hosts = ()) -> bytes:
         """Certify a server with these hosts, or without any a client; return PEM."""
         made = _signed(name, public, days, self.key, self.certificate, hosts)
         return made.public_bytes(Encoding.PEM)
 
 
 def _signed(
-    name: str, public: EllipticCurvePublicKey, days: int, key: EllipticCurvePrivateKey,
-    ca: x509.Certificate | None = None, hosts: Sequence[x509.GeneralName] = (),
+    name: str, public: Public, days: int, key: Private,
+    ca: x509.Certificate | None = None, hosts: Hosts = (),
 ) -> x509.Certificate:  # fmt: skip
     """Return a certificate of ``ca``'s, for handshakes, or a new CA's own, which only signs."""
     subject, own, until = _subject(name), ca is None, _after(days)
@@ -263,11 +245,11 @@ def _beside(path: Path, ending: str) -> Path:
     return path.with_name(path.name + ending)
 
 
-def _private(key: EllipticCurvePrivateKey, form: PrivateFormat) -> bytes:
-    return key.private_bytes(Encoding.PEM, form, NoEncryption())
+def _private(key: Private, form: PrivateFormat) -> bytes:
+    return key.private_bytes(Encoding.PEM, form, serialization.NoEncryption())
 
 
-def _public(name: str, key: EllipticCurvePublicKey) -> bytes:
+def _public(name: str, key: Public) -> bytes:
     """Return a public key in the format of ``ssh-keygen -t ecdsa -b 384``."""
     return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {name}\n".encode()
 
@@ -291,17 +273,18 @@ def _loaded(path: Path, load: Callable[[bytes], T], what: str) -> T:
         raise UserError(f"'{path}' is not {what}: {error}") from error
 
 
-def read_key(path: Path) -> EllipticCurvePrivateKey:
+def read_key(path: Path) -> Private:
     """Return a client's private key; UserError if the file holds none."""
-    key = _loaded(path, lambda data: load_ssh_private_key(data, None), "a private key of `fedhet`")
-    if not isinstance(key, EllipticCurvePrivateKey):
+    load = partial(serialization.load_ssh_private_key, password=None)
+    key = _loaded(path, load, "a private key of `fedhet`")
+    if not isinstance(key, Private):
         raise UserError(f"'{path}' is not an elliptic curve key, which `fedhet certs` makes")
     return key
 
 
 def read_public(path: Path) -> bytes:
     """Return a client's public key as PEM; UserError if the file holds none."""
-    public = _loaded(path, load_ssh_public_key, "a public key")
+    public = _loaded(path, serialization.load_ssh_public_key, "a public key")
     return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 

@@ -1,8 +1,7 @@
 """A server of ``fedhet server``: its folder, its connection, and what ``fedhet status`` shows.
 
 ``fedhet certs --out tls`` makes ``tls``; the server adds ``tls/server/``: its database, its logs,
-and the address at which its Control API answers, on this machine only. ``--superlink tls`` then
-names it to ``fedhet run``, ``resume``, ``watch`` and ``status``.
+and where its Control API answers, on this machine only. ``--superlink tls`` names it to commands.
 """
 
 import contextlib
@@ -15,15 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.config.schema import METRICS
-from fedhet.deploy.certs import (
-    CA_DAYS,
-    RENEW,
-    CertificateFolder,
-    make,
-    read_certificate,
-    validity,
-    warning,
-)
+from fedhet.deploy import certs
+from fedhet.deploy.certs import CertificateFolder, read_certificate
 from fedhet.deploy.network import Waiting
 from fedhet.errors import Damaged, UserError
 from fedhet.files import read_json, write_json
@@ -60,9 +52,9 @@ class ServerFolder:
         self.flwr_home.mkdir(parents=True, exist_ok=True)
         self.home.chmod(0o700)
         inner = self.inner.certificate
-        if not inner.is_file() or warning(read_certificate(inner)):
+        if not inner.is_file() or certs.warning(read_certificate(inner)):
             shutil.rmtree(self.inner.folder, ignore_errors=True)
-            make(self.inner.folder, ["localhost"], [], CA_DAYS).ca_key.unlink()
+            certs.make(self.inner.folder, ["localhost"], [], certs.CA_DAYS).ca_key.unlink()
 
     def prepare(self, inner: int) -> None:
         """Note, in the folder, that the Control API answers at 127.0.0.1:``inner``."""
@@ -71,8 +63,8 @@ class ServerFolder:
     def check_certificates(self) -> None:
         """Raise UserError, with file and date, for a certificate that is not valid now."""
         for path in (self.credentials.certificate, self.credentials.ca):
-            if path.is_file() and (reason := validity(read_certificate(path))):
-                raise UserError(f"'{path}' {reason}; {RENEW}")
+            if path.is_file() and (reason := certs.validity(read_certificate(path))):
+                raise UserError(f"'{path}' {reason}; {certs.RENEW}")
 
     def connect(self) -> Control:
         """Return a connection to the server that was started from this folder; UserError: none."""
@@ -84,9 +76,9 @@ class ServerFolder:
     def check_running(
         self, patience: float = 0.0, tell: Callable[[str], None] = lambda _: None
     ) -> None:
-        """Raise UserError, with what to do, if no server listens or the certificate has expired.
+        """Raise UserError, with what to do, if no server listens or its certificate has expired.
 
-        One that does not listen is waited for ``patience`` seconds, and ``tell`` is called with it.
+        It is waited for ``patience`` seconds; ``tell`` is called with that.
         """
         self.check_certificates()
         waiting, until = Waiting(f"the server of '{self.tls}'", tell), time.monotonic() + patience
@@ -107,19 +99,16 @@ class ServerFolder:
         try:
             return str(read_json(self._address)["control"])
         except (OSError, ValueError, KeyError) as error:
-            raise UserError(
-                f"'{self.tls}' has no server yet: start one with `fedhet server {self.tls}`"
-            ) from error
+            text = f"has no server yet: start one with `fedhet server {self.tls}`"
+            raise UserError(f"'{self.tls}' {text}") from error
 
 
 def server_folder(superlink: str | Path) -> ServerFolder:
     """Return the folder that ``--superlink`` names; UserError if `fedhet certs` did not make it."""
     folder = ServerFolder(Path(superlink).expanduser().absolute())
     if not folder.credentials.ca.is_file():
-        raise UserError(
-            f"--superlink: '{superlink}' is not a folder of `fedhet certs` (it has no ca.crt); "
-            "give the folder that `fedhet server` was started with"
-        )
+        text = "is not a folder of `fedhet certs` (it has no ca.crt): give that of `fedhet server`"
+        raise UserError(f"--superlink: '{superlink}' {text}")
     return folder
 
 
@@ -131,7 +120,7 @@ def collect(control: Control) -> dict[str, Any]:
     read = [(run, *_progress(run)) for run in runs.values()]
     clients = next((clients for _, what, clients in read if what), {})
     nodes = [
-        {"name": node.name, "node": str(node.id), "status": node.status}
+        {"name": node.name, "node": str(node.node_id), "status": node.status}
         | clients.get(node.name, {})
         for node in sorted(control.nodes(), key=lambda node: node.name)
     ]

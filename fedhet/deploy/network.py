@@ -1,7 +1,6 @@
 """Reach a node's server: TLS, proxies, reasons of failures, whether the server knows the node.
 
-Requests are made as Flower's SuperNode makes them (httpx: ``https_proxy``, ``no_proxy``), so that
-both use the same proxy.
+Requests are made by httpx, as Flower's SuperNode makes them: both use the same proxy.
 """
 
 import contextlib
@@ -110,8 +109,7 @@ def via(server: str) -> str:
 def reach(server: str, ca: Path) -> httpx.Response:
     """Make a request without effect at ``host:port``, and return the answer.
 
-    Raises UserError with the reason for a server that cannot be reached, with the code
-    ``REFUSED`` for a certificate of another CA or name.
+    Raises UserError if it cannot be reached, with code ``REFUSED`` if its certificate is false.
     """
     via(server)
     try:
@@ -151,14 +149,9 @@ def read_ca(path: Path) -> bytes:
 def knows(server: str, ca: Path, path: Path) -> bool:
     """Whether the server at ``host:port`` knows the public half of the key in ``path``.
 
-    Flower activates a node in one request and has no other that a node which is not active may
-    send. So the request is made with a heartbeat interval that no server accepts: the server looks
-    for the key first, and which of the two it complains about tells.
-
-    Raises:
-        UserError: no key, no certificate, a server that cannot be reached or that refuses the
-            signature, as it does when the clocks differ.
-
+    The request activates a node, with a heartbeat interval that no server accepts: which of key
+    and interval the server complains about tells. Raises UserError without key or certificate, and
+    for a server that cannot be reached or refuses the signature, as it does when clocks differ.
     """
     via(server)
     try:

@@ -3,8 +3,6 @@
 Flower starts a program for every message, which installs and imports the code that the server
 sent. Here the SuperNode runs with ``--isolation process``: this process takes its tasks, compares
 the sent code with the installed one, and lets a worker answer, which has torch imported already.
-
-Flower's own output goes to a log; this process prints lines for people.
 """
 
 import contextlib

@@ -1,9 +1,8 @@
 """``fedhet server``: a SuperLink behind a reverse proxy, with the keys of ``tls/clients``.
 
 One port of Flower carries the clients' API and two others without a login. So the SuperLink listens
-on 127.0.0.1 only, and clients reach the reverse proxy below, of Starlette, uvicorn and httpx. It
-passes only Flower's Fleet API. The SuperLink has a certificate of its own, so that the one which
-clients see can be renewed while it runs.
+on 127.0.0.1 only, and clients reach the reverse proxy below, which passes only Flower's Fleet API.
+The SuperLink has a certificate of its own: the clients' can be renewed while it runs.
 """
 
 import contextlib
@@ -207,13 +206,14 @@ class FederationServer:
                 self.say(f"{name}: key registered")
             self._registered.add(name)
         for node in control.nodes():
-            before, since = self._nodes.get(node.id, ("", ""))
-            self._nodes[node.id] = node.status, node.since
-            again = node.status == before == "online" and node.since != since
+            before, since = self._nodes.get(node.node_id, ("", ""))
+            self._nodes[node.node_id] = node.status, node.last_activated_at
+            again = node.status == before == "online" and node.last_activated_at != since
             if again or (node.status != before and "online" in {node.status, before}):
                 how = " again: it was gone for a moment" if again else ""
-                how = " before this start" if not before and node.since < self._begun else how
-                self.say(f"{node.name or node.id}: {node.status}{how}")
+                if not before and node.last_activated_at < self._begun:
+                    how = " before this start"
+                self.say(f"{node.name or node.node_id}: {node.status}{how}")
         for run in control.runs():
             before, status = self._runs.get(run.id, ""), run.status
             old, name = not before and run.started < self._begun, Path(run.folder).name

@@ -1,8 +1,7 @@
 """Checks of what comes from the other side; nothing that fails here is aggregated or trained on.
 
 The server raises Rejected for a reply, a client raises Refused for what comes down. A message is
-measured before it is decoded, an instruction has exactly the keys that there are, and a payload is
-held against what the method says must come.
+measured before it is decoded; a payload is held against what the method says must come.
 """
 
 import math
@@ -43,10 +42,7 @@ RANGES = {
 
 @dataclass(frozen=True)
 class Valid:
-    """A reply that is valid by itself; ``step`` is the length of its step, None if unbounded.
-
-    ``trained`` is the round whose train message it answers.
-    """
+    """A valid reply to round ``trained``'s message; ``step``: its length, None if unbounded."""
 
     info: ClientInfo
     payload: Payload
@@ -57,10 +53,7 @@ class Valid:
 
 @dataclass(frozen=True)
 class Checked:
-    """The replies of a round that count, in client order; with sums, ``total`` of what they added.
-
-    The flat ``total`` (L,) is what the method's ``combine`` takes.
-    """
+    """The replies of a round that count, in client order; with sums their flat ``total`` (L,)."""
 
     round: int
     accepted: Sequence[Valid]
@@ -76,7 +69,7 @@ def check_trained(
 ) -> None:
     """Raise Rejected unless this is the client's answer to a train message of this round.
 
-    ``ranges`` are those of its method's metrics, by name. Numbers of images are not looked at.
+    ``ranges`` are those of its method's metrics, by name.
     """
     check_origin(info, reply, round_)
     if not re.fullmatch(DIGEST, reply.digest):
@@ -99,10 +92,9 @@ def check_origin(info: ClientInfo, reply: Reply, round_: int) -> None:
 
 
 def check_metrics(reply: Reply, ranges: Mapping[str, tuple[float, float]] | None = None) -> None:
-    """Raise Rejected unless metrics have declared names, are finite and in range.
+    """Raise Rejected unless metrics have declared names and are within their ranges.
 
-    ``ranges`` are a method's ranges, by the whole name: no other names are its own. Accuracies are
-    percentages.
+    ``ranges`` are those of a method's own metrics, by name. Accuracies are percentages.
     """
     if len(reply.metrics) > MAX_METRICS:
         raise Rejected(f"{len(reply.metrics)} metrics, at most {MAX_METRICS} are allowed")
@@ -122,22 +114,17 @@ def check_metrics(reply: Reply, ranges: Mapping[str, tuple[float, float]] | None
 
 
 def check_evaluation(info: ClientInfo, reply: Reply, round_: int) -> None:
-    """Raise Rejected for an evaluation without an accuracy, unless the client has no test images.
-
-    Of a client that tells no numbers of images nobody knows whether it has some.
-    """
+    """Raise Rejected for an evaluation without an accuracy, unless the client has no images."""
     check_origin(info, reply, round_)
     check_metrics(reply)
+    # A client that tells no numbers of images may have none to test.
     images = reply.metrics.get("num-examples", None if info.train_images else 0)
     if images is None or (images > 0 and "test_accuracy" not in reply.metrics):
         raise Rejected("an evaluation without test_accuracy")
 
 
 def read_confusion(reply: Reply, classes: int) -> NDArray[np.int64]:
-    """Return the matrix (C, C) in a reply, sent as true class, answer, number and so on.
-
-    Raises Rejected if it is something else.
-    """
+    """Return the matrix (C, C) in a reply, sent as true class, answer, number; or Rejected."""
     sent = reply.info.get("confusion", [])
     try:
         cells = np.array(sent, dtype=np.int64).reshape(-1, 3)
@@ -294,9 +281,8 @@ def long_steps(
 ) -> dict[str, str]:
     """Return reasons by client, for steps of a round that are too long; a ``ratio`` of 0: none is.
 
-    The usual length is the lower median of those above 0 and of ``start``, the size of the values
-    that the clients started from. ``noise`` is the standard deviation of what each client adds to
-    every float (``dp-clip``).
+    The usual length is the lower median of those above 0 and of ``start``, the size of what clients
+    started from. ``noise`` is the standard deviation that each adds to every float (``dp-clip``).
     """
     known = [length for length in (*lengths.values(), start) if length > 0]
     usual = median_low(known) if known else 0.0

@@ -2,10 +2,8 @@
 
 Everything else takes ``flwr.app``, ``flwr.clientapp``, ``flwr.serverapp`` and its strategy alone
 (tests have ``helpers/flower_internals.py`` as well); tests/test_floors.py holds that, and that each
-import below has its reason beside it. A new version of Flower is tried against this file first.
-
-Whether clients are simulated is said here, too: nothing public of Flower's tells. What costs a
-client's process seconds at import, and is the server's business, is imported when it is called.
+import below has its reason beside it. What costs a client's process seconds at import, and is the
+server's business, is imported when it is called.
 """
 # ruff: noqa: PLC0415  (seconds of imports that only the server needs)
 
@@ -87,9 +85,8 @@ def be_task(identity: tuple[int, int, int]) -> None:
 def take_damaged_replies() -> Callable[[str, dict[str, bytes]], Message]:
     """Make a reply that cannot be unpacked its node's error from now on, in this process.
 
-    Flower checks of what a node pushes the frame alone. It unpacks all replies of a pull together,
-    and one that it cannot unpack ends the pull, with it the run, and loses the others for good.
-    Returns what unpacks: the reply of that id, out of the contents of its objects by theirs.
+    Flower unpacks all replies of a pull together: one that is damaged would end the run. Returns
+    what unpacks: the reply of that id, out of the contents of its objects by theirs.
     """
     import flwr.superlink.grid.http_grid as http  # why: where a pull unpacks what came
     from flwr.supercore.inflatable import inflatable_utils  # why: what unpacks it
@@ -151,16 +148,6 @@ KNOWN_KEY = 23  # Flower's code for a public key that is registered already
 
 
 @dataclass(frozen=True)
-class NodeStatus:
-    """A SuperNode: ``status`` is registered, online or offline; ``since``: when it came last."""
-
-    id: int
-    name: str
-    status: str
-    since: str = ""
-
-
-@dataclass(frozen=True)
 class RunStatus:
     """A run; ``config`` and ``folder`` are empty where somebody else's app ran."""
 
@@ -197,15 +184,11 @@ class Control:
             return False
         return True
 
-    def nodes(self) -> list[NodeStatus]:
-        """All nodes that were ever registered and not removed."""
+    def nodes(self) -> list[NodeInfo]:
+        """All nodes that were not removed; ``status``: registered, online or offline."""
         with _calling():
             nodes = self._client.ListNodes(control.ListNodesRequest()).nodes_info
-        return [
-            NodeStatus(node.node_id, node.name, node.status, node.last_activated_at)
-            for node in nodes
-            if node.status != "unregistered"
-        ]
+        return [node for node in nodes if node.status != "unregistered"]
 
     def runs(self, limit: int = 20) -> list[RunStatus]:
         """Return the last runs, newest first."""
@@ -278,9 +261,9 @@ def _calling() -> Iterator[None]:
 
 
 def activate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", heartbeat: float) -> None:
-    """Ask the Fleet API at ``address``, as a SuperNode does, to activate the owner of ``key``.
+    """Activate the owner of ``key`` at a Fleet API, as a SuperNode does; raise httpx's errors.
 
-    ``heartbeat`` is the interval in seconds that it promises. Raises httpx's errors.
+    ``heartbeat`` is the interval in seconds that it promises.
     """
     # why: what the SuperLink compares is these bytes, not the key
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
@@ -291,10 +274,7 @@ def activate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", heartbeat:
 
 
 def deactivate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", node: int) -> None:
-    """Tell the Fleet API at ``address`` that the node with this id and ``key`` is gone.
-
-    A SuperNode does so when it ends; one that was killed could not. Raises httpx's errors.
-    """
+    """Tell a Fleet API, as a SuperNode that ends does, that ``node`` is gone; httpx's errors."""
     _fleet(address, ca, key, "DeactivateNode", fleet.DeactivateNodeRequest(node_id=node))
 
 
@@ -322,11 +302,7 @@ def runtime_api(address: str, *more: Any) -> Any:
 
 
 class Task:
-    """One message for the ClientApp; the SuperNode hears of it every 25 s until it is closed.
-
-    Flower's own executor (``flower-superexec``) starts a program for each, which installs and
-    imports what the server sent. Raises httpx's errors.
-    """
+    """One message for the ClientApp; the SuperNode hears of it every 25 s. Raises httpx errors."""
 
     def __init__(self, client: Any) -> None:
         from flwr.supercore.heartbeat import HeartbeatSender  # why: the SuperNode expects them

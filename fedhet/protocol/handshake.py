@@ -1,14 +1,11 @@
 """The handshake: ask every unknown node who it is, and admit or refuse it.
 
 A client declares its id, classes, model and form of examples, which limit what it may upload later.
-The roster holds the clients, their nodes and what was agreed. Flower draws node ids at random, so
-this package identifies a client by its id.
+Flower draws node ids at random, so this package identifies a client by its id.
 
-Client ids are bound to the keys of the nodes that use them. A SuperNode signs every request to the
-SuperLink with its own key, and the SuperLink gives a message only to its addressee. So what Flower
-says of a node needs no further proof. Flower does not check who sends a *reply*: any node that
-knows a message's id may answer it, and the id is a hash of the content. So the content carries a
-nonce (:mod:`fedhet.protocol.messages`) that only the addressee sees.
+Client ids are bound to the keys of the nodes that use them: a SuperNode signs every request, and
+the SuperLink gives a message only to its addressee. But whoever knows a message's id, a hash of its
+content, may *answer* it. So the content carries a nonce that only the addressee sees.
 """
 
 import logging
@@ -45,11 +42,10 @@ Count = Annotated[StrictInt, Field(ge=1, lt=EXACT)]
 
 @wired(frozen=True, config=WIRE)
 class Declaration:
-    """One answer of the handshake, each value of its type and within bounds.
+    """One answer of the handshake; ``clients`` is how many it says there are (0: unsaid).
 
-    ``clients`` is how many the client says there are (0: unsaid). Where the run hides classes,
-    ``seen``, ``images`` and ``train_images`` are absent. ``sum_key`` are the fields of a
-    :class:`~fedhet.sums.masks.SumKey`, where the run has masks.
+    Where the run hides classes, ``seen``, ``images`` and ``train_images`` are absent, and
+    ``sum_key`` holds the fields of a :class:`~fedhet.sums.masks.SumKey`.
     """
 
     client: Id
@@ -85,8 +81,7 @@ class ClientInfo:
 def read_declaration(reply: Reply, config: RunConfig) -> tuple[ClientInfo, Declaration]:
     """Return a client's declaration; raise a one-line ValueError if any part is invalid.
 
-    Class names must be distinct. Each seen class needs a positive number of images, and these must
-    add up to the training images. In a run with sums none of these may be declared.
+    Images per seen class add up to the training images; a run with sums must be told none of them.
     """
     said = from_wire(Declaration, reply.info)
     who = f"client '{said.client}'"
@@ -115,11 +110,8 @@ def check_names(what: str, names: Sequence[str], most: int) -> None:
 
 
 def check_name(policy: str, client: str, node: int, online: Mapping[int, NodeInfo]) -> None:
-    """Raise ValueError unless ``node`` may be ``client``, by ``client-keys``.
-
-    The SuperLink knows of a node its public key (PEM) and the name that this was registered under,
-    empty where there is none.
-    """
+    """Raise ValueError unless ``node`` may be ``client``, by ``client-keys``."""
+    # The SuperLink knows the name under which a node's key was registered, if there is one.
     registered = online.get(node, NodeInfo()).name
     if policy == OFF or registered == client:
         return
@@ -216,9 +208,9 @@ class Roster:
     def fix_classes(self, configured: Sequence[str], most: int = sys.maxsize) -> None:
         """Set the global class list: configured, what all clients agree on, or their union.
 
-        Refused are, in this order, clients whose examples have another form than those of most;
-        while the union has more than ``most`` classes, those with most of their own; and those with
-        a class outside the list. Raises RunFailed if no client is left.
+        Refused are, in this order, clients with examples of another form than most; those with most
+        classes of their own, while there are more than ``most``; and those with a class outside the
+        list. Raises RunFailed if no client is left.
         """
         forms = Counter(own for client in self.ids if (own := self.infos[client].inputs))
         if self.inputs is None and forms:
@@ -362,13 +354,12 @@ class Handshake:
     def wait(
         self, clients: int, timeout: float, tell: Callable[[str], None] = lambda _: None
     ) -> None:
-        """Query nodes until ``clients`` are known, or the time is up.
+        """Query nodes until ``clients`` are known, or ``timeout`` seconds are over.
 
         ``tell`` is called with what is waited for, whenever that changes, and at the end with "",
-        or with how many of how many have come. With ``clients = 0`` the nodes say how many
-        partitions there are; if they do not, the federation counts as complete once no new node has
-        come for a while.
-        Raises RunFailed if nobody came, or, on a network, fewer than any round needs.
+        or with how many of how many have come. With ``clients = 0`` the nodes say how many there
+        are, or all are there once no new one has come for a while. Raises RunFailed if nobody came,
+        or, on a network, fewer than any round needs.
         """
         last = ""
         try:
@@ -437,8 +428,7 @@ class Handshake:
     def query(self, patience: float = QUERY_PATIENCE) -> list[str]:
         """Ask unknown nodes who they are; forget nodes that are gone; return new clients.
 
-        A node that has not answered ``patience`` seconds after it was first asked is not waited
-        for; its answer counts when it comes, and on a network it is reminded now and then.
+        An answer is waited for ``patience`` seconds, and counts whenever it comes.
         """
         mail, roster = self._mail, self.roster
         # Nodes of a simulation are the user's own processes and have no keys.

@@ -27,10 +27,9 @@ BATCH = 64  # messages in one request to the SuperLink
 PULLS = 64  # requests for replies at a time on a network
 PULL_PATIENCE = 0.5  # seconds to wait for pulls that are under way
 # A SuperLink that is short of CPU drops replies ("database is locked"), and a node that died and
-# came back has forgotten what it was asked. A node that is silent for this long, and for three
-# times what the slowest of the others took, is asked again: longer than Flower needs to notice a
-# dead node.
-REMIND_AFTER = 75.0  # seconds
+# came back has forgotten what it was asked. A node that is silent for so many seconds, and for
+# three times what the slowest of the others took, is asked again: Flower notices death earlier.
+REMIND_AFTER = 75.0
 REMINDERS = 2  # for one message
 
 
@@ -47,9 +46,8 @@ class _Sent:
 class Mail:
     """Messages on their way: not yet sent, and sent but not yet answered.
 
-    Flower's own ``send_and_receive`` sleeps 3 s between polls on a network; here the poll is short.
-    Its simulator scans all outstanding messages at every sweep (quadratic), so there only a window
-    of them is under way. Everywhere else all are sent at once.
+    Flower's own ``send_and_receive`` sleeps 3 s between polls. Its simulator scans all outstanding
+    messages at every sweep, so there only a window of them is under way.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -74,10 +72,10 @@ class Mail:
         return bool(self.waiting or self.pending)
 
     def poll(self) -> list[tuple[Message, Message]]:
-        """Send what the window allows; returns each message that is done, with its reply.
+        """Send what the window allows; return each message that is done, with its reply.
 
         Replies to anything else (another round's, a stranger's) are never pulled. An error reply
-        may carry the server's own node id: match replies by ``reply_to_message_id``.
+        may carry the server's own node id: ``reply_to_message_id`` says what it answers.
         """
         done = []
         while self.waiting and len(self.pending) < self.window:
@@ -99,60 +97,57 @@ class Mail:
         self._pull_seconds = time.monotonic() - started
         for reply in replies:
             sent = self.pending.get(reply.metadata.reply_to_message_id)
-            if sent is not None:  # nothing else is pulled for it
-                for identity in sent.ids:
-                    del self.pending[identity]
+            if sent is not None:
+                self._forget(sent)
                 self._took.append(time.monotonic() - sent.since)
                 done.append((sent.message, reply))
         if done:
             self._news = time.monotonic()
         return done
 
-    def remind(self, timeout: float) -> list[Message]:
-        """Repeat what has gone unanswered for too long, within ``timeout`` seconds; returns it.
+    def _forget(self, sent: _Sent) -> None:
+        for identity in sent.ids:
+            del self.pending[identity]
 
-        A client that answers twice gives the same answer twice: the first one counts. Until half
-        of the others have answered nobody can say what is long, but half of the time.
+    def _under_way(self) -> list[_Sent]:
+        return list(dict.fromkeys(self.pending.values()))  # each once
+
+    def remind(self, timeout: float) -> list[Message]:
+        """Repeat what has gone unanswered for too long, within ``timeout`` seconds; return it.
+
+        Of two equal answers the first one counts. Until half of the others have answered, half of
+        the time is long.
         """
         if self.simulated:  # where nothing is lost
             return []
-        waiting = list(dict.fromkeys(self.pending.values()))  # each once
+        waiting, now = self._under_way(), time.monotonic()
         known = self._took and len(self._took) >= len(waiting)
         bound = max(REMIND_AFTER, 3 * max(self._took) if known else timeout / 2)
-        late, copies = [], []
-        for sent in waiting:
-            age = time.monotonic() - sent.since
-            if sent.reminders < REMINDERS and age > bound * 2**sent.reminders:
-                late.append(sent)
-                content, meta = sent.message.content, sent.message.metadata
-                copies.append(Message(content, meta.dst_node_id, meta.message_type, ttl=meta.ttl))
+        late = [one for one in waiting if now - one.since > bound * 2**one.reminders]
+        late = [one for one in late if one.reminders < REMINDERS]
+        copies = []
+        for sent in late:
+            sent.reminders += 1
+            content, meta = sent.message.content, sent.message.metadata
+            copies.append(Message(content, meta.dst_node_id, meta.message_type, ttl=meta.ttl))
         pushed = self.grid.push_messages(copies) if copies else ()
         for identity, sent in zip(pushed, late, strict=False):
-            sent.reminders += 1
             if identity:
                 self.pending[identity] = sent
                 sent.ids.append(identity)
         return [sent.message for sent in late]
 
     def pause(self) -> None:
-        """Wait until the next poll is due: the longer nothing came, the less often we look.
-
-        Polls take time from the training of a simulation, and on a network from the SuperLink:
-        they get a fifth of it at most.
-        """
+        """Wait until the next poll is due; polls take at most a fifth of a SuperLink's time."""
         if self.simulated:
             time.sleep(min(10, 1 + 2 * (time.monotonic() - self._news)) * self.interval)
         else:
             time.sleep(max(self.interval, 4 * self._pull_seconds))
 
     def _pull(self, identities: Sequence[str]) -> Iterable[Message]:
-        """Return the replies that are there, on a network.
-
-        Up to 64 threads pull, each its own messages. If a client died while it uploaded a reply,
-        Flower waits three minutes or more for the missing parts, and the thread that asked for it
-        returns none of its other replies until then. They are daemons: one that hangs keeps no
-        process alive. Raises what a pull raised.
-        """
+        """Return the replies that are there, on a network; raise what a pull raised."""
+        # If a client died while it uploaded a reply, Flower waits three minutes or more for the
+        # missing parts: only the thread that asked for it hangs, and keeps no process alive.
         unasked = [identity for identity in identities if identity not in self._pulling]
         for share in (unasked[i::PULLS] for i in range(min(PULLS, len(unasked)))):
             self._pulling.update(share)
@@ -178,11 +173,10 @@ class Mail:
     def close(self, timeout: float, age: float = 0.0) -> list[tuple[Message, Message]]:
         """Give up what was sent ``age`` seconds ago or before; return it with error replies."""
         before, given_up = time.monotonic() - age, []
-        for sent in list(dict.fromkeys(self.pending.values())):
+        for sent in self._under_way():
             if sent.since <= before:
                 given_up.append((sent.message, NO_REPLY, "no reply"))
-                for identity in sent.ids:
-                    del self.pending[identity]
+                self._forget(sent)
         if not age:
             given_up += [(message, NOT_SENT, "not sent") for message in self.waiting]
             self.waiting = []
@@ -202,14 +196,12 @@ def exchange(
     """Send clients a message each; return their replies as they came, each decoded on arrival.
 
     ``limit`` is the bytes above which a client's reply is refused unread. Those that are missing
-    are replies with an error, unless ``enough`` returned True for one that came.
-
-    On a network this takes ``timeout`` seconds at most. A simulation is waited for however long it
-    takes: its result depends neither on the machine's speed nor on the engine.
+    are replies with an error, unless ``enough`` returned True for one that came. On a network this
+    takes ``timeout`` seconds at most; a simulation is waited for however long it takes.
 
     With ``mail`` it ends once ``least`` replies without error came, and either every message is
-    answered or ``after`` seconds are over. The others stay under way, for an exchange with the same
-    ``mail``: it returns them as well. Each is waited for ``timeout`` seconds in all.
+    answered or ``after`` seconds are over. The others stay under way, ``timeout`` seconds in all,
+    for the next exchange with the same ``mail``, which returns them as well.
     """
     least, began = math.inf if mail is None else least, time.monotonic()
     mail, deadline = Mail(grid) if mail is None else mail, began + timeout

@@ -1,9 +1,8 @@
 """Requests of the server and replies of clients: what they hold, and how they are read.
 
 A request holds ``arrays`` (the payload) and ``config`` (an :class:`Instruction`); a reply holds
-``arrays``, ``metrics`` (numbers only: Flower's MetricRecord takes no text) and ``info`` (texts).
-A client that takes no part says why by an error code (:class:`fedhet.errors.Code`). Arrays travel
-in safetensors' format, so that nothing of the other side is ever executed.
+``arrays``, ``metrics`` (numbers) and ``info`` (texts, or an error code). Arrays travel in
+safetensors' format, so that nothing of the other side is ever executed.
 """
 
 import secrets
@@ -36,7 +35,6 @@ PACKED = "packed"  # the one array of a payload's record
 MAX_HEADER = 1 << 20  # bytes of a payload's header, enough for 10,000 arrays
 LONGEST_TEXT = 4096  # characters of a text in an instruction; a path is the longest
 MAX_TEXT = 255  # characters of a class's name, as of a file's on most systems
-
 
 Id = Annotated[StrictStr, pydantic.AfterValidator(valid_id)]  # of a client or an experiment
 Name = Annotated[StrictStr, Field(max_length=MAX_TEXT, pattern=r"^(?: |[^\p{C}\p{Z}])+$")]
@@ -97,8 +95,7 @@ def unpack(data: bytes) -> list[Array]:
 def to_record(arrays: Sequence[Array]) -> ArrayRecord:
     """Return arrays as a Flower record of one array, whose bytes are those of :func:`pack`.
 
-    Flower sends each array of a record as two objects, each in requests of its own, which cost the
-    SuperLink more than the arrays do.
+    Flower sends each array of a record in requests of its own, which cost more than the arrays.
     """
     data = pack(arrays)
     packed = FlowerArray("uint8", (len(data),), "safetensors", data)
@@ -106,10 +103,7 @@ def to_record(arrays: Sequence[Array]) -> ArrayRecord:
 
 
 def arrays_of(message: Message) -> list[Array]:
-    """Return the payload arrays of a request or reply, in order; none if it carries none.
-
-    Raises ValueError for anything but plain numbers in safetensors' format.
-    """
+    """Return the arrays of a request or reply; ValueError: not numbers in safetensors' format."""
     record = message.content.array_records.get("arrays")
     if not record:
         return []
@@ -170,8 +164,7 @@ def request(  # noqa: PLR0913
 ) -> Message:
     """Return a message to ``node``: query, train or evaluate; ``about`` is what a sum needs.
 
-    After ``ttl`` seconds nobody waits for the reply any more, and a node that was away is not
-    bothered with the message. Flower makes replies expire together with their message.
+    After ``ttl`` seconds Flower drops it and its reply.
     """
     config = to_wire(replace(what, nonce=secrets.token_hex(16)))
     content = RecordDict({"config": ConfigRecord(config)})
@@ -185,8 +178,7 @@ def request(  # noqa: PLR0913
 def instruction(message: Message) -> Instruction:
     """Return the instruction of a request, which has all of its keys and no others.
 
-    Raises ValueError, in one line. Whether the values are plausible is for
-    :func:`fedhet.protocol.checks.read_instruction` to say.
+    Raises ValueError. :func:`fedhet.protocol.checks.read_instruction` checks the values.
     """
     content = message.content
     if not {"config"} <= set(content) <= {"config", "arrays", SUM}:
@@ -237,14 +229,14 @@ def answer(to: Message, reply: Reply) -> Message:
 def read_reply(message: Message, limit: int = QUERY_BYTES) -> Reply:
     """Unpack a reply; one that is not of this form becomes a Reply with an error.
 
-    One of more than ``limit`` bytes is refused before anything in it is decoded. What could be
-    measured of a refused reply (its bytes) is told as well: it has crossed the wire.
+    One of more than ``limit`` bytes is refused before anything in it is decoded. The bytes of a
+    refused reply are told as well, if they could be measured: it has crossed the wire.
     """
-    size, lost = 0, False
     if message.has_error():
         code, reason = message.error.code, one_line(message.error.reason)
         text = reason if code >= NO_REPLY else f"Flower error {code}: {reason}"  # or our own words
         return Reply({"error": text, "undelivered": True})
+    size, lost = 0, False
     try:
         size, content = message_bytes(message), message.content
         if size > limit:
@@ -260,23 +252,23 @@ def read_reply(message: Message, limit: int = QUERY_BYTES) -> Reply:
         for record in content.metric_records.values():
             metrics |= {key: float(value) for key, value in record.items()}  # type: ignore[arg-type]
         return Reply(info, metrics, arrays_of(message), size)
+    except Rejected as error:
+        reason = str(error)
     except Exception as error:  # bytes of the other side can raise any error
-        ours = isinstance(error, Rejected)
-        reason = str(error) if ours else f"reply cannot be read: {brief(error)}"
-        return Reply({"error": reason, "state-lost": lost}, message_bytes=size)
+        reason = f"reply cannot be read: {brief(error)}"
+    return Reply({"error": reason, "state-lost": lost}, message_bytes=size)
 
 
 def failure_text(error: object, number: object, about: object = "") -> str:
     """Return what the server shows of a failure: its code, where to look, what the code means.
 
-    ``about`` is the limit, or a thing that the run named, which the code is about. Without a number
-    it is a simulated client's text, and shown as it is, on one line.
+    ``about`` is the limit or the name that the code is about. A simulated client has no number, and
+    its text is shown.
     """
     if number is None:
         return one_line(error) or "failed without a reason"
     place = number if type(number) is int and 1 <= number <= MOST else "unknown"
-    code = next((one for one in Code if one == str(error)), None)
-    if code is None:
+    if (code := next((one for one in Code if one == str(error)), None)) is None:
         return f"an unknown error code (its log: no. {place})"
     more = f" ({one_line(about, 80)})" if about else ""
     return f"{code} (its log: no. {place}): {code.meaning}{more}"

@@ -24,7 +24,7 @@ from fedhet.deploy.node import Node, NodePlan, said
 from fedhet.engines import launch
 from fedhet.engines.system import Interrupted, free_ports
 from fedhet.errors import RunFailed, UserError
-from fedhet.protocol.flower import NodeStatus, RunStatus
+from fedhet.protocol.flower import NodeInfo, RunStatus
 from fedhet.records.run_folder import RunFolder
 
 SHARE = ("--partition", "0/1")
@@ -144,7 +144,10 @@ def test_a_node_that_ended_is_noticed_though_what_it_started_holds_its_output():
 def test_status_puts_superlink_and_run_folder_together(tmp_path):
     config = {"method": "fedssa", "rounds": 3, "metric": "auroc"}
     link = SimpleNamespace(
-        nodes=lambda: [NodeStatus(1, "b", "online"), NodeStatus(2, "a", "offline")],
+        nodes=lambda: [
+            NodeInfo(node_id=1, name="b", status="online"),
+            NodeInfo(node_id=2, name="a", status="offline"),
+        ],
         runs=lambda: [
             RunStatus(8, "running", "2026", config, str(tmp_path)),
             RunStatus(6, "finished", "2026", config | {"rounds": 2}, str(tmp_path)),  # resumed

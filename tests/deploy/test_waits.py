@@ -14,7 +14,7 @@ from fedhet.deploy.node import Node, NodePlan
 from fedhet.deploy.server import FederationServer
 from fedhet.engines.system import free_ports
 from fedhet.errors import UserError
-from fedhet.protocol.flower import NodeStatus, RunStatus
+from fedhet.protocol.flower import NodeInfo, RunStatus
 
 OLD, NEW = "2020-01-01T00:00:00+00:00", "2999-01-01T00:00:00+00:00"
 
@@ -72,6 +72,10 @@ def test_a_server_that_is_not_up_yet_is_waited_for(tmp_path, monkeypatch):
     assert "is not running: start it with" in said[0] and said[1].endswith("answered")
 
 
+def node(number, name, status, since):
+    return NodeInfo(node_id=number, name=name, status=status, last_activated_at=since)
+
+
 class Link:
     """A SuperLink whose database is of a server that was killed."""
 
@@ -81,7 +85,7 @@ class Link:
             RunStatus(1, "finished:completed", OLD, {}, "/runs/old"),
             RunStatus(2, "running", OLD, {}, "/runs/first"),
         ]
-        self.known = [NodeStatus(7, "a", "online", OLD), NodeStatus(8, "b", "offline", OLD)]
+        self.known = [node(7, "a", "online", OLD), node(8, "b", "offline", OLD)]
 
     def nodes(self):
         return self.known
@@ -106,7 +110,7 @@ def test_a_server_that_is_started_again_repeats_no_news_and_ends_what_died_with_
         "run fresh: running",
     ]
     link.all[1:] = [RunStatus(2, "finished:stopped", OLD, {}, "/runs/first")]
-    link.known = [NodeStatus(7, "a", "offline", OLD), NodeStatus(8, "b", "online", NEW)]
+    link.known = [node(7, "a", "offline", OLD), node(8, "b", "online", NEW)]
     server._look(link)
     assert said[3:] == ["a: offline", "b: online"]
 

@@ -1,6 +1,7 @@
 """The client half of weighted averaging: overwrite the shared module, train, send it back."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from fedhet.clients.base import MethodClient
 from fedhet.config.schema import P
 from fedhet.models.networks import SplitModel, exchanged
-from fedhet.models.zoo import small_extractor
+from fedhet.models.zoo import small_model
 from fedhet.protocol.payload import Array, ModelArrays, Payload, blank
 from fedhet.rng import torch_seeded
 
@@ -83,7 +84,8 @@ class AveragingClient(MethodClient[P]):
 
     def new_extractor(self) -> SplitModel:
         """Return a new small model without header, with the weights that come in round 1."""
-        return self.as_sent_first(lambda: small_extractor(self.config, self.inputs, self.classes))
+        made = partial(small_model, self.config, self.inputs, self.classes, header=False)
+        return self.as_sent_first(made)
 
     def expect_download(self, came: Any) -> Payload | None:
         """Return the shared module's shapes."""

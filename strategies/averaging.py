@@ -170,10 +170,9 @@ class AveragingStrategy(MethodStrategy[P]):
         By default the small model if ``shares_small_model``, without its header if
         ``shares_extractor``; else a header d -> C.
         """
-        if self.shares_extractor:
-            return models.small_extractor(self.config, self.inputs, self.classes)
-        if self.shares_small_model:
-            return models.small_model(self.config, self.inputs, self.classes)
+        if self.shares_extractor or self.shares_small_model:
+            header = not self.shares_extractor
+            return models.small_model(self.config, self.inputs, self.classes, header=header)
         return nn.Linear(self.d, self.classes)
 
     def initialise(self) -> None:

@@ -39,8 +39,7 @@ def global_model(
     config: RunConfig, inputs: Inputs, params: FedMRLParams, classes: int
 ) -> "models.SplitModel":
     """Return G with representation d1; without ``matryoshka`` it is G_ex alone."""
-    make = models.small_model if params.matryoshka else models.small_extractor
-    return make(config, inputs, classes, params.d1)
+    return models.small_model(config, inputs, classes, params.d1, header=params.matryoshka)
 
 
 class FedMRLStrategy(AveragingStrategy[FedMRLParams]):

@@ -176,11 +176,7 @@ def models(
         # Of other people's models the kind is unknown: the one that is asked for, or images.
         fitting = [n for n in names if only or kind in (kinds_of(parse(n).plain) or (IMAGE,))]
         if chosen := fitting if names else MODELS[kind]:
-            cells = [
-                (row["name"], row["parameters"], f"{row['mib']:.2f}", row["buffers"],
-                 row["forward_flops"])
-                for row in model_sizes(chosen, count, config.representation, inputs)
-            ]  # fmt: skip
+            cells = [*model_sizes(chosen, count, config.representation, inputs)]
             show_table(f"{count} classes, {inputs}", columns, cells)
     if not names:
         print("for images also any classifier of torchvision, and timm:NAME; for texts hf:FOLDER")

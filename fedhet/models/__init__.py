@@ -8,11 +8,11 @@ from fedhet.models.names import CNN_NAMES, GROUPS, MODEL_NAMES, MODELS, validate
 if TYPE_CHECKING:
     from fedhet.models.flops import forward_flops, model_sizes, training_flops
     from fedhet.models.networks import Beside, SplitModel, exchanged
-    from fedhet.models.zoo import build_model, check_model, small_extractor, small_model
+    from fedhet.models.zoo import build_model, check_model, small_model
 
 __all__ = [
     "CNN_NAMES", "GROUPS", "MODELS", "MODEL_NAMES", "Beside", "SplitModel", "build_model",
-    "check_model", "exchanged", "forward_flops", "model_sizes", "small_extractor", "small_model",
+    "check_model", "exchanged", "forward_flops", "model_sizes", "small_model",
     "training_flops", "validate_model_name",
 ]  # fmt: skip
 

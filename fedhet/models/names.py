@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from fedhet import plugins
 from fedhet.config.schema import RunConfig
@@ -55,7 +54,10 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
 FORM = (
     "NAME [frozen | lora=RANK [layers=PATTERN]] [pool=cls|mean] [grad-checkpointing] [weights=FILE]"
 )
-_OPTION = re.compile(r"(frozen|untrained|grad-checkpointing)|(lora|layers|pool)=(\S+)")
+_NAME = re.compile(
+    r"(hf:.+?|\S+)"
+    r"((?: frozen| untrained| grad-checkpointing| (?:lora|layers|pool)=\S+)*)(?: weights=(.+))?"
+)
 
 
 @dataclass(frozen=True)
@@ -67,13 +69,13 @@ class ModelName:
     """
 
     plain: str
-    weights: str = ""
-    frozen: bool = False
-    lora: int = 0
-    layers: str = ""
-    pool: str = ""
-    grad_checkpointing: bool = False
-    untrained: bool = False
+    weights: str
+    frozen: bool
+    untrained: bool
+    grad_checkpointing: bool
+    lora: int
+    layers: str
+    pool: str
 
     @property
     def partly(self) -> bool:
@@ -105,37 +107,29 @@ def folder_of(name: str) -> Path:
 
 def parse(name: str) -> ModelName:
     """Return the parts of a model's name; raise UserError unless it is of the form ``FORM``."""
-    front, _, file = name.partition(" weights=")
-    plain, *words = front.split(" ")
-    options: dict[str, Any] = {}
-    for word in words:
-        match = _OPTION.fullmatch(word)
-        if match is None and plain.startswith(FOLDER) and not options:
-            plain += f" {word}"  # of the folder's name
-        elif match is None or (" weights=" in name and not file):
-            raise UserError(f"model {name!r} is not of the form {FORM}")
-        elif match[1]:
-            options[match[1].replace("-", "_")] = True
-        else:
-            options[match[2]] = match[3]
-    if "lora" in options:
-        rank = options["lora"]
-        if not rank.isdecimal() or not 1 <= int(rank) <= MAX_RANK:
-            raise UserError(f"model {name!r}: lora: {rank!r} is not allowed: 1 to {MAX_RANK}")
-        options["lora"] = int(rank)
-    named = ModelName(plain, file, **options)
-    starts = file or named.untrained or plain.startswith(FOLDER)
-    for wrong, why in {
-        "is not of the form " + FORM: name.endswith(" weights="),
-        "freezes random weights: add weights=FILE": (named.frozen or named.lora) and not starts,
-        "cannot be frozen and have adapters: frozen or lora=RANK": named.frozen and named.lora,
-        "has layers= without lora=RANK": named.layers and not named.lora,
-        "has weights= beside those of its folder": file and plain.startswith(FOLDER),
-        f"has pool={named.pool}: cls or mean": named.pool not in ("", "cls", "mean"),
-    }.items():
-        if why:
-            raise UserError(f"model {name!r} {wrong}")
-    return named
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise UserError(f"model {name!r} is not of the form {FORM}")
+    plain, behind, file = match.groups(default="")
+    options = dict(word.partition("=")[::2] for word in behind.split())
+    words = ("frozen", "untrained", "grad-checkpointing")
+    frozen, untrained, again = (word in options for word in words)
+    rank, layers, pool = (options.get(key, "") for key in ("lora", "layers", "pool"))
+    lora = int(rank) if rank.isdecimal() else 0
+    folder = plain.startswith(FOLDER)
+    for wrong, what in (
+        ("lora" in options and not 0 < lora <= MAX_RANK, f"has lora={rank}: 1 to {MAX_RANK}"),
+        ((frozen or rank) and not (file or untrained or folder),
+         "freezes random weights: add weights=FILE"),
+        (frozen and rank, "cannot be frozen and have adapters: frozen or lora=RANK"),
+        (layers and not rank, "has layers= without lora=RANK"),
+        (file and folder, "has weights= beside those of its folder"),
+        (pool and not folder, "has pool=, which is for hf:FOLDER"),
+        (pool not in ("", "cls", "mean"), f"has pool={pool}: cls or mean"),
+    ):  # fmt: skip
+        if wrong:
+            raise UserError(f"model {name!r} {what}")
+    return ModelName(plain, file, frozen, untrained, again, lora, layers, pool)
 
 
 def public_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -174,22 +168,18 @@ def validate_model_name(name: str, kind: str = "") -> None:
     """
     name = parse(name).plain
     kinds = kinds_of(name)
-    if kind in kinds or (kinds and not kind) or (not kinds and plugins.is_own("model", name)):
+    if (not kind or kind in kinds) if kinds else plugins.is_own("model", name):
         return
-    if kinds:
-        raise UserError(
-            f"model {name!r} is for {' and '.join(PLURAL[own] for own in kinds)}; this run's "
-            f"examples are {PLURAL[kind]}; allowed: {', '.join(MODELS[kind])} or your own "
-            "module:factory"
-        )
     known = [*(MODELS[kind] if kind else _KINDS), *plugins.installed("model")]
-    unlisted: tuple[str, ...] = ()
-    more = ", hf:FOLDER" * (kind != TABLE)
-    if kind in ("", IMAGE):
-        unlisted, more = of_torchvision(), ", any classifier of torchvision, timm:NAME, hf:FOLDER"
+    images = kind in ("", IMAGE)
+    if kinds:
+        its = " and ".join(PLURAL[own] for own in kinds)
+        what = f"is for {its}; this run's examples are {PLURAL[kind]}"
+    else:
+        what = f"is unknown{nearest(name, [*known, *(of_torchvision() if images else ())])}"
+    more = ", any classifier of torchvision, timm:NAME" * images + ", hf:FOLDER" * (kind != TABLE)
     raise UserError(
-        f"model {name!r} is unknown{nearest(name, [*known, *unlisted])}; allowed: "
-        f"{', '.join(known)}{more} or your own module:factory"
+        f"model {name!r} {what}; allowed: {', '.join(known)}{more} or your own module:factory"
     )
 
 
@@ -201,19 +191,19 @@ def small_name(config: RunConfig, kind: str) -> str:
     client's model is a user's own.
     """
     name, models = config.small_model, public_names(config.models)
-    smallest = SMALLEST[kind or IMAGE]
     if " " in name or name.startswith(FOLDER):
         raise UserError(
             f"small-model: '{name}' is not allowed: weights, folders and adapters are for `models`"
         )
     if not name and len(set(models)) == 1 and models[0] in MODEL_NAMES:
         name = models[0] if models[0] in CNN_NAMES else CNN_NAMES[0]
-    own = [model for model in models if not kinds_of(parse(model).plain)]
-    if not name and own:
-        raise UserError(
-            f"small-model: '' is not allowed: method={config.method} shares a small model, and "
-            f"'{own[0]}' is your own: give small-model, such as {smallest} or module:factory"
-        )
+    smallest = SMALLEST[kind or IMAGE]
+    for model in models if not name else ():
+        if not kinds_of(model.partition("/")[0]):
+            raise UserError(
+                f"small-model: '' is not allowed: method={config.method} shares a small model, and "
+                f"'{model}' is your own: give small-model, such as {smallest} or module:factory"
+            )
     name = name or smallest
     validate_model_name(name, kind)
     return name

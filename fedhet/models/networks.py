@@ -17,7 +17,7 @@ Tokens (B, l) int64, 0 for padding: Joulin et al. 2017 (arXiv 1607.01759) for fa
 (arXiv 1408.5882) for textcnn. A text without any word is read as one padding token.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
@@ -29,34 +29,30 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.errors import UserError
-from fedhet.models.names import TRANSFORMER_NAMES
+from fedhet.models import names
 
 
 class SplitModel(nn.Module):
-    """A classifier cut in two: ``forward(x) = head(features(x))``.
+    """A classifier cut in two: ``forward(x) = head(features(x))``; ``head`` has a bias.
 
-    ``features`` maps images ``(B, 3, s, s)`` float32 to representations ``(B, d)``; ``head``, a
-    ``nn.Linear(d, C)`` with bias, maps those to logits ``(B, C)``. A user's own model has the same
-    two parts but need not inherit this class, so never test for it with ``isinstance``.
+    A user's own model has these parts and need not inherit: never test for it by ``isinstance``.
     """
 
     head: nn.Linear
 
     def features(self, x: Tensor) -> Tensor:
-        """Return representations ``(B, d)`` of the images ``(B, 3, s, s)``."""
+        """Return representations ``(B, d)`` float32 of inputs ``(B, ...)``."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits ``(B, C)`` of the images ``(B, 3, s, s)``."""
-        logits: Tensor = self.head(self.features(x))
-        return logits
+        """Return logits ``(B, C)`` of inputs ``(B, ...)``."""
+        return cast("Tensor", self.head(self.features(x)))
 
 
 def exchanged(module: nn.Module) -> dict[str, Tensor]:
-    """Return what is sent of a module that is shared as a whole, by name, in a fixed order.
+    """Return what is sent of a whole module by name, in a fixed order, all floating point.
 
-    Its parameters, then BatchNorm's running means and variances, all floating point; not how many
-    batches they are of, which nothing needs.
+    Its parameters, then BatchNorm's running means and variances, without its count of batches.
     """
     arrays: dict[str, Tensor] = dict(module.named_parameters())
     for prefix, layer in module.named_modules():
@@ -98,9 +94,8 @@ def still_statistics(model: nn.Module) -> Iterator[None]:
 def untouched(model: nn.Module) -> Iterator[None]:
     """Run the body with ``model`` in eval mode and without gradients, then put everything back.
 
-    Each module's own training flag is restored (a frozen BatchNorm stays frozen), and the buffers'
-    values too, for a module that writes them even in eval mode. Not ``inference_mode``: a tensor
-    that a module caches in there could not be trained with later.
+    That is each module's training flag, and buffers, which a module may write even in eval mode.
+    Not ``inference_mode``: a tensor that is cached in there could not be trained with later.
     """
     training = {module: module.training for module in model.modules()}
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
@@ -121,8 +116,7 @@ class Network(SplitModel):
 
     def __init__(self, inputs: Inputs, classes: int, d: int, size: Any = None) -> None:
         super().__init__()
-        width = self._add(inputs, size)
-        self.fc = nn.Linear(width, d)
+        self.fc = nn.Linear(self._add(inputs, size), d)
         self.head = nn.Linear(d, classes)
 
     def features(self, x: Tensor) -> Tensor:
@@ -140,20 +134,13 @@ class Network(SplitModel):
 
 # --- images ------------------------------------------------------------------------------
 
-_KERNEL, _POOL = 5, 2
-_CONV1 = 16
-_CNN = {  # filters of conv2, width of fc1
-    "cnn-1": (32, 2000), "cnn-2": (16, 2000), "cnn-3": (32, 1000), "cnn-4": (32, 800),
-    "cnn-5": (32, 500),
-}  # fmt: skip
+_KERNEL, _POOL, _CONV1 = 5, 2, 16
+_CNN = ((32, 2000), (16, 2000), (32, 1000), (32, 800), (32, 500))  # filters of conv2, width of fc1
 _SMALLEST_IMAGE = 16  # leaves conv2's pooled output one pixel
 
 
 class CNN(SplitModel):
-    """Two convolutions, two hidden layers and ``head``; see the module's text.
-
-    Raise UserError for images with a side below 16 pixels.
-    """
+    """Two convolutions, two hidden layers and ``head``; UserError for a side below 16 pixels."""
 
     def __init__(self, inputs: Inputs, classes: int, d: int, size: tuple[int, int]) -> None:
         super().__init__()
@@ -179,10 +166,8 @@ class CNN(SplitModel):
 # --- signals -----------------------------------------------------------------------------
 
 _SEGMENTS, _HIDDEN = 8, 64
-_CONV1D = {  # channels of the first convolution, of the second, stride of the first
-    "conv1d-1": (32, 64, 1), "conv1d-2": (32, 64, 2), "conv1d-3": (16, 32, 1),
-    "conv1d-4": (16, 32, 2), "conv1d-5": (8, 16, 2),
-}  # fmt: skip
+# Channels of the first convolution, of the second, stride of the first.
+_CONV1D = ((32, 64, 1), (32, 64, 2), (16, 32, 1), (16, 32, 2), (8, 16, 2))
 _LENGTHS, _INCEPTION_FILTERS, _INCEPTION_BLOCKS = (39, 19, 9), 32, 2
 _INCEPTION_WIDTH = _INCEPTION_FILTERS * (len(_LENGTHS) + 1)
 
@@ -263,10 +248,7 @@ class RecurrentSignal(Network):
 
 # --- tables ------------------------------------------------------------------------------
 
-_MLP: dict[str, tuple[int, ...]] = {
-    "mlp-1": (512, 256, 256), "mlp-2": (256, 256), "mlp-3": (256,), "mlp-4": (128,),
-    "mlp-5": (64,),
-}  # fmt: skip
+_MLP = ((512, 256, 256), (256, 256), (256,), (128,), (64,))
 _ROW, _ROW_HIDDEN, _ROW_BLOCKS = 128, 256, 3  # of the residual network
 _COLUMN, _COLUMN_LAYERS = 64, 3  # of the transformer
 _HEADS, _FORWARD, _DROPOUT = 4, 128, 0.1  # of all transformers, and of the residual network
@@ -312,8 +294,7 @@ class TableResNet(Network):
 class ColumnTokens(nn.Module):
     """One vector per column of a table, and one that is no column's and reads the others.
 
-    What a model gets of a column is a number and whether it is missing, or a category's values
-    (``TablePreparation``). Its vector is a linear map of those, of its own, with a bias.
+    A column's vector is a linear map of its own, with a bias, of what TablePreparation gives.
     """
 
     def __init__(self, inputs: Inputs) -> None:
@@ -357,6 +338,7 @@ class FTTransformer(Network):
 
 _EMBEDDING = 64
 _KERNELS, _FILTERS = (3, 5, 7), 64
+_RECURRENT = ("lstm", "bilstm", "gru")
 
 
 class TokenModel(Network):
@@ -424,17 +406,18 @@ class Transformer(TokenModel):
         return _mean(self.encoder(x + self.position, src_key_padding_mask=hidden), words)
 
 
-def _each(make: Callable[..., SplitModel], sizes: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: partial(make, size=size) for name, size in sizes.items()}
+def _each(make: Callable[..., SplitModel], known: Sequence[str], *sizes: Any) -> dict[str, Any]:
+    return {name: partial(make, size=size) for name, size in zip(known, sizes, strict=True)}
 
 
 NETWORKS: dict[str, dict[str, Callable[[Inputs, int, int], SplitModel]]] = {  # of inputs, C and d
-    IMAGE: _each(CNN, _CNN),
-    SIGNAL: _each(Conv1d, _CONV1D)
-    | _each(RecurrentSignal, {"lstm": nn.LSTM, "gru": nn.GRU})
+    IMAGE: _each(CNN, names.CNN_NAMES, *_CNN),
+    SIGNAL: _each(Conv1d, names.CONV1D_NAMES, *_CONV1D)
+    | _each(RecurrentSignal, ("lstm", "gru"), nn.LSTM, nn.GRU)
     | {"inception-time": Inception},
-    TABLE: _each(MLP, _MLP) | {"resnet-table": TableResNet, "ft-transformer": FTTransformer},
+    TABLE: _each(MLP, names.MLP_NAMES, *_MLP)
+    | {"resnet-table": TableResNet, "ft-transformer": FTTransformer},
     TOKENS: {"fasttext": TokenModel, "textcnn": TextCNN}
-    | _each(RecurrentText, {name: name for name in ("lstm", "bilstm", "gru")})
-    | _each(Transformer, {name: count for count, name in enumerate(TRANSFORMER_NAMES, 1)}),
+    | _each(RecurrentText, _RECURRENT, *_RECURRENT)
+    | _each(Transformer, names.TRANSFORMER_NAMES, *range(1, 6)),
 }

@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TOKENS, Inputs
 from fedhet.errors import UserError, brief
-from fedhet.models.names import FOLDER, ModelName, folder_of
+from fedhet.models.names import ModelName, folder_of
 from fedhet.models.networks import SplitModel, untouched
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation in [0, 1]
@@ -35,7 +35,7 @@ HALF = ((0.5,) * 3, (0.5,) * 3)  # of images in [-1, 1], as torchvision's GoogLe
 _READS = {  # the first argument of a network's forward, and the kind of examples that it is
     "input_ids": TOKENS, "pixel_values": IMAGE, "input_values": SIGNAL, "past_values": SIGNAL,
 }  # fmt: skip
-_DIGEST = "network_sha256"
+_DIGEST, _ADAPTER = "network_sha256", ".lora_"  # in names of tensors
 _CAREFUL = {"local_files_only": True, "trust_remote_code": False}
 _UNOPENED = (OSError, ValueError, RuntimeError, KeyError, ImportError)  # of transformers
 
@@ -43,14 +43,11 @@ _UNOPENED = (OSError, ValueError, RuntimeError, KeyError, ImportError)  # of tra
 class Backbone(SplitModel):
     """A network of a library without its last FC, then ReLU(Linear(width, d)), then ``head``.
 
-    The ReLU makes the representation non-negative like the CNNs', so that prototypes and nested
-    representations of different architectures live in the same space. Dropout before the last FC
-    (MobileNetV2, GoogLeNet) stays. A grey image is repeated to three channels. ``mean`` and ``std``
-    (3, 1, 1) normalise what the network sees; weights of its library set them.
-
-    A client of a frozen network may be given the network's answers (B, width) in place of its
-    inputs. ``still`` are the names of tensors that no training changes: they are no part of a
-    client's state, which has their digest.
+    The representation is non-negative like the CNNs', so that prototypes of all architectures live
+    in one space. A grey image is repeated to three channels. ``mean`` and ``std`` (3, 1, 1)
+    normalise what the network sees; weights of its library set them. A frozen network's answers
+    (B, width) may stand in place of inputs. ``still`` are the names of tensors that no training
+    changes: a client's state has their digest alone.
     """
 
     mean: Tensor
@@ -122,15 +119,12 @@ class Encoder(nn.Module):
         return cast("Tensor", flat.mean(dim=2))
 
 
-def extra(name: str, package: str) -> Any:
-    """Return a package of an extra; raise UserError, which names the extra, without it."""
+def extra(name: str, package: str, how: str = "pip install 'fedhet[transformers]'") -> Any:
+    """Return a package that a model needs; raise UserError, which says ``how`` to get it."""
     try:
         return import_module(package)
-    except ImportError as error:
-        which = "timm" if package == "timm" else "transformers"
-        raise UserError(
-            f"model {name!r} needs {package}: pip install 'fedhet[{which}]' ({brief(error)})"
-        ) from error
+    except (ImportError, RuntimeError) as error:
+        raise UserError(f"model {name!r} needs {package}: {how} ({brief(error)})") from error
 
 
 def from_folder(named: ModelName, classes: int, d: int, inputs: Inputs) -> Backbone:
@@ -149,8 +143,6 @@ def from_folder(named: ModelName, classes: int, d: int, inputs: Inputs) -> Backb
         raise UserError(f"model {name!r} reads {what}; this run's examples are {inputs}")
     if any(True for _ in (getattr(model, "pooler", None) or nn.Module()).parameters()):
         model.pooler = None  # its parameters would be trained by nobody
-    if named.grad_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
     has_cls = any("cls_token" in key for key, _ in model.named_parameters())
     if named.pool == "cls" and kind == IMAGE and not has_cls:
         raise UserError(f"model {name!r}: pool=cls is not allowed: it has no such token: pool=mean")
@@ -226,10 +218,6 @@ def encode(folder: Path, length: int, padding: int, texts: Sequence[str]) -> npt
 
 def train_partly(model: SplitModel, named: ModelName) -> None:
     """Freeze a network (of other models: all but the head), and add adapters if it has some."""
-    if named.grad_checkpointing and not named.plain.startswith(FOLDER):
-        _checkpoint(model, named.plain)
-    if not named.partly:
-        return
     last: list[nn.Module] = [model.head]
     if isinstance(model, Backbone):
         last.append(model.projection)
@@ -240,9 +228,8 @@ def train_partly(model: SplitModel, named: ModelName) -> None:
             f"model {named.plain!r}: lora= is for networks of torchvision, timm and hf:FOLDER"
         )
     trained = {id(part) for module in last for part in (*module.parameters(), *module.modules())}
-    adapters = {id(one) for name, one in model.named_parameters() if _is_adapter(name)}
-    for parameter in model.parameters():
-        parameter.requires_grad = id(parameter) in trained | adapters
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = id(parameter) in trained or _ADAPTER in name
     for module in model.modules():
         # Under adapters dropout goes on; running statistics stay.
         fixed = isinstance(module, _BatchNorm) if named.lora else module is not model
@@ -251,15 +238,11 @@ def train_partly(model: SplitModel, named: ModelName) -> None:
     if isinstance(model, Backbone):
         model.frozen = named.frozen
         state = model.network.state_dict(prefix="network.")
-        still = {key: tensor for key, tensor in state.items() if not _is_adapter(key)}
+        still = {key: tensor for key, tensor in state.items() if _ADAPTER not in key}
         model.still, digest = frozenset(still), hashlib.sha256()
         for key in sorted(still):
             digest.update(key.encode() + still[key].contiguous().numpy().tobytes())
         model.register_buffer(_DIGEST, torch.tensor(list(digest.digest()), dtype=torch.uint8))
-
-
-def _is_adapter(name: str) -> bool:
-    return ".lora_" in name
 
 
 def _adapt(network: nn.Module, named: ModelName) -> None:
@@ -274,9 +257,9 @@ def _adapt(network: nn.Module, named: ModelName) -> None:
             or (isinstance(layer, nn.Conv2d) and layer.groups == 1))
         and not isinstance(layer, NonDynamicallyQuantizableLinear)  # read past, by attention
     }  # fmt: skip
-    other = [path for path, one in layers.items() if isinstance(one, nn.Conv2d | nn.Embedding)]
-    chosen = [path for path in layers if path not in other]
-    chosen = chosen or [path for path in other if isinstance(layers[path], nn.Conv2d)]
+    convolutions = [path for path, one in layers.items() if isinstance(one, nn.Conv2d)]
+    embeddings = [path for path, one in layers.items() if isinstance(one, nn.Embedding)]
+    chosen = [path for path in layers if path not in convolutions + embeddings] or convolutions
     if named.layers:
         try:
             chosen = [path for path in layers if re.search(named.layers, path)]
@@ -300,18 +283,16 @@ def adapters(model: nn.Module) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
     return {name: (parameters[name + end], parameters[name + other]) for name in names}
 
 
-def _checkpoint(model: SplitModel, name: str) -> None:
-    """Compute the blocks of a network of torchvision or timm again in the backward pass."""
+def recompute(model: SplitModel, name: str) -> None:
+    """Compute the blocks of a library's network again in the backward pass, to save memory."""
     if not isinstance(model, Backbone):
         raise UserError(f"model {name!r}: grad-checkpointing is for networks of a library")
-    if any(isinstance(module, _BatchNorm) for module in model.network.modules()):
-        raise UserError(
-            f"model {name!r}: grad-checkpointing is not allowed: its BatchNorm would count each "
-            "batch twice"
-        )
-    inside: set[int] = set()
+    inside: set[nn.Module] = set()
     for module in model.network.modules():
-        if isinstance(module, nn.Sequential) and id(module) not in inside:
-            inside |= {id(one) for one in module.modules()}
+        if isinstance(module, _BatchNorm):
+            counted = "its BatchNorm would count each batch twice"
+            raise UserError(f"model {name!r}: grad-checkpointing is not allowed: {counted}")
+        if isinstance(module, nn.Sequential | nn.ModuleList) and module not in inside:
+            inside |= {*module.modules()}
             for block in module:
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False)

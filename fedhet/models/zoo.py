@@ -1,13 +1,9 @@
 """Build a model by its name: ours, a library's, a user's ``module:factory``; with weights or not.
 
-``NAME weights=FILE`` starts from weights that somebody trained. The file is safetensors; nothing is
-unpickled and nothing downloaded. It holds the model's own tensors by their names, as ``fedhet
-export`` writes them. Of a network of torchvision or timm the tensors of the network alone will do,
-as its library names them, with or without the last layer. Such a network is then fed with images
-normalised as its library does. ``head`` may be missing and is then drawn: other classes need
-another. ``NAME frozen weights=FILE`` trains only what stands after the network (of other models:
-the head), ``NAME lora=RANK weights=FILE`` adapters of its layers as well
-(:mod:`fedhet.models.pretrained`).
+``NAME weights=FILE`` starts from weights in safetensors; nothing is unpickled or downloaded. They
+are the model's own tensors, as ``fedhet export`` writes them, or those of a library's network as
+the library names them, with or without its last layer; such a network is then given images
+normalised as its library does. Without a ``head`` one is drawn.
 """
 
 import copy
@@ -29,7 +25,7 @@ from fedhet.errors import Damaged, UserError, brief, nearest, place
 from fedhet.files import read_tensors
 from fedhet.models import names
 from fedhet.models.networks import NETWORKS, SplitModel, untouched
-from fedhet.models.pretrained import HALF, Backbone, extra, from_folder, train_partly
+from fedhet.models.pretrained import HALF, Backbone, extra, from_folder, recompute, train_partly
 
 # Factory arguments besides weights=None. Auxiliary heads have no place in features().
 _TORCHVISION: dict[str, dict[str, Any]] = {
@@ -48,17 +44,13 @@ EXAMPLES = {  # what a model is built for where no data set is named
 def build_model(name: str, *, classes: int, d: int = 500, inputs: Inputs = _RGB) -> SplitModel:
     """Return a new model in train mode on the CPU, drawn from torch's global generator.
 
-    The caller seeds that generator (``fedhet.rng.torch_seeded``): same seed, same weights. In train
-    mode BatchNorm needs batches of at least two examples. A user's model is only typed as
-    SplitModel; if it has no ``forward`` of its own it gets ``head(features(x))``.
+    The caller seeds that generator (``fedhet.rng.torch_seeded``): same seed, same weights. ``name``
+    is one that ``fedhet models`` lists for this kind of ``inputs``, or ``module:factory``, called
+    with those of ``classes``, ``d`` and ``inputs`` (or ``image_size``) that it takes; see
+    :func:`check_model`. After either may stand more, see :class:`fedhet.models.names.ModelName`.
 
-    ``name`` is one that ``fedhet models`` lists for this kind of ``inputs``, or ``module:factory``,
-    called as ``factory(classes=C, d=d, inputs=inputs)``, or with ``image_size=s`` in place of
-    ``inputs`` if that is what it takes; see :func:`check_model`. After either may stand
-    more, see :class:`fedhet.models.names.ModelName`.
-
-    Raise UserError for an unknown name, one for another kind of input, a value out of range, an
-    unusable torchvision, a factory that breaks the contract, or weights that do not fit.
+    Raise UserError for an unknown name, one for another kind of input, a value out of range, a
+    factory that breaks the contract, or weights that do not fit.
     """
     for key, value in {"classes": classes, "d": d}.items():
         if value < 1:
@@ -66,8 +58,6 @@ def build_model(name: str, *, classes: int, d: int = 500, inputs: Inputs = _RGB)
     names.validate_model_name(name, inputs.kind)
     named = names.parse(name)
     plain = named.plain
-    if named.pool and not plain.startswith(names.FOLDER):
-        raise UserError(f"model {plain!r}: pool= is for hf:FOLDER")
     try:
         if not names.kinds_of(plain):
             model = _users_own(plain, classes, d, inputs)
@@ -79,10 +69,12 @@ def build_model(name: str, *, classes: int, d: int = 500, inputs: Inputs = _RGB)
             make = _timm if plain.startswith(names.TIMM) else _torchvision
             model = make(plain, classes, d, inputs)
     except (AssertionError, ValueError, RuntimeError) as error:
-        raise UserError(f"model {plain!r} takes no {_sized(inputs)}: {brief(error)}") from error
+        raise UserError(f"model {plain!r} takes no {inputs}: {brief(error)}") from error
     if named.weights:
         load_weights(model, plain, named.weights)
-    if named.partly or named.grad_checkpointing:
+    if named.grad_checkpointing:
+        recompute(model, plain)
+    if named.partly:
         train_partly(model, named)
     return model
 
@@ -95,30 +87,28 @@ def check_model(model: object, name: str, classes: int, d: int, inputs: Inputs) 
     equals ``head(features(x))``.
     """
     where, head = f"model {name!r}", getattr(model, "head", None)
-    actual = type(head).__name__
-    if isinstance(head, nn.Linear):
-        without = " without bias" * (cast("Tensor | None", head.bias) is None)
-        actual = f"Linear({head.in_features}, {head.out_features}){without}"
-    wanted, shape = f"Linear({d}, {classes})", ", ".join(map(str, inputs.shape))
+    actual = head.extra_repr() if isinstance(head, nn.Linear) else type(head).__name__
+    wanted = f"in_features={d}, out_features={classes}, bias=True"
+    shape, fits = ", ".join(map(str, inputs.shape)), (torch.float32, (2, d))
     for good, what in (
         (isinstance(model, nn.Module), f"got a {type(model).__name__}, must be a torch.nn.Module"),
         (getattr(model, "training", False), "is in evaluation mode: leave out .eval()"),
         (callable(getattr(model, "features", None)),
          f"has no features(x); required: (B, {shape}) -> (B, {d})"),
-        (actual == wanted, f"head is {actual}, must be {wanted} with bias"),
+        (actual == wanted, f"head is {actual}, must be a Linear of {wanted}"),
     ):  # fmt: skip
         if not good:
             raise UserError(f"{where}: {what}")
-    split, fits = cast(SplitModel, model), f"float32 of shape {(2, d)}"
+    split = cast(SplitModel, model)
 
     def forwards(x: Tensor) -> None:
         h: Any = split.features(x)
-        answer = _form(h) if isinstance(h, Tensor) else type(h).__name__
+        answer = (h.dtype, tuple(h.shape)) if isinstance(h, Tensor) else type(h).__name__
         if answer != fits:
             raise UserError(f"{where}: features(x) of 2 examples is {answer}, must be {fits}")
-        logits, full = split.head(h), split(x) if _has_forward(split) else split.head(h)
-        same = isinstance(full, Tensor) and full.shape == logits.shape
-        if not same or not torch.allclose(full, logits, rtol=1e-3, atol=1e-4, equal_nan=True):
+        logits = split.head(h)
+        full = split(x) if _has_forward(split) else logits
+        if not torch.allclose(full, logits, rtol=1e-3, atol=1e-4, equal_nan=True):
             raise UserError(f"{where}: forward(x) must equal head(features(x)), and does not")
 
     _of_two(split, name, inputs, forwards)
@@ -134,22 +124,16 @@ def _of_two(model: nn.Module, name: str, inputs: Inputs, forward: Callable[[Tens
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        what = f"a forward of two {_sized(inputs)} fails: {brief(error)}{place(error)}"
+        what = f"a forward of two examples, {inputs}, fails: {brief(error)}{place(error)}"
         raise UserError(f"model {name!r}: {what}") from error
 
 
 def _torchvision(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
-    try:  # only here: a torchvision that does not fit torch must not break the CNNs
-        from torchvision.models import get_model  # noqa: PLC0415  (a second)
-    except (ImportError, RuntimeError) as error:
-        raise UserError(
-            f"model {name!r} needs a torchvision of the same build as torch {torch.__version__}: "
-            f"{brief(error)}"
-        ) from error
+    # Only here: a torchvision that does not fit torch must not break the CNNs.
+    how = f"of the same build as torch {torch.__version__}"
+    get_model = extra(name, "torchvision.models", how).get_model
     arguments = dict(_TORCHVISION.get(name, {}))
     if name.startswith("vit_"):
-        if inputs.shape[1] != inputs.shape[2]:
-            raise UserError(f"model {name!r} needs square images; these are {_sized(inputs)}")
         arguments["image_size"] = inputs.shape[-1]
     if name.startswith("maxvit"):
         arguments["input_size"] = inputs.shape[1:]
@@ -158,13 +142,12 @@ def _torchvision(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
     model = Backbone(network, width, classes, d, cut=cut)
     if name in _TORCHVISION:
         model.usual = HALF
-    if name not in names.TORCHVISION_NAMES:  # of those it is known that they take any size
-        check_model(model, name, classes, d, inputs)
+    check_model(model, name, classes, d, inputs)
     return model
 
 
 def _timm(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
-    timm = extra(name, "timm")
+    timm = extra(name, "timm", "pip install 'fedhet[timm]'")
     own = name.removeprefix(names.TIMM)
     if not timm.is_model(own):
         raise UserError(
@@ -177,11 +160,10 @@ def _timm(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
         network = timm.create_model(own, pretrained=False, num_classes=0)
     with untouched(network):
         answer = network(torch.from_numpy(inputs.blank(2)).expand(-1, 3, -1, -1))
-    if answer.dim() != 2:
-        raise UserError(f"model {name!r} is no classifier: of two images it makes {answer.shape}")
     cut = str(network.pretrained_cfg.get("classifier") or "")
     model = Backbone(network, answer.shape[1], classes, d, cut=cut)
     model.usual = network.pretrained_cfg["mean"], network.pretrained_cfg["std"]
+    check_model(model, name, classes, d, inputs)
     return model
 
 
@@ -198,13 +180,6 @@ def _cut(network: nn.Module) -> tuple[int, str]:
     network.set_submodule(name, nn.Identity())
     width = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
     return cast("int", width), name
-
-
-def _sized(inputs: Inputs) -> str:
-    if inputs.kind == IMAGE:
-        return f"{inputs.shape[1]} x {inputs.shape[2]} images"
-    ids = f" with ids up to {inputs.vocabulary - 1}" if inputs.vocabulary else ""
-    return f"{PLURAL[inputs.kind]} of shape {inputs.shape}{ids}"
 
 
 def _users_own(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
@@ -315,8 +290,12 @@ def _what_it_takes(
 
 _EXPORTED = "parts.model."  # how names begin in a model that was exported
 _COUNTER = "num_batches_tracked"  # of BatchNorm, which some files lack and nothing here reads
-_HEAD = ("head.weight", "head.bias")
-_NORMALISED = ("mean", "std")  # of a Backbone; older files lack them
+_OPTIONAL: tuple[str, ...] = (
+    "head.weight",
+    "head.bias",
+    "mean",
+    "std",
+)  # older files of a Backbone lack these two
 
 
 def load_weights(model: SplitModel, name: str, file: str) -> None:
@@ -328,55 +307,46 @@ def load_weights(model: SplitModel, name: str, file: str) -> None:
     where = f"model {name!r}: weights '{file}'"
     try:
         found, _ = read_tensors(Path(file).expanduser(), "pt")
-    except Damaged as error:
-        raise UserError(f"model {name!r}: weights {error}") from error
-    except OSError as error:
-        raise UserError(f"{where} cannot be read: {error.strerror}") from error
+    except (Damaged, OSError) as error:
+        why = error.what if isinstance(error, Damaged) else error.strerror
+        raise UserError(f"{where} cannot be read: {why}") from error
     own = {k.removeprefix(_EXPORTED): v for k, v in found.items() if k.startswith(_EXPORTED)}
-    own, target, optional = own or dict(found), cast(nn.Module, model), {*_HEAD, *_NORMALISED}
+    target: nn.Module = model
+    own, optional = own or dict(found), _OPTIONAL
     if isinstance(model, Backbone) and not any(key.startswith("network.") for key in own):
-        target, optional = model.network, set()
+        target, optional = model.network, ()
         own = {key: one for key, one in own.items() if not key.startswith(f"{model.cut}.")}
-    wanted = target.state_dict()
-    optional |= {key for key in wanted if key.rpartition(".")[2] == _COUNTER}
-    missing = [key for key in wanted if key not in own and key not in optional]
-    more = [key for key in own if key not in wanted]
-    if missing or more:
-        what = f"lacks {missing[0]!r}" if missing else f"has {more[0]!r}, which the model lacks"
-        raise UserError(
-            f"{where}: the file {what}; it has {len(own)} tensors, the model {len(wanted)}"
-        )
-    for key, tensor in own.items():
-        what = "" if torch.isfinite(tensor).all() else "holds NaN or infinity"
-        if _form(tensor) != _form(wanted[key]):
-            what = f"is {_form(tensor)}, must be {_form(wanted[key])}"
-            what += "; if the classes differ, remove the head from the file" * (key in _HEAD)
-        if what:
-            raise UserError(f"{where}: {key!r} {what}")
-    target.load_state_dict({**wanted, **own})
+    try:
+        missing, more = target.load_state_dict(own, strict=False)
+    except RuntimeError as error:
+        hint = "if the classes differ, remove the head from the file"
+        raise UserError(f"{where}: {brief(error)}; {hint}") from error
+    dtypes = {key: tensor.dtype for key, tensor in target.state_dict().items()}
+    wrong = [f"lacks {k!r}" for k in missing if k not in optional and not k.endswith(_COUNTER)]
+    wrong += [f"has {key!r}, which the model lacks" for key in more]
+    wrong += [
+        f"has {key!r} as {tensor.dtype}, or not finite: must be finite {dtypes[key]}"
+        for key, tensor in own.items() if key not in more
+        and not (tensor.dtype == dtypes[key] and tensor.isfinite().all())
+    ]  # fmt: skip
+    if wrong:
+        raise UserError(f"{where}: the file {wrong[0]}")
     if isinstance(model, Backbone) and target is model.network:
         model.normalise_as_usual()
-
-
-def _form(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
 
 
 # --- the small model that clients of several methods share ----------------------------------
 
 
 def small_model(
-    config: RunConfig, inputs: Inputs, classes: int, d: int | None = None
+    config: RunConfig, inputs: Inputs, classes: int, d: int = 0, *, header: bool = True
 ) -> SplitModel:
-    """Return a new model of :func:`small_name`; d is by default the run's ``representation``."""
-    name = names.small_name(config, inputs.kind)
-    return build_model(name, classes=classes, d=d or config.representation, inputs=inputs)
+    """Return a new model of :func:`small_name`, with Identity in place of a ``header`` or not.
 
-
-def small_extractor(
-    config: RunConfig, inputs: Inputs, classes: int, d: int | None = None
-) -> SplitModel:
-    """Return a new :func:`small_model` without its header."""
-    model = small_model(config, inputs, classes, d)
-    model.head = nn.Identity()  # type: ignore[assignment]
+    d is by default the run's ``representation``.
+    """
+    name, d = names.small_name(config, inputs.kind), d or config.representation
+    model = build_model(name, classes=classes, d=d, inputs=inputs)
+    if not header:
+        model.head = nn.Identity()  # type: ignore[assignment]
     return model

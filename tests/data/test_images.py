@@ -268,13 +268,16 @@ def test_a_run_of_scans_keeps_its_range_and_predicts_with_it(tmp_path):
             "clients": 2, "rounds": 1, "partition": "iid"}  # fmt: skip
     exported(small(tmp_path, **keys), tmp_path / "model")
     model, card = load_model(tmp_path / "model")
-    assert model.window() == pytest.approx((0, 999), abs=3) and card["inputs"]["scan"]
+    fitted = model.parts["preparation"]
+    assert (float(fitted.low), float(fitted.high)) == pytest.approx((0, 999), abs=3)
+    assert card["inputs"]["scan"]
     places = sorted((tmp_path / "in").rglob("*.tif"))
     array = np.stack([np.asarray(Image.open(place), dtype=np.float32) for place in places])
     by_path, by_array = model.predict(tmp_path / "in"), model.predict(array[..., None])
     assert (by_path.to_numpy() == by_array.to_numpy()).all()
     exported(small(tmp_path / "w", **keys, window="0,4095"), tmp_path / "fixed")
-    assert load_model(tmp_path / "fixed")[0].window() == (0, 4095)
+    fitted = load_model(tmp_path / "fixed")[0].parts["preparation"]
+    assert (float(fitted.low), float(fitted.high)) == (0, 4095)
 
 
 def test_models_of_such_images():
@@ -283,7 +286,7 @@ def test_models_of_such_images():
         made = build_model(name, classes=3, d=8, inputs=inputs)
         assert made(torch.from_numpy(inputs.blank(2))).shape == (2, 3)
     for name, reason in (
-        ("vit_b_16", "'vit_b_16' needs square images; these are 20 x 3"),
+        ("vit_b_16", "'vit_b_16' takes no image of shape"),
         ("examples.tiny_net:make", r"takes image_size, .* of shape \(1, 20, 36\): let it"),
     ):
         with pytest.raises(UserError, match=reason):

@@ -36,7 +36,7 @@ def built(name, inputs, classes=3, d=6):
 @pytest.mark.parametrize(
     ("name", "says"),
     [("resnet18 frozen", "freezes random weights: add weights=FILE"),
-     ("resnet18 lora=0 weights=a", "lora: '0' is not allowed: 1 to 1024"),
+     ("resnet18 lora=0 weights=a", "has lora=0: 1 to 1024"),
      ("hf:a frozen lora=4", "cannot be frozen and have adapters"),
      ("hf:a pool=max", "has pool=max: cls or mean"),
      ("hf:a weights=b", "has weights= beside those of its folder"),
@@ -92,7 +92,7 @@ def test_images_and_signals_and_what_does_not_fit(tmp_path):
     assert built(f"hf:{wav(tmp_path / 'wav')}", signal)(torch.rand(2, 1, 64)).shape == (2, 3)
     text = bert(tmp_path / "bert")
     for name, inputs, says in (
-        (f"hf:{folder}", Inputs.image(20), "takes no 20 x 20 images"),
+        (f"hf:{folder}", Inputs.image(20), r"takes no image of shape \(3, 20"),
         (f"hf:{folder}", TEXT, "reads images; this run's examples are tokens"),
         (f"hf:{tmp_path / 'wav'}", Inputs(SIGNAL, (2, 64)), "reads signals of one channel"),
         (f"hf:{text}", Inputs(TOKENS, (40,), 100), "length: 40 is not allowed: at most 32"),
@@ -307,9 +307,9 @@ def test_a_librarys_network_sees_images_as_it_was_trained(tmp_path):
         (lambda t: t.pop("layers.0.bias"), "lacks 'layers.0.bias'"),
         (lambda t: t.update(more=torch.ones(2)), "has 'more', which the model lacks"),
         (lambda t: t.update({"layers.0.bias": torch.ones(63)}),
-         r"'layers.0.bias' is float32 of shape \(63,\), must be float32 of shape \(64,\)"),
+         r"layers.0.bias: .*\[63\].*\[64\]"),
         (lambda t: t.update({"head.bias": torch.ones(4)}), "remove the head"),
-        (lambda t: t["layers.1.bias"].fill_(torch.nan), "'layers.1.bias' holds NaN or infinity"),
+        (lambda t: t["layers.1.bias"].fill_(torch.nan), "has 'layers.1.bias' .* not finite"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_one_line(tmp_path, spoil, says):

@@ -6,7 +6,7 @@
 import hashlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Generic, cast
@@ -309,8 +309,10 @@ class MethodClient(NumPyClient, Generic[P]):
         drawn = data
         if change := AUGMENTATIONS.get(self.config.augment):
             draw = partial(change, generator=self.torch_generator("augment"))
-            stored = self.config.augment == "crop-flip"  # before examples are prepared
-            drawn = replace(data, augment=draw) if stored else replace(data, perturb=draw)
+            steps: list[Callable[[Tensor], Tensor]] = [data.prepare, draw]
+            if self.config.augment == "crop-flip":  # before examples are prepared
+                steps.reverse()
+            drawn = replace(data, augment=lambda examples: steps[1](steps[0](examples)))
         metrics: dict[str, Scalar] = {"train_flops": 0.0}
         flops = 0.0
         with torch_seeded(self.config.seed, "train", self.setup.data.client, self.round):

@@ -1,8 +1,7 @@
 """The one training loop with its step and optimisers, and the one evaluation loop.
 
-Examples stay on the device as they are stored, images as uint8; a batch is an index and its
-preparation, without a data loader. The host waits for the device once per epoch at most, never per
-batch.
+Examples stay on the device as they are stored; a batch is an index and its preparation, without a
+data loader. The host waits for the device once per epoch at most, never per batch.
 """
 
 import logging
@@ -10,8 +9,8 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, islice
-from typing import TypeVar
+from itertools import chain, cycle, islice
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -64,28 +63,21 @@ class Examples:
     """Examples (n, ...) as they are stored and labels (n,) int64 on one device.
 
     ``prepare`` makes a model's inputs of a batch of them; by default they are images (n, s, s, 3)
-    uint8. ``augment`` maps a batch as it is stored to another draw of it, of the same shape, and
-    ``perturb`` does so with a prepared one.
+    uint8. ``augment``, if there is one, does so in its place, and draws other views each time.
     """
 
     examples: Tensor
     labels: Tensor
     prepare: Callable[[Tensor], Tensor] = normalise
     augment: Callable[[Tensor], Tensor] | None = None
-    perturb: Callable[[Tensor], Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs (B, ...) for a model, images (B, 3, s, s) in [-1, 1], and labels (B,)."""
-        examples = self.examples[index]
-        if self.augment is not None:
-            examples = self.augment(examples)
-        inputs = self.prepare(examples)
-        if self.perturb is not None:
-            inputs = self.perturb(inputs)
-        return inputs, self.labels[index]
+        prepare = self.augment or self.prepare
+        return prepare(self.examples[index]), self.labels[index]
 
 
 class StepCount(int):
@@ -97,15 +89,12 @@ class Phase:
     """One part of local training: its loss, the modules that it trains, and its length.
 
     ``groups`` are the trained modules, or parts of them, with their learning rates; ``frozen`` are
-    parts of those that stay as they are. Everything else of the client is frozen, too (no
-    gradients, evaluation mode). ``images`` restricts training to those positions of the train
-    split; with ``data``, which is trained on in place of the client's own examples and as it is,
-    positions in that. ``plain`` is for fitting a number to frozen networks: SGD without momentum
-    and weight decay, whatever ``optimizer`` says, at the rate given, on images as they are.
-    ``after_step`` runs after every step, on tensors only; ``after`` once at the end. The mean loss
-    of the last epoch (of all :class:`StepCount`) is recorded as ``train_loss`` or
-    ``train_loss_<name>``. ``generators`` are those that the loss draws from (a CUDA graph must know
-    them).
+    parts of those that stay as they are, as all else of the client does (no gradients, evaluation
+    mode). ``images`` restricts training to positions in the train split, or in ``data`` (trained on
+    in its place, as it is). ``plain``: SGD without momentum and weight decay at the rate given, on
+    images as they are. ``after_step`` runs after every step, on tensors only; ``after`` once at the
+    end. ``train_loss`` or ``train_loss_<name>`` is the mean loss of the last epoch (of all
+    :class:`StepCount`). ``generators``, from which the loss draws, are named for CUDA graphs.
     """
 
     loss: Loss
@@ -123,30 +112,26 @@ class Phase:
     def examples(self, data: Examples) -> tuple[Examples, Tensor]:
         """Return a phase's examples, of a client's ``data``, and their positions (n,) int64."""
         data = data if self.data is None else self.data
-        data = replace(data, augment=None, perturb=None) if self.plain else data
+        data = replace(data, augment=None) if self.plain else data
         everything = torch.arange(len(data), device=data.labels.device)
         return data, everything if self.images is None else self.images
 
     def scalar(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return the scalar loss of ``inputs`` (B, ...), ``labels`` (B,); UserError: no gradient.
 
-        BatchNorm knows no variance of a single example, which may be all that a client has: it then
-        takes its running statistics, as in evaluation.
+        Of a single example, which has no variance, BatchNorm takes its running statistics.
         """
-        modules = [module for module, _ in self.groups] if len(inputs) == 1 else []
-        layers = [m for module in modules for m in module.modules() if isinstance(m, _BatchNorm)]
-        trained = [layer for layer in layers if layer.training]
-        for layer in trained:
+        groups = self.groups if len(inputs) == 1 else ()
+        layers = (layer for module, _ in groups for layer in module.modules())
+        norms = [layer for layer in layers if isinstance(layer, _BatchNorm) and layer.training]
+        for layer in norms:
             layer.training = False
         loss = self.loss(inputs, labels)
-        for layer in trained:
+        for layer in norms:
             layer.training = True
         if not loss.requires_grad:
-            raise UserError(
-                f"phase '{self.name}': its loss has no gradient: check `phases`, and `loss` for "
-                "`no_grad` or `detach`",
-                "method",
-            )
+            what = "its loss has no gradient: check `phases`, and `loss` for `no_grad` or `detach`"
+            raise UserError(f"phase '{self.name}': {what}", "method")
         return loss
 
 
@@ -161,20 +146,15 @@ def batches(order: Tensor, size: int) -> Iterator[Tensor]:
 
 def autocast(config: RunConfig, device: torch.device) -> torch.autocast:
     """Return bf16 autocast with ``precision: bf16``, otherwise a context without effect."""
-    return torch.autocast(
-        device.type,
-        torch.bfloat16,
-        enabled=config.precision == "bf16",
-        cache_enabled=device.type == "cpu",
-    )
+    low, cpu = config.precision == "bf16", device.type == "cpu"
+    return torch.autocast(device.type, torch.bfloat16, enabled=low, cache_enabled=cpu)
 
 
 @contextmanager
 def without_denormals() -> Iterator[None]:
-    """Count numbers below 1e-38 as zero in this thread while the body runs.
+    """Count numbers below 1e-38, which are slow on a CPU, as zero in this thread within the body.
 
-    A CPU multiplies them many times slower, and gradients of small losses are full of them. All
-    that computes with a client's model runs in here, so that its last bits are the run's.
+    All that computes with a client's model runs in here, so that its last bits are the run's.
     """
     smallest = torch.full((1,), torch.finfo(torch.float32).tiny)
     before = bool((smallest / 2 == 0).all())
@@ -219,14 +199,15 @@ WORTH_IT = 20  # fewer steps than this do not pay for a capture
 class SGD:
     """Fused SGD with momentum, whose first value is the gradient, and weight decay as L2.
 
-    A fresh one per phase, with a rate for each group: momentum never outlives the round nor crosses
-    clients. The classes of ``torch.optim`` run the same kernels as its functional forms here, and
-    import torch's compiler for their decorators: a second of CPU in every process that trains.
+    A fresh one per phase: momentum never outlives the round nor crosses clients. The classes of
+    ``torch.optim`` run the same kernels and import torch's compiler: a second of CPU a process.
     """
+
+    moments = 1  # kept of a parameter, beside the number of its steps
 
     def __init__(self, groups: Groups, weight_decay: float = 0.0, momentum: float = 0.0) -> None:
         self.groups, self.weight_decay, self.momentum = groups, weight_decay, momentum
-        self.buffers: dict[Tensor, Tensor] = {}
+        self.states: dict[Tensor, tuple[Tensor, ...]] = {}
 
     @torch.no_grad()
     def step(self) -> None:
@@ -234,18 +215,25 @@ class SGD:
         for parameters, lr in self.groups:
             moved = [p for p in parameters if p.grad is not None]
             if moved:
-                self.move(moved, [p.grad for p in moved if p.grad is not None], lr)
+                self.move(moved, [cast("Tensor", p.grad) for p in moved], lr)
 
     def move(self, parameters: list[Tensor], gradients: list[Tensor], lr: float) -> None:
         """One step of one group: v = momentum v + g; p = p - lr v."""
-        for parameter in parameters if self.momentum else ():
-            if parameter not in self.buffers:
-                self.buffers[parameter] = torch.zeros_like(parameter)
         sgd(
-            parameters, gradients, [self.buffers.get(p) for p in parameters], fused=True,
-            weight_decay=self.weight_decay, momentum=self.momentum, lr=lr, dampening=0.0,
-            nesterov=False, maximize=False,
+            parameters, gradients, [self.of(p)[0] if self.momentum else None for p in parameters],
+            fused=True, weight_decay=self.weight_decay, momentum=self.momentum, lr=lr,
+            dampening=0.0, nesterov=False, maximize=False,
         )  # fmt: skip
+
+    def of(self, parameter: Tensor) -> tuple[Tensor, ...]:
+        """Return a parameter's moments and the number of their steps; zero before the first.
+
+        They are what the next step goes on from, and may be written.
+        """
+        if parameter not in self.states:
+            zeros = (torch.zeros_like(parameter) for _ in range(self.moments))
+            self.states[parameter] = (*zeros, torch.zeros((), device=parameter.device))
+        return self.states[parameter]
 
     def clear(self) -> None:
         """Drop all gradients."""
@@ -257,9 +245,7 @@ class SGD:
 class Adam(SGD):
     """Fused Adam as torch defines it: betas 0.9 and 0.999, eps 1e-8, weight decay as L2."""
 
-    def __init__(self, groups: Groups, weight_decay: float = 0.0) -> None:
-        super().__init__(groups, weight_decay)
-        self.moments: dict[Tensor, tuple[Tensor, Tensor, Tensor]] = {}
+    moments = 2
 
     def move(self, parameters: list[Tensor], gradients: list[Tensor], lr: float) -> None:
         """One step by first and second moments, both corrected for their start at 0."""
@@ -270,16 +256,6 @@ class Adam(SGD):
             maximize=False,
         )  # fmt: skip
 
-    def of(self, parameter: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a parameter's two moments and the number of their steps; zero before the first.
-
-        They are what the next step goes on from, and may be written.
-        """
-        if parameter not in self.moments:
-            zeros = torch.zeros_like(parameter), torch.zeros_like(parameter)
-            self.moments[parameter] = (*zeros, torch.zeros((), device=parameter.device))
-        return self.moments[parameter]
-
 
 def schedule(config: RunConfig, round_: int) -> float:
     """Return the factor of the rates in round r of T: 1, or (1 + cos(pi (r - 1) / T)) / 2."""
@@ -288,34 +264,33 @@ def schedule(config: RunConfig, round_: int) -> float:
     return (1 + math.cos(math.pi * (round_ - 1) / config.rounds)) / 2
 
 
-def make_optimiser(groups: Groups, config: RunConfig, round_: int, *, plain: bool) -> SGD:
-    """Return the configured optimiser; ``plain``: SGD without momentum and weight decay."""
-    if plain:
-        return SGD(groups)
-    factor = schedule(config, round_)
-    scaled = [(parameters, lr * factor) for parameters, lr in groups]
-    if config.optimizer == "adam":
-        return Adam(scaled, config.weight_decay)
-    return SGD(scaled, config.weight_decay, config.momentum)
-
-
 class Step:
-    """One step of SGD, eager, or captured in a CUDA graph for batches of ``size``; 0: always eager.
+    """The steps of a phase with a fresh optimiser: eager, or captured in a CUDA graph.
 
-    A graph replays the kernels of a whole step (forward, loss, backward, clipping, update) with one
-    launch, which is what small networks are bound by on a GPU. The first full batches run eagerly
-    on a side stream, as capturing demands; they are ordinary steps of the training. Batches of
-    another size, and losses that cannot be captured, stay eager. ``clear`` drops the gradients.
+    A graph replays a whole step with one launch, by which small networks are bound on a GPU. The
+    first full batches run eagerly on a side stream, as capturing demands. Batches of another size,
+    losses that cannot be captured, and phases of few steps (``size`` 0) stay eager.
     """
 
     def __init__(
-        self, body: Loss, clear: Callable[[], None], size: int = 0,
-        generators: Sequence[torch.Generator] = (),
-    ) -> None:  # fmt: skip
-        self.body, self.clear, self.size, self.generators = body, clear, size, generators
-        self.seen = 0
+        self, phase: Phase, config: RunConfig, round_: int, images: int, device: torch.device
+    ) -> None:
+        self.phase, self.config, self.device = phase, config, device
+        factor = 1.0 if phase.plain else schedule(config, round_)
+        groups = [
+            ([p for p in m.parameters() if p.requires_grad], lr * factor) for m, lr in phase.groups
+        ]
+        self.optimiser = SGD(groups)
+        if not phase.plain and config.optimizer == "adam":
+            self.optimiser = Adam(groups, config.weight_decay)
+        elif not phase.plain:
+            self.optimiser = SGD(groups, config.weight_decay, config.momentum)
+        epochs = phase.epochs
+        steps = epochs if isinstance(epochs, StepCount) else epochs * (images // config.batch_size)
+        self.size = config.batch_size * (device.type == "cuda" and steps >= WORTH_IT)
+        self.seen, self.checked = 0, False
         self.graph: torch.cuda.CUDAGraph | None = None
-        if size:
+        if self.size:
             self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -329,35 +304,48 @@ class Step:
                 loss = self._eager(inputs, labels)
             torch.cuda.current_stream().wait_stream(self.stream)
             return loss
-        if self.graph is None and not self._capture(inputs, labels):
+        self.graph = self.graph or self._capture(inputs, labels)
+        if self.graph is None:
             return self._eager(inputs, labels)
-        assert self.graph is not None
         self.inputs.copy_(inputs)
         self.labels.copy_(labels)
         self.graph.replay()
         return self.loss.clone()
 
     def _eager(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        self.clear()
-        return self.body(inputs, labels)
+        self.optimiser.clear()
+        return self._body(inputs, labels)
 
-    def _capture(self, inputs: Tensor, labels: Tensor) -> bool:
-        """Record the step; nothing is executed. False if this loss cannot be captured."""
+    def _body(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        with autocast(self.config, self.device):
+            loss = self.phase.scalar(inputs, labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if not self.checked:
+            _check_gradients(self.phase)
+            self.checked = True
+        for parameters, _ in self.optimiser.groups if self.config.grad_clip else ():
+            nn.utils.clip_grad_norm_(parameters, self.config.grad_clip)
+        self.optimiser.step()
+        if self.phase.after_step is not None:
+            self.phase.after_step()
+        return loss.detach()
+
+    def _capture(self, inputs: Tensor, labels: Tensor) -> torch.cuda.CUDAGraph | None:
+        """Record the step; nothing is executed. None if this loss cannot be captured."""
         self.inputs, self.labels = inputs.clone(), labels.clone()
-        self.clear()
+        self.optimiser.clear()
         graph = torch.cuda.CUDAGraph()
-        for generator in self.generators:
+        for generator in self.phase.generators:
             graph.register_generator_state(generator)
         try:
             with torch.cuda.graph(graph):
-                self.loss = self.body(self.inputs, self.labels)
+                self.loss = self._body(self.inputs, self.labels)
         except RuntimeError as error:
             log.warning("training stays eager, the step cannot be captured: %s", error)
             self.size = 0
-            self.clear()
-            return False
-        self.graph = graph
-        return True
+            self.optimiser.clear()
+            return None
+        return graph
 
 
 # --- local training ----------------------------------------------------------------
@@ -369,7 +357,7 @@ def train(
     """Run one phase of a round; return the mean loss of its last epoch, a scalar on the device."""
     data, chosen = phase.examples(data)
     device, size = data.labels.device, config.batch_size
-    step = _make_step(phase, config, round_, len(chosen), device)
+    step = Step(phase, config, round_, len(chosen), device)
     total, images = torch.zeros((), device=device), 0
     orders = (
         chosen[torch.from_numpy(generator.permutation(len(chosen))).to(device)]
@@ -384,57 +372,24 @@ def train(
         if counted or number >= last - epoch:
             total += loss * len(index)
             images += len(index)
-    step.clear()
+    step.optimiser.clear()
     return total / max(1, images)
 
 
 def images_in(phase: Phase, count: int, size: int) -> int:
     """Return how many examples the steps of a phase see, of ``count`` in batches of ``size``."""
-    if not isinstance(phase.epochs, StepCount):
-        return count * phase.epochs
     sizes = [len(index) for index in batches(torch.arange(count), size)]
-    epochs, rest = divmod(phase.epochs, len(sizes))
-    return epochs * count + sum(sizes[:rest])
-
-
-def _make_step(
-    phase: Phase, config: RunConfig, round_: int, images: int, device: torch.device
-) -> Step:
-    """Return a phase's step with a fresh optimiser; a CUDA graph if there are enough steps."""
-    groups = [([p for p in m.parameters() if p.requires_grad], lr) for m, lr in phase.groups]
-    checked = False
-    optimiser = make_optimiser(groups, config, round_, plain=phase.plain)
-
-    def body(inputs: Tensor, labels: Tensor) -> Tensor:
-        nonlocal checked
-        with autocast(config, device):
-            loss = phase.scalar(inputs, labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        if not checked:
-            _check_gradients(phase)
-            checked = True
-        for parameters, _ in optimiser.groups if config.grad_clip else ():
-            nn.utils.clip_grad_norm_(parameters, config.grad_clip)
-        optimiser.step()
-        if phase.after_step is not None:
-            phase.after_step()
-        return loss.detach()
-
-    epochs = phase.epochs
-    steps = epochs if isinstance(epochs, StepCount) else epochs * (images // config.batch_size)
-    captured = device.type == "cuda" and steps >= WORTH_IT
-    return Step(body, optimiser.clear, config.batch_size * captured, phase.generators)
+    steps = phase.epochs * (1 if isinstance(phase.epochs, StepCount) else len(sizes))
+    return sum(islice(cycle(sizes), steps))
 
 
 def _check_gradients(phase: Phase) -> None:
     """Raise UserError for a group of modules without any gradient."""
     for number, (module, _) in enumerate(phase.groups):
         if all(parameter.grad is None for parameter in module.parameters()):
-            raise UserError(
-                f"phase '{phase.name}': group {number} ({type(module).__name__}) has no gradient: "
-                "it is frozen, or `loss` does not use it; check `phases`",
-                "method",
-            )
+            why = "it is frozen, or `loss` does not use it; check `phases`"
+            group = f"group {number} ({type(module).__name__})"
+            raise UserError(f"phase '{phase.name}': {group} has no gradient: {why}", "method")
 
 
 def phase_flops(
@@ -512,9 +467,7 @@ def kl(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
 
     The teacher is detached, so the gradient teaches the student alone.
     """
-    return F.kl_div(
-        F.log_softmax(student_logits, dim=1),
-        F.log_softmax(teacher_logits.detach(), dim=1),
-        reduction="batchmean",
-        log_target=True,
+    student, teacher = (
+        F.log_softmax(logits, dim=1) for logits in (student_logits, teacher_logits.detach())
     )
+    return F.kl_div(student, teacher, reduction="batchmean", log_target=True)

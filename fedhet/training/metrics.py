@@ -53,31 +53,23 @@ def evaluate(
     ``predict`` gives logits (B, C) by name; those named "" are the client's answer. Each other
     one gets ``accuracy_<name>``. ``majority`` is the commonest class of the train split.
     """
-    device, count = data.labels.device, len(data)
-    hits: dict[str, Tensor] = {}
-    own, labels = [], []
+    labels, parts = data.labels, dict[str, list[Tensor]]()
     for index in pieces(data):
-        inputs, wanted = data.batch(index)
-        with autocast(config, device):
-            outputs = predict(inputs)
-        for name, logits in outputs.items():
-            right = (logits.argmax(dim=1) == wanted).sum()
-            hits[name] = hits[name] + right if name in hits else right
-        own.append(outputs[""])
-        labels.append(wanted)
-    logits, wanted = torch.cat(own).float(), torch.cat(labels)
-    found = metrics_of(logits, wanted)
+        inputs, _ = data.batch(index)
+        with autocast(config, labels.device):
+            for name, logits in predict(inputs).items():
+                parts.setdefault(name, []).append(logits)
+    outputs = {name: torch.cat(some) for name, some in parts.items()}
+    found = {
+        f"accuracy_{name}".rstrip("_"): 100 * (one.argmax(dim=1) == labels).double().sum()
+        / len(data) for name, one in outputs.items()
+    }  # fmt: skip
+    found |= metrics_of(own := outputs[""].float(), labels)
     if majority is not None:
-        found[MAJORITY] = 100 * (wanted == majority).double().mean()
-    # The one wait for the device.
-    values = torch.stack([*(right.double() for right in hits.values()), *found.values()]).tolist()
-    metrics = {
-        f"accuracy_{name}" if name else "accuracy": 100.0 * int(right) / count
-        for name, right in zip(hits, values, strict=False)
-    }
-    rest = zip(found, values[len(hits) :], strict=True)
-    metrics |= {name: value for name, value in rest if math.isfinite(value)}
-    return EvaluationResult(metrics, logits, wanted)
+        found[MAJORITY] = 100 * (labels == majority).double().mean()
+    values = torch.stack([*found.values()]).tolist()  # the one wait for the device
+    pairs = zip(found, values, strict=True)
+    return EvaluationResult({n: value for n, value in pairs if math.isfinite(value)}, own, labels)
 
 
 def own_metrics(result: EvaluationResult, config: RunConfig) -> dict[str, float]:

@@ -25,7 +25,7 @@ from fedhet.records.summary import headline
 from fedhet.rng import generator, torch_seeded
 from fedhet.testing import simulate
 from fedhet.training import loop as loops
-from fedhet.training.loop import Examples, Phase, Step, StepCount, make_optimiser, schedule, train
+from fedhet.training.loop import Examples, Phase, Step, StepCount, schedule, train
 from fedhet.training.metrics import evaluate
 
 RATES = (0.05, 0.01)
@@ -89,13 +89,12 @@ def test_the_rate_falls_by_a_cosine_over_the_rounds_except_where_a_phase_is_plai
     factors = [schedule(config, round_) for round_ in (1, 2, 3, 4)]
     assert factors == pytest.approx([1.0, 0.853553, 0.5, 0.146447], abs=1e-6)
     assert [schedule(build_config({"rounds": 4}), r) for r in (1, 4)] == [1.0, 1.0]
-    weight = torch.zeros(1)
-    scaled = make_optimiser([([weight], 0.2)], config, 3, plain=False)
-    plain = make_optimiser([([weight], 0.2)], config, 3, plain=True)
-    for optimiser, moved in ((scaled, -0.1), (plain, -0.2)):
-        weight.zero_().grad = torch.ones(1)
-        optimiser.step()
-        assert weight.item() == pytest.approx(moved)
+    layer = nn.Linear(1, 1, bias=False)
+    for plain, moved in ((False, -0.1), (True, -0.2)):
+        nn.init.zeros_(layer.weight)
+        phase = Phase(lambda x, _: layer(x).sum(), [(layer, 0.2)], 1, plain=plain)
+        Step(phase, config, 3, 1, torch.device("cpu"))(torch.ones(1, 1), torch.zeros(1))
+        assert layer.weight.item() == pytest.approx(moved)
 
 
 def test_crops_and_flips_are_windows_of_the_image_with_a_black_margin():
@@ -116,7 +115,11 @@ def test_crops_and_flips_are_windows_of_the_image_with_a_black_margin():
 
 def test_training_sees_augmented_images_and_a_plain_phase_the_images():
     images = torch.randint(0, 256, (16, 8, 8, 3), dtype=torch.uint8)
-    data = Examples(images, torch.zeros(16, dtype=torch.int64), augment=torch.zeros_like)
+
+    def black(examples):
+        return loops.normalise(torch.zeros_like(examples))
+
+    data = Examples(images, torch.zeros(16, dtype=torch.int64), augment=black)
     seen, weight = [], nn.Linear(1, 1)
 
     def loss(inputs, labels):
@@ -182,25 +185,25 @@ SIZES = [8] * (loops.WARM_UP + 1) + [5] + [8] * 3  # the batch of another size i
 
 
 def losses(make):
-    """Return the losses of batches of ``SIZES`` with the step that ``make`` makes."""
+    """Return the losses of batches of ``SIZES`` with the step that ``make`` makes of a phase."""
     drawn, draws = torch.Generator().manual_seed(1), torch.Generator().manual_seed(3)
     with torch_seeded(0, "graph step"):
         model = nn.Linear(4, 3)
-    optimiser = loops.SGD([(list(model.parameters()), 0.1)])
 
-    def body(inputs, labels):
+    def loss(inputs, labels):
         noise = torch.randn(inputs.shape, generator=draws)
-        loss = nn.functional.cross_entropy(model(inputs + noise), labels)
-        loss.backward()
-        optimiser.step()
-        return loss.detach()
+        return nn.functional.cross_entropy(model(inputs + noise), labels)
 
-    step = make(body, optimiser.clear, draws)
+    step = make(Phase(loss, [(model, 0.1)], 1, generators=[draws]))
     found = [
         step(torch.randn(n, 4, generator=drawn), torch.randint(0, 3, (n,), generator=drawn))
         for n in SIZES
     ]
     return torch.stack(found)
+
+
+def eager(phase):
+    return Step(phase, RunConfig(), 1, 0, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("fails", "replays"), [(False, 4), (True, 0)])
@@ -216,26 +219,26 @@ def test_losses_and_draws_are_the_eager_steps_to_the_bit(monkeypatch, caplog, fa
         yield
         capturing.clear()
 
-    def captured(body, clear, draws):
-        step = Step(
-            lambda *batch: torch.zeros(()) if capturing else body(*batch), clear, 8, [draws]
-        )
+    def captured(phase):
+        step, made = eager(phase), SimpleNamespace(register_generator_state=registered.append)
+        step.size, step.stream, body = 8, MagicMock(), step._body
+        step._body = lambda *batch: torch.zeros(()) if capturing else body(*batch)
 
         def replay():
-            replayed.append(draws)
-            step.clear()
+            replayed.extend(phase.generators)
+            step.optimiser.clear()
             step.loss = body(step.inputs, step.labels)
 
-        made = SimpleNamespace(register_generator_state=registered.append, replay=replay)
+        made.replay = replay
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: made)
         return step
 
-    for name in ("Stream", "current_stream", "stream"):
+    for name in ("current_stream", "stream"):
         monkeypatch.setattr(torch.cuda, name, MagicMock())
     monkeypatch.setattr(torch.cuda, "graph", graph)
     with caplog.at_level(logging.WARNING, logger="fedhet"):
         found = losses(captured)
-    assert torch.equal(found, losses(lambda body, clear, _: Step(body, clear)))
+    assert torch.equal(found, losses(eager))
     assert len(registered) == 1 and replayed == registered * replays
     assert caplog.text.count("training stays eager") == fails
 

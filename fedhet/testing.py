@@ -57,17 +57,13 @@ class LocalGrid(SimulationGrid):
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         """As a SuperLink knows them; ``identities`` are names and keys (PEM), by node."""
-        nothing = ("", b"")
-        identities = {node: self.identities.get(node, nothing) for node in self.get_node_ids()}
-        return [
-            NodeInfo(node_id=node, name=name, public_key=key)
-            for node, (name, key) in identities.items()
-        ]
+        for node in self.get_node_ids():
+            name, key = self.identities.get(node, ("", b""))
+            yield NodeInfo(node_id=node, name=name, public_key=key)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """As the inline engine's, and remembered."""
-        given = list(messages)
-        self.sent += given
+        self.sent += (given := list(messages))
         return super().push_messages(given)
 
     def answer(self, message: Message) -> Message | None:
@@ -76,26 +72,20 @@ class LocalGrid(SimulationGrid):
         if node not in self.online:
             return Message(Error(code=5, reason="node gone"), reply_to=message)
         reply = answered(self.contexts, message, simulated=self.simulated)
-        if self.tamper is not None:
-            seen = self.tamper(node - FIRST_NODE, message, reply)
-            if seen is None and is_simulated(self) and message.metadata.message_type != QUERY:
-                return Message(Error(code=NO_REPLY, reason="no reply"), reply_to=message)
-            return seen
-        return reply
+        if self.tamper is None:
+            return reply
+        seen = self.tamper(node - FIRST_NODE, message, reply)
+        if seen is None and is_simulated(self) and message.metadata.message_type != QUERY:
+            return Message(Error(code=NO_REPLY, reason="no reply"), reply_to=message)
+        return seen
 
 
 def small(tmp_path: Path, **changes: Any) -> RunConfig:
     """Three clients with CNN-5 on a few digits, two rounds; keys in snake_case."""
     values: dict[str, Any] = {
-        "method": "fedssa",
-        "dataset": "synthetic:240x4",
-        "clients": 3,
-        "models": ["cnn-5"],
-        "rounds": 2,
-        "local_epochs": 1,
-        "batch_size": 16,
-        "out": str(tmp_path / "runs"),
-    } | changes
+        "method": "fedssa", "dataset": "synthetic:240x4", "clients": 3, "models": ["cnn-5"],
+        "rounds": 2, "local_epochs": 1, "batch_size": 16, "out": str(tmp_path / "runs"), **changes,
+    }  # fmt: skip
     return build_config({key.replace("_", "-"): value for key, value in values.items()})
 
 
@@ -186,25 +176,17 @@ def cut_and_resume(config: RunConfig, round_: int, tamper: Tamper | None = None)
 
 
 FEDERATION: dict[str, Any] = {  # client 0 is never sampled, 1 and 3 twice
-    "clients": 4,
-    "fraction": 0.5,
-    "rounds": 3,
-    "seed": 3,
-    "dataset": "synthetic:200x10",
-    "classes_per_client": 4,
-    "models": ["cnn-4", "cnn-5"],
-    "batch_size": 8,
-}
+    "clients": 4, "fraction": 0.5, "rounds": 3, "seed": 3, "dataset": "synthetic:200x10",
+    "classes_per_client": 4, "models": ["cnn-4", "cnn-5"], "batch_size": 8,
+}  # fmt: skip
 
 
 def check_method(method: str | Method, tmp_path: Path, **changes: Any) -> RunFolder:
     """Check what holds for every method, in ``tmp_path``; AssertionError names what does not.
 
-    A federation of four clients with two architectures runs three rounds of two clients each.
-    Every reply is accepted, a client that was never sampled is evaluated as initialised, and the
-    same hash comes out when the run dies in round 3 and is resumed: all that is carried from round
-    to round is in the clients' states and the strategy's ``arrays``. ``changes`` are keys in
-    snake_case. Returns the folder of the undisturbed run.
+    Four clients with two architectures, three rounds of two clients each: every reply is accepted,
+    a client that was never sampled is evaluated as initialised, and a run that dies in round 3 and
+    is resumed has the same hash. ``changes`` are keys in snake_case. Return the whole run's folder.
     """
     if isinstance(method, Method):
         with giving({name_of(method): method}):

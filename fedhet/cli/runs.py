@@ -191,7 +191,6 @@ def export(  # noqa: PLR0913, PLR0917  (options of a command)
         ),
     ],
     out: Annotated[Path, typer.Option(help="new folder for the model")],
-    every: Annotated[bool, typer.Option("--all", help="all clients of RUN, to OUT/CLIENT")] = False,
     best: Best = False,
     predictions: Annotated[
         bool, typer.Option("--predictions", help="RUN's predictions (keep-predictions) to OUT.csv")
@@ -199,18 +198,11 @@ def export(  # noqa: PLR0913, PLR0917  (options of a command)
     onnx: Annotated[bool, typer.Option("--onnx", help="write model.onnx as well")] = False,
     trust: Trust = False,
 ) -> None:
-    """Export a client's personalised model, or all of a run; the last line is the folder."""
+    """Export a client's personalised model; the last line is the folder."""
     from fedhet.export import model
 
     if predictions:
         print(f"{model.export_predictions(state, out, trust=trust)} examples: {plain_path(out)}")
-        return
-    if every:
-        exported, left_out = model.export_all(state, out, best=best, onnx=onnx, trust=trust)
-        for client, reason in left_out.items():
-            tell(f"left out: client {client}: {reason}")
-        print(f"{len(exported)} of {len(exported) + len(left_out)} clients")
-        print(plain_path(out))
         return
     print(model.export(state, out, best=best, onnx=onnx, trust=trust))
 

@@ -1,10 +1,8 @@
 """A client's inference model outside any run: taken from a state, exported, loaded again.
 
-An exported model is a folder with ``card.yaml``, which says what the model is and what goes in and
-out, and ``model.safetensors`` with the tensors that inference needs. The card is enough to build
-the network again, so neither the run nor the client's private state is needed to predict. The
-folder of a client's states has the same in ``client.json`` and its generations; it is on the
-client's machine only.
+An exported model is a folder with ``card.yaml``, by which the network is built again, and
+``model.safetensors`` with the tensors that inference needs. The folder of a client's states has the
+same in ``client.json`` and its generations.
 """
 
 import contextlib
@@ -19,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 import yaml
 from safetensors import SafetensorError
-from safetensors.torch import load, load_file, save
+from safetensors.torch import load, save
 
 import fedhet
 from fedhet import files, plugins
@@ -50,13 +47,13 @@ _CONFIG = (
     "method", "image-size", "models", "precision", "threads", "small-model", "representation",
     "grey", *(key.replace("_", "-") for key in READ_KEYS),
 )  # fmt: skip
+_RESIZED = "resized to the shape, bilinear, aspect not kept; "
 _PREPARATIONS = {  # how inputs come of raw examples, for people
-    IMAGE: "resized to the shape, bilinear, aspect not kept; pixel / 127.5 - 1, pixel in 0..255",
-    "standardised": "resized to the shape, bilinear, aspect not kept; (pixel / 255 - mean) / "
-    "deviation by channel, as in model.safetensors",
-    "scan": "resized to the shape, bilinear, aspect not kept; 2 (x - low) / (high - low) - 1, cut "
-    "to [-1, 1], low and high as in model.safetensors",
-    SIGNAL: "(x / scale - mean) / deviation by channel, as in model.safetensors",
+    IMAGE: f"{_RESIZED}pixel / 127.5 - 1, pixel in 0..255",
+    "standardised": f"{_RESIZED}(pixel / 255 - mean) / deviation by channel, as in {WEIGHTS}",
+    "scan": f"{_RESIZED}2 (x - low) / (high - low) - 1, cut to [-1, 1], low and high as in "
+    f"{WEIGHTS}",
+    SIGNAL: f"(x / scale - mean) / deviation by channel, as in {WEIGHTS}",
     TABLE: "numbers with the median for a gap, (x - mean) / deviation cut to [-10, 10]; then for "
     "each of them 1 where it was a gap, else 0; then one-hot categories, all 0 for a gap or a "
     "value that is not listed; columns in the order of inputs; median, mean and deviation as in "
@@ -156,13 +153,13 @@ def _read_description(state: Path) -> dict[str, Any]:
     except Damaged as error:
         raise UserError(f"'{state}': {DESCRIPTION} is damaged: {error.what}") from error
     except OSError as error:
-        # A run folder has state/<experiment>/<client>, one of `export --all` <client>.
+        # A run folder has state/<experiment>/<client>.
         inside = (f"*/{CARD}", *(f"{x}/{DESCRIPTION}" for x in ("*", "*/*", "state/*/*")))
         below = sorted({path.parent for one in inside for path in state.glob(one)})
-        hint = f"did you mean '{below[0]}'?" if below else "`fedhet export RUN --all` makes some"
+        hint = f"; did you mean '{below[0]}'?" if below else ""
         raise UserError(
             f"'{state}' is neither an exported model ({CARD}) nor a client's folder of states "
-            f"({DESCRIPTION}); {hint}"
+            f"({DESCRIPTION}){hint}"
         ) from error
 
 
@@ -282,9 +279,9 @@ def _write_onnx(model: Personalised, path: Path) -> dict[str, Any]:
     """Write a model as ONNX in float32; return what the card says; UserError if torch differs."""
     rng, inputs, name = np.random.default_rng(0), model.inputs, _ONNX_NAMES[model.inputs.kind]
     shape = (64, *inputs.shape)
-    drawn: Any = rng.uniform(-1, 1, shape) if inputs.kind == IMAGE else rng.normal(size=shape)
-    tokens = inputs.kind == TOKENS
-    drawn = rng.integers(0, inputs.vocabulary, shape) if tokens else drawn.astype(np.float32)
+    drawn: Any = rng.normal(size=shape).astype(np.float32)
+    if inputs.kind == TOKENS:
+        drawn = rng.integers(0, inputs.vocabulary, shape)
     if isinstance(inputs, Encoded):
         from fedhet.data.table import token_ids  # noqa: PLC0415  (pandas: a second)
 
@@ -315,51 +312,25 @@ def _write_onnx(model: Personalised, path: Path) -> dict[str, Any]:
             "precision": "fp32", "max-logit-difference": difference}  # fmt: skip
 
 
-def export_all(
-    run: Path, out: Path, *, best: bool = False, onnx: bool = False, trust: bool = False
-) -> tuple[list[Path], dict[str, str]]:
-    """:func:`export` the last accepted (or ``best``) state of every client to ``out/<client>``.
-
-    Return the folders made, and the reason for every client that was left out. Raise UserError if
-    there is no state at all, or if anything is at ``out``.
-    """
-    out = _new(out, "folder")
-    made, left_out = [], {}
-    for state in states_of(run, trust=trust):
-        try:
-            made.append(export(state, out / state.name, best=best, onnx=onnx, trust=trust))
-        except UserError as error:
-            left_out[state.name] = str(error)
-    if not made:
-        raise UserError(f"no client of '{run}' has a model: {next(iter(left_out.values()))}")
-    return made, left_out
-
-
 def export_predictions(run: Path, out: Path, *, trust: bool = False) -> int:
     """Write what clients of a run with ``keep-predictions`` answered, as one CSV; return its rows.
 
     Columns: client, split (val or test), row (of the data set), y (the true class) and p_<class>.
     Raise UserError if there is nothing, or something at ``out``.
     """
-    out = _new(out, "file")
-    found = {}
+    out, rows, classes = _new(out, "file"), list[list[Any]](), list[str]()
     for state in states_of(run, trust=trust):
-        path = state / f"{PREDICTIONS}.safetensors"
-        classes = np.array([str(name) for name in _read_description(state)["classes"]])
-        kept = load_file(path) if path.exists() else {}
+        classes = [str(name) for name in _read_description(state)["classes"]]
+        kept = FileStore(state, sync=False).kept(PREDICTIONS)
         for part in ("val", "test"):
-            if f"{part}/p" in kept:
-                row, y, p = (kept[f"{part}/{name}"].numpy() for name in ("row", "y", "p"))
-                frame = pd.DataFrame({"row": row, "y": classes[y]})
-                frame[[f"p_{name}" for name in classes]] = p
-                found[state.name, part] = frame
-    if not found:
+            columns = (kept.get(f"{part}/{name}", torch.empty(0)) for name in ("row", "y", "p"))
+            for row, y, shares in zip(*(one.tolist() for one in columns), strict=True):
+                rows.append([state.name, part, row, classes[y], *shares])
+    if not rows:
         raise UserError(f"'{run}' has no predictions: run with keep-predictions=true")
-    whole = pd.concat(found, names=["client", "split"]).reset_index(["client", "split"])
-    files.write_text(
-        out, files.csv_text([whole.columns, *whole.to_numpy(object).tolist()]), private=True
-    )
-    return len(whole)
+    head = ["client", "split", "row", "y", *(f"p_{name}" for name in classes)]
+    files.write_text(out, files.csv_text([head, *rows]), private=True)
+    return len(rows)
 
 
 def predict(
@@ -367,10 +338,9 @@ def predict(
 ) -> Answers:
     """Classify files and folders of images, or files of rows, signals or texts; replace ``out``.
 
-    ``folder`` is an exported model or a client's folder of states. ``out`` is a CSV with a line
-    for each readable example and columns ``path`` (as given; of a file of many
-    ``<path>:<line or index>``), ``class`` (the predicted one) and ``p_<class>`` for every class.
-    Raise UserError if the model, the paths or ``out`` cannot be used, or nothing can be read.
+    ``folder`` is that of :func:`load_model`. ``out`` is a CSV with a line for each readable example
+    and columns ``path`` (as given; of a file of many ``<path>:<line or index>``), ``class`` and
+    ``p_<class>``. Raise UserError if one of them cannot be used, or nothing can be read.
     """
     model, _ = load_model(folder, best=best, trust=trust)
     out = out.expanduser()
@@ -399,7 +369,7 @@ def states_of(run: Path, *, trust: bool) -> list[Path]:
     """Return the state folders of a run's clients here, in client order."""
     folder = RunFolder(files.plain_path(run))
     if not folder.identity.exists():
-        raise UserError(f"'{run}' is not a run folder: --all and --predictions are for a whole run")
+        raise UserError(f"'{run}' is not a run folder: --predictions are of a whole run")
     there = folder.states(build_config(folder.opened(trust=trust)))
     states = [path.parent for path in there.glob(f"*/{DESCRIPTION}")]
     if not states:

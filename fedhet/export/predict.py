@@ -7,7 +7,7 @@ length, scale), so that a file without classes and clients will do.
 import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast
@@ -35,19 +35,17 @@ from fedhet.training.loop import EVALUATION_BATCH, autocast, without_denormals
 from fedhet.training.metrics import metrics_of
 
 _NAMED = 20  # unreadable files that a warning names
-# Names of examples, the examples (k, ...) as they are stored, and their classes if the file has any
-_Piece = tuple[list[str], Examples, pd.Series | None]
+# Columns ``name`` and ``target`` (empty: unknown) of examples, and these (k, ...) as stored.
+_Piece = tuple[pd.DataFrame, Examples]
 _FILES = {SIGNAL: "NPZ or CSV", TABLE: "CSV or Parquet", TOKENS: "CSV or Parquet"}
 
 
 class Personalised(nn.Module):
     """What one client answers with: inputs (B, ...) as its models get them, to logits (B, C).
 
-    Images (B, 3, s, s) are float32 in [-1, 1]. ``prepare`` makes them of stored or raw examples.
-
-    Logits and not probabilities: equal probabilities may come of different logits, and the class
-    would then not be the one that the run's accuracy counted. It owns copies of those modules and
-    tensors that the method declares for inference, and nothing else.
+    ``prepare`` makes inputs of stored or raw examples. Logits, since equal probabilities may come
+    of different ones, and give another class than the run's accuracy counted. It owns copies of
+    those modules and tensors that the method declares for inference, and nothing else.
     """
 
     def __init__(self, client: MethodClient) -> None:
@@ -66,8 +64,7 @@ class Personalised(nn.Module):
         self.inputs = client.inputs
         encode = getattr(client.modules.get("model"), "encode", None)
         if encode is not None:
-            pairs = {one.name: getattr(client.inputs, one.name) for one in fields(client.inputs)}
-            self.inputs = Encoded(**pairs, encode=encode)
+            self.inputs = Encoded(**vars(client.inputs), encode=encode)
         self._client = copy.copy(client)
         self._client.modules = dict(self.parts.items())
         self.requires_grad_(requires_grad=False)
@@ -77,13 +74,6 @@ class Personalised(nn.Module):
         """Return inputs (B, ...) of examples as they are stored, by what the client fitted."""
         fitted = self.parts[PREPARATION] if PREPARATION in self.parts else preparation(self.inputs)
         return cast("Tensor", fitted(examples))
-
-    def window(self) -> tuple[float, float] | None:
-        """Return the range of values of the scans that it was trained on; None without scans."""
-        if not self.inputs.scan:
-            return None
-        fitted = self.parts[PREPARATION]
-        return float(fitted.low), float(fitted.high)  # type: ignore[arg-type]
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return logits (B, C)."""
@@ -121,30 +111,25 @@ def classify(model: Personalised, examples: Any) -> Answers:
     if they are not what the model takes.
     """
     examples = _framed(model, examples)
-    source, names, logits, targets = _Source(model), list[str](), list[Tensor](), []
-    for each, stored, named in source.pieces(examples):
-        good = (
-            table.finite(stored) if model.inputs.kind == SIGNAL else np.ones(len(each), dtype=bool)
-        )
-        source.left_out += int((~good).sum())
-        kept = np.flatnonzero(good)
-        for places in np.split(kept, range(EVALUATION_BATCH, len(kept), EVALUATION_BATCH)):
-            if len(places):
-                own = [each[place] for place in places]
-                batch = torch.from_numpy(np.ascontiguousarray(stored[places]))
-                names += own
-                logits.append(_logits(model, own, batch))
-        gaps = pd.Series([""] * len(each), dtype="str")
-        targets.append((gaps if named is None else named.reset_index(drop=True))[good])
-    lost = source.lines()
-    if not names:
+    source, parts, logits = _Source(model), [_about([])], list[Tensor]()
+    for piece, stored in source.pieces(examples):
+        kept = np.arange(len(piece))
+        if model.inputs.kind == SIGNAL:
+            kept = np.flatnonzero(table.finite(stored))
+            source.left_out += len(piece) - len(kept)
+        parts.append(piece.iloc[kept])
+        for start in range(0, len(kept), EVALUATION_BATCH):
+            some = kept[start : start + EVALUATION_BATCH]
+            logits.append(_logits(model, piece["name"].iloc[some], torch.from_numpy(stored[some])))
+    lost, about = source.lines(), pd.concat(parts, ignore_index=True)
+    if about.empty:
         why = "; ".join(lost) or f"the files have no {source.what.removesuffix('s')}"
         raise UserError(f"examples: nothing to classify: {why}")
     answers, target = torch.cat(logits).double(), source.reading.target
-    known, metrics = np.zeros(len(names), dtype=bool), dict[str, Tensor]()
+    known, metrics = np.zeros(len(about), dtype=bool), dict[str, Tensor]()
     try:
         labels = Classes(source.reading, model.classes).labels(
-            pd.concat(targets, ignore_index=True), lambda _: f"target '{target}'"
+            about["target"], lambda _: f"target '{target}'"
         )
         known = labels >= 0
     except UserError as error:
@@ -154,7 +139,7 @@ def classify(model: Personalised, examples: Any) -> Answers:
         accuracy = 100 * (pair[0].argmax(dim=1) == pair[1]).double().mean()
         metrics = {"accuracy": accuracy, **metrics_of(*pair)}
     framed = isinstance(examples, pd.DataFrame)
-    index = examples.index[[int(name) for name in names]] if framed else names
+    index = examples.index[about["name"].astype(int)] if framed else about["name"].tolist()
     columns = [f"p_{name}" for name in model.classes]
     frame = pd.DataFrame(answers.softmax(dim=1).numpy(), index=index, columns=columns)
     frame.insert(0, "class", [model.classes[label] for label in answers.argmax(dim=1).tolist()])
@@ -162,8 +147,12 @@ def classify(model: Personalised, examples: Any) -> Answers:
     return Answers(frame, source.what, "; ".join(lost), int(known.sum()), defined)
 
 
+def _about(names: Sequence[object], targets: Iterable[object] = ()) -> pd.DataFrame:
+    return pd.DataFrame({"name": names, "target": [*targets] or [""] * len(names)}, dtype=object)
+
+
 @torch.inference_mode()
-def _logits(model: Personalised, names: Sequence[str], examples: Tensor) -> Tensor:
+def _logits(model: Personalised, names: pd.Series, examples: Tensor) -> Tensor:
     """Return logits (B, C) of examples (B, ...) as they are stored; UserError for infinite ones."""
     inputs = model.prepare(examples)
     # The arithmetic that the accuracies are of.
@@ -171,8 +160,8 @@ def _logits(model: Personalised, names: Sequence[str], examples: Tensor) -> Tens
         logits: Tensor = model(inputs)
     for bad in (~logits.isfinite().all(dim=1)).nonzero():
         raise UserError(
-            f"'{one_line(names[bad])}': the model's answer is not finite: check that the numbers "
-            "are in the range of the training examples"
+            f"'{one_line(names.iloc[int(bad)])}': the model's answer is not finite: check that the "
+            "numbers are in the range of the training examples"
         )
     return logits
 
@@ -198,9 +187,13 @@ class _Source:
     """Reads examples as a model wants them, and notes what is lost on the way."""
 
     def __init__(self, model: Personalised) -> None:
-        self.inputs, self.classes, self.window = model.inputs, model.classes, model.window()
+        self.inputs, self.classes = model.inputs, model.classes
         self.reading = reading_of(model.config)
         self.what = "images" if model.inputs.kind == IMAGE else "examples"
+        self.range = 0.0, 255.0  # of the values of images that the model was trained on
+        if model.inputs.scan:
+            fitted: Any = model.parts[PREPARATION]
+            self.range = float(fitted.low), float(fitted.high)
         self.left_out = 0  # windows with gaps, which no model takes
         self._unseen: Counter[str] = Counter()  # values of no known category, by column
         self._unreadable: list[str] = []
@@ -228,7 +221,7 @@ class _Source:
             return self._rows(rows.of_frame(examples, Form(gaps=self.reading.form.gaps)))
         if isinstance(examples, np.ndarray | Tensor):
             stored = self._stored(np.asarray(examples))
-            return iter([([*map(str, range(len(stored)))], stored, None)])
+            return iter([(_about([*map(str, range(len(stored)))]), stored)])
         places = [examples] if isinstance(examples, str | Path) else examples
         try:
             paths = {Path(one).expanduser(): str(one) for one in places}
@@ -263,41 +256,34 @@ class _Source:
         """Yield the readable images; one in a folder that is called like a class is of it."""
         paths: dict[str, None] = {}
         for place in places:
-            below = sorted(filter(is_image, files_below(place, "images"))) if place.is_dir() else []
-            paths |= dict.fromkeys(map(str, (place / one for one in below)))
-            paths |= {} if place.is_dir() else {str(place): None}
-        scans = self.window is not None
-        decoded = decode_all(Path(), [*paths], self.inputs.image_shape, scans=scans)
+            below = filter(is_image, files_below(place, "images")) if place.is_dir() else [""]
+            paths |= dict.fromkeys(str(place / one) for one in sorted(below))
+        low, high = self.range
+        decoded = decode_all(Path(), [*paths], self.inputs.image_shape, scans=self.inputs.scan)
         images = zip(paths, decoded, strict=True)
-        low, high = self.window or (0.0, 255.0)
         while some := list(islice(images, EVALUATION_BATCH)):
             self._unreadable += [path for path, one in some if one.pixels is None]
             good = [(p, one.pixels, one.flags) for p, one in some if one.pixels is not None]
             self._flags += [flags for _, _, flags in good]
             pixels = [
-                low + x * ((high - low) / 255.0) if scans and not flags & SCAN else x
+                low + x * ((high - low) / 255.0) if self.inputs.scan and not flags & SCAN else x
                 for _, x, flags in good
             ]
-            folders = pd.Series([Path(path).absolute().parent.name for path, _, _ in good])
-            named = folders if folders.isin(self.classes).any() else None
+            folders = [Path(path).absolute().parent.name for path, _, _ in good]
+            known = not {*folders}.isdisjoint(self.classes)
             if good:
-                yield [path for path, _, _ in good], np.stack(pixels), named
+                yield _about([p for p, _, _ in good], folders if known else ()), np.stack(pixels)
 
     def _file(self, path: Path, given: str) -> Iterator[_Piece]:
-        kind = self.inputs.kind
-        npz = holds(path, NPZ_SUFFIXES)
+        kind, npz = self.inputs.kind, holds(path, NPZ_SUFFIXES)
         if path.is_dir() or (npz and kind != SIGNAL):
             raise UserError(
                 f"'{given}' is {'a folder' if path.is_dir() else 'an NPZ of signals'}, but the "
                 f"model takes {PLURAL[kind]}: give {_FILES[kind]} files"
             )
-        pieces = (
-            iter([self._windows(path)])
-            if npz
-            else self._rows(self._opened(path, self.reading.form))
-        )
-        for names, stored, targets in pieces:
-            yield [f"{given}:{name}" for name in names], stored, targets
+        pieces = self._windows(path) if npz else self._rows(self._opened(path, self.reading.form))
+        for about, stored in pieces:
+            yield about.assign(name=f"{given}:" + about["name"].astype("str")), stored
 
     def _opened(self, path: Path, form: Form) -> RowFile:
         """Open a file of rows; one without a header has the model's columns, if it has as many."""
@@ -319,7 +305,7 @@ class _Source:
         wanted = tuple(table.left_columns(file, reading)) if windows else inputs.columns
         labelled = [target] if target in file.columns and target not in wanted else []
         if windows and reading.time in wanted:
-            yield self._recordings(file, labelled)
+            yield from self._recordings(file, labelled)
             return
         if windows and len(wanted) != inputs.shape[0] * inputs.shape[1]:
             raise UserError(
@@ -335,11 +321,11 @@ class _Source:
                 stored: Examples = token_ids(frame[wanted[0]].tolist(), inputs)
             else:
                 stored = matrix.numbers(part, frame).reshape(-1, *inputs.stored)
-            names = [*map(str, islice(lines, len(frame)))]
-            yield names, stored, frame[target] if labelled else None
+            targets = frame[target] if labelled else ()
+            yield _about([*islice(lines, len(frame))], targets), stored
 
-    def _recordings(self, file: RowFile, labelled: Sequence[str]) -> _Piece:
-        """Return windows that are cut as the run cuts them; a name is that of the first row."""
+    def _recordings(self, file: RowFile, labelled: Sequence[str]) -> Iterator[_Piece]:
+        """Yield windows that are cut as the run cuts them; a name is that of the first row."""
         reading, (channels, steps) = self.reading, self.inputs.shape
         plain = tuple(n for n in table.left_columns(file, reading) if n != reading.time)
         names = reading.channels or plain
@@ -348,11 +334,11 @@ class _Source:
         keys = [n for n in (*reading.site, *reading.group) if n in file.columns]
         windows, first, *_ = table.cut_recordings(file, reading, names, [*labelled, *keys], steps)
         lines = list(islice(file.lines(), max(first.index, default=0) + 1))
-        targets = first[reading.target] if labelled else None
-        return [str(lines[row]) for row in first.index], windows, targets
+        targets = first[reading.target] if labelled else ()
+        yield _about([lines[row] for row in first.index], targets), windows
 
-    def _windows(self, path: Path) -> _Piece:
-        """Return the windows of an NPZ file."""
+    def _windows(self, path: Path) -> Iterator[_Piece]:
+        """Yield the windows of an NPZ file."""
         shape = self.inputs.shape
         files = [Npz(path, axes) for axes in table.AXES]
         file = next((one for one in files if one.windows.shape[1:] == shape), None)
@@ -360,5 +346,5 @@ class _Source:
             own = Npz(path).windows.shape[1:]
             raise UserError(f"data-path {path}: windows are {own}, and the model takes {shape}")
         y = next((name for name in (self.reading.target, *TARGETS) if name in file.columns), "")
-        names = [str(index) for index in range(len(file.windows))]
-        return names, table.small_numbers(file.windows), file.rows([y])[y] if y else None
+        targets = file.rows([y])[y] if y else ()
+        yield _about(range(len(file.windows)), targets), table.small_numbers(file.windows)

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import shutil
 import sys
 
 import pytest
@@ -63,23 +62,6 @@ def test_a_diverged_run_is_not_told_to_resume(capsys, here):
     assert execute([*TINY, "clients=2", "lr=1e30", "method=standalone", "rounds=3"]) == 3
     said = capsys.readouterr().err
     assert "fedhet resume" not in said and "diverged" in said
-
-
-def test_every_clients_model_is_exported_and_who_has_none_is_named(capsys, here):
-    folder, _ = simulate(tiny(here, fraction=0.67, rounds=1, evaluate_all=False))
-    first, *rest = sorted(folder.path.glob("state/*/*"))
-    shutil.copytree(first, first.with_name("9"), ignore=shutil.ignore_patterns("*.safetensors"))
-    assert execute(["export", str(folder.path), "--all", "--out", "models"]) == 0
-    output = capsys.readouterr()
-    assert output.out.splitlines() == ["2 of 3 clients", str(here / "models")]
-    assert "left out: client 9: " in output.err and "has not trained" in output.err
-    exported = {path.parent.name for path in (here / "models").glob("*/card.yaml")}
-    assert exported == {path.name for path in (first, *rest)}
-    for words, says in (
-        ([folder.path, "--out", "models"], "already exists"),
-        ([first.parent, "--out", "m"], "--all and --predictions are for a whole run"),
-    ):
-        assert says in refused(capsys, "export", "--all", *map(str, words))
 
 
 @pytest.fixture(params=["closed", "full"])

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from fedhet import plugins
 from fedhet.cli.common import RunProgress, tell
 from fedhet.config.load import find_preset, load_noted
 from fedhet.config.registry import folder_name, named
@@ -198,8 +199,8 @@ def load_run(path: str | os.PathLike[str], **objects: Any) -> Run:
 
 def _named(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     values, objects = named(keys)
-    if values.get("data") is not None:
-        values |= _data(values.pop("data"), values, objects)
+    if (data := values.pop("data", None)) is not None:
+        values |= _data(data, values, objects)
     return values, objects
 
 
@@ -232,18 +233,14 @@ def _again(path: Path, keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     started = RunFolder(plain_path(path)).started_config()
     like = {key: started.get(key) for key in ("text", "site", "clients") if started.get(key)}
     again, objects = _named(like | about)
-    again.setdefault("method", started.get("method"))
-    for key in about:
-        before, now = started.get("dataset" if key == "data" else kebab(key)), again.get(key)
-        if key == "data":
-            now = again["dataset"]
-        elif key == "metrics":
-            now = {name: function for name, (function,) in again[key].items()}
-        if now != before and not (key == "models" and set(before or ()) <= set(now or ())):
-            raise UserError(
-                f"{key}: is not what this run was given: it is now {one_line(now)}, and was "
-                f"{one_line(before)}"
-            )
+    again = {key: value for key, value in again.items() if key in {*about, "dataset"}}
+    before, models = plugins.named(started), again.get("models") or ()
+    more = models if set(started["models"]) <= set(models) else ()  # clients may not have had all
+    if other := set(plugins.named(_keys(again))) - {*before, *more}:
+        raise UserError(
+            f"{', '.join(about)}: is not what this run was given: {one_line(', '.join(other))} is "
+            f"none of {one_line(', '.join(before))}"
+        )
     return values, objects
 
 
@@ -254,10 +251,9 @@ def _done(work: Callable[[], RunFolder]) -> RunFolder:
     """Return what ``work`` returns; raise Python's own exceptions for an interruption."""
     try:
         return work()
-    except Interrupted as interrupt:
-        if interrupt.exit_code == 130:
-            raise KeyboardInterrupt from None
-        raise SystemExit(interrupt.exit_code) from None
+    except Interrupted as end:
+        code = end.exit_code
+    raise KeyboardInterrupt if code == 130 else SystemExit(code)
 
 
 def _console(*, progress: bool) -> session.Console:

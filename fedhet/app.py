@@ -18,10 +18,9 @@ from flwr.clientapp import ClientApp as FlowerClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp import ServerApp as FlowerServerApp
 
-from fedhet import server_app
+from fedhet import plugins, server_app
 from fedhet.client_app import RUN, OwnSite, make_app, own_name
-from fedhet.config.checks import COMMON
-from fedhet.config.load import load_noted
+from fedhet.config.load import COMMON, load_noted
 from fedhet.config.registry import Method, folder_name, method_keys, named
 from fedhet.config.schema import RunConfig, kebab
 from fedhet.data.objects import understand
@@ -144,7 +143,7 @@ def _launch(
         changes = {key: value for key, value in values.items() if key == "rounds"}
         resumed, resumed_config = reopen(Path(folder), changes, trust=trust)
         with resumed.lock():
-            check_given(resumed_config, ())
+            check_given(plugins.named(resumed_config.flat() | {"models": []}))
             check_whole(resumed, resumed_config)
             launch = Launch(resumed_config, resumed, resume=True)
         return launch

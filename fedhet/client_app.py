@@ -23,8 +23,7 @@ from flwr.clientapp import ClientApp
 
 from fedhet import errors
 from fedhet.clients.base import MethodClient, Setup
-from fedhet.config.checks import check_kind
-from fedhet.config.load import envelope, from_run_config
+from fedhet.config.load import check_kind, envelope, from_run_config
 from fedhet.config.registry import find_method
 from fedhet.config.schema import METRICS, RunConfig
 from fedhet.errors import Code, Damaged, Refused, RunFailed, UserError, brief, coded, one_line

@@ -58,10 +58,7 @@ class Rejected(ValueError):
 
 
 def nearest(word: str, allowed: Iterable[str], cutoff: float = 0.5) -> str:
-    """Return a hint such as "(did you mean 'x'?)" with the closest allowed word, or nothing.
-
-    ``cutoff`` is the likeness that it must have, 1 for the same word.
-    """
+    """Return a hint "(did you mean 'x'?)" with the closest word (1: the same), or nothing."""
     by_lower = {name.lower(): name for name in allowed}
     close = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=cutoff)
     return f" (did you mean '{by_lower[close[0]]}'?)" if close else ""
@@ -97,15 +94,14 @@ def shortened(error: BaseException, what: str) -> str:
 
 
 _LIBRARIES = "site-packages"
-_OURS = Path(__file__).resolve().parent
-_ROOMS = tuple(str(_OURS.parent / room) for room in ("fedhet", "strategies", "clients"))
+_TOP = Path(__file__).resolve().parents[1]
+_ROOMS = tuple(str(_TOP / room) for room in ("fedhet", "strategies", "clients"))
 
 
 def _theirs(frames: Iterable[FrameSummary]) -> list[FrameSummary]:
     """Return the frames that are neither ours, nor a library's, nor Python's own."""
-    python = str(Path(traceback.__file__).parent)
-    ours = (*_ROOMS, python)
-    return [f for f in frames if _LIBRARIES not in f.filename and not f.filename.startswith(ours)]
+    known = (*_ROOMS, str(Path(traceback.__file__).parent))
+    return [f for f in frames if _LIBRARIES not in f.filename and not f.filename.startswith(known)]
 
 
 # --- error codes: why a client takes no part -----------------------------------------------------

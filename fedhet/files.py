@@ -29,7 +29,6 @@ CLIENT_ID = r"[A-Za-z0-9._-]{1,64}"
 NOBODY = "the round"  # in a list of failures: no client's id
 _ID_HINT = "up to 64 of A-Z a-z 0-9 . _ -"
 HOMELESS = "this machine knows no such home directory: set HOME, or write paths without ~"
-_LIKENESS = 0.8  # to a missing file's name, from which on another name is offered
 # What a spreadsheet takes for a formula; a number, or an interval, is none for all its signs.
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -45,8 +44,7 @@ def private_folder(path: Path) -> None:
 def plain_path(path: str | os.PathLike[str]) -> Path:
     """Return the absolute path, ``~`` and ``..`` resolved; links stay without ``..``.
 
-    UserError for what can be no path or is no UTF-8, which no file of ours could name, and for the
-    home of a user whom nobody knows.
+    UserError for what can be no path, or is no UTF-8, and for an unknown user's home.
     """
     if "\0" in os.fspath(path):
         raise UserError(f"'{path}' is not allowed: a path cannot hold a null character")
@@ -68,7 +66,7 @@ def near(path: str | os.PathLike[str]) -> str:
     """Return a hint that names the most similar file in a missing file's folder, or nothing."""
     missing = Path(path).expanduser()
     with contextlib.suppress(OSError):
-        return nearest(missing.name, [one.name for one in missing.parent.iterdir()], _LIKENESS)
+        return nearest(missing.name, [one.name for one in missing.parent.iterdir()], 0.8)
     return ""
 
 
@@ -335,21 +333,18 @@ class _Loader(yaml.CSafeLoader):
         """As the base class, but a key given twice would be taken the last time without a word."""
         values: dict[Any, Any] = super().construct_mapping(node, deep)
         keys = [key.value for key, _ in node.value]
-        if len(values) < len(keys):
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise ValueError(f"{twice}: given twice in line {node.start_mark.line + 1} or below")
+        if twice := [key for key in values if keys.count(key) > 1]:
+            raise ValueError(f"{twice[0]}: given twice in line {node.start_mark.line + 1} or below")
         if odd := [key for key in values if not isinstance(key, str)]:
             raise ValueError(f"'{odd[0]}' is not allowed: a key is a text")
         return values
 
-    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
-        """As the base class, but `6:2:2` is no number: YAML 1.1 counts it by sixties."""
-        tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
-        return _TAG + "str" if tag in {_TAG + "int", _TAG + "float"} and ":" in value else tag
 
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, form) for tag, form in forms if tag not in {_TAG + "bool", _TAG + "timestamp"}]
+_Loader.yaml_implicit_resolvers = {  # the first form that fits decides
+    first: [
+        (_TAG + "str", re.compile(r"[-+]?[0-9][0-9_.]*:")),  # YAML 1.1 counts it by sixties
+        *((tag, form) for tag, form in forms if not tag.endswith((":bool", ":timestamp"))),
+    ]
     for first, forms in yaml.CSafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(

@@ -2,9 +2,8 @@
 
 ``package.module:NAME`` lies in the folder where the command is given, or is installed; an installed
 package may also give it a name of its own in an entry-point group. Neither hides anything of ours.
-
-An object that a Python program gives has a name as well: that of its module if it can be imported
-from there, else ``module:NAME:digest``, which stands for it as long as the program gives it.
+An object of a Python program is named by its module if it can be imported from there, else
+``module:NAME:digest``, which stands for it as long as the program gives it.
 """
 
 import contextlib
@@ -73,8 +72,6 @@ def modules(names: Iterable[str]) -> set[str]:
 
 # --- objects of a Python program ----------------------------------------------------------------
 
-ARGUMENTS = {"method": "method", "model": "models", "dataset": "data", "metric": "metrics"}
-
 
 def is_given(name: str) -> bool:
     """Return whether a name stands for an object: ``module:NAME:digest``."""
@@ -98,31 +95,13 @@ def given(names: Iterable[str]) -> dict[str, Any]:
     return {name: _objects[name] for name in names if name in _objects}
 
 
-def check_given(config: Any, models: Iterable[str]) -> None:
-    """Raise UserError if a name of the configuration stands for an object that is not given.
-
-    ``models`` are the names of those that this process needs.
-    """
-    functions = [function for _, (function,) in config.metrics]
-    every = {"method": [config.method], "dataset": [config.dataset], "metric": functions}
-    every["model"] = [*models, config.small_model]
-    missing = {
-        ARGUMENTS[kind]: name
-        for kind, names in every.items()
-        for name in names
-        if is_given(name) and name not in _objects
-    }
-    if missing:
-        raise _again(missing)
-
-
-def _again(missing: Mapping[str, str]) -> UserError:
-    """Return the error for names, by argument, of objects that are not given."""
-    each = ", ".join(f"{argument}=..." for argument in missing)
-    return UserError(
-        f"{', '.join(missing.values())}: was an object of a Python program: give it again, such as "
-        f"fedhet.resume(run, {each}), where it is refused if it is another"
-    )
+def check_given(names: Iterable[str]) -> None:
+    """Raise UserError if one of the names stands for an object that is not given."""
+    if missing := [name for name in names if is_given(name) and name not in _objects]:
+        raise UserError(
+            f"{', '.join(missing)}: was an object of a Python program: give it again, such as "
+            "fedhet.resume(run, models=..., data=...), where it is refused if it is another"
+        )
 
 
 def name_of(thing: Any, prefix: str = "") -> str:
@@ -162,33 +141,33 @@ def _feed(digest: "hashlib._Hash", thing: Any, seen: dict[int, Any]) -> None:
             _feed(digest, part, seen)
 
 
+_MADE_OF: dict[Any, str] = {  # what decides how it works; nothing of where it was written
+    CodeType: "co_code co_names co_consts", functools.partial: "func args keywords",
+    (staticmethod, classmethod): "__func__", property: "fget fset",
+}  # fmt: skip
+
+
 def _parts(thing: Any) -> Iterable[Any]:  # noqa: PLR0911  (one for each type)
-    """Return what decides how an object works; nothing of where it was written."""
+    for kind, names in _MADE_OF.items():
+        if isinstance(thing, kind):
+            return [getattr(thing, name) for name in names.split()]
     if isinstance(thing, Mapping):
         return [part for pair in thing.items() for part in pair]
     if isinstance(thing, set | frozenset):
         return sorted(map(repr, thing))
     if isinstance(thing, list | tuple):
         return thing
-    if isinstance(thing, CodeType):
-        return [thing.co_code, thing.co_names, thing.co_consts]
-    if isinstance(thing, functools.partial):
-        return [thing.func, thing.args, thing.keywords]
     if isinstance(thing, FunctionType):
         cells = [cell.cell_contents for cell in thing.__closure__ or ()]
         used = [thing.__globals__.get(name) for name in _names(thing.__code__)]
         near = [one for one in used if _is_near(one, thing.__module__)]
         return [thing.__code__, thing.__defaults__, thing.__kwdefaults__, cells, near]
-    if isinstance(thing, staticmethod | classmethod):
-        return [thing.__func__]
-    if isinstance(thing, property):
-        return [thing.fget, thing.fset]
     if isinstance(thing, type):
         own = {k: v for k, v in vars(thing).items() if k == "__init__" or not k.startswith("__")}
         return [[b for b in thing.__bases__ if _is_near(b, thing.__module__)], own]
-    if hasattr(thing, "state_dict"):
-        return [type(thing), str(thing), thing.state_dict()]
     inside = {k: v for k, v in getattr(thing, "__dict__", {}).items() if not k.startswith("__")}
+    if hasattr(thing, "state_dict"):
+        inside = {str(thing): thing.state_dict()}
     return [type(thing), inside] if inside else []
 
 
@@ -234,18 +213,17 @@ def made_here(identity: Mapping[str, Any]) -> bool:
 
 
 def named(values: Mapping[str, Any]) -> list[str]:
-    """Return the method, models and data sets that a configuration or a card names."""
-    models = values.get("models", ())
+    """Return the method, models, metrics and data sets that a configuration or a card names."""
+    models, metrics = values.get("models", ()), values.get("metrics")
     models = models.split(",") if isinstance(models, str) else models
-    one = [values.get(key) for key in ("method", *MODEL_KEYS)]
-    many = models if isinstance(models, list | tuple) else ()
-    data = str(values.get("dataset", "")).strip()
+    names = [values.get(key) for key in ("method", *MODEL_KEYS)]
+    names += models if isinstance(models, list | tuple) else ()
     # Of a model without its file of weights, whose path may have a colon too.
-    names = [name.strip().partition(" ")[0] for name in (*one, *many) if isinstance(name, str)]
-    metrics = values.get("metrics")
+    names = [name.strip().partition(" ")[0] for name in names if isinstance(name, str)]
     functions = metrics.values() if isinstance(metrics, Mapping) else ()
     names += [str(one) for own in functions for one in ([own] if isinstance(own, str) else own)]
-    return names + [data] * (not data.startswith(("synthetic", "hf:")))
+    data = str(values.get("dataset", "")).strip()
+    return list(filter(None, [*names, "" if data.startswith(("synthetic", "hf:")) else data]))
 
 
 def require_trust(what: str, values: Mapping[str, Any], *, trusted: bool) -> None:
@@ -283,8 +261,7 @@ def load(kind: str, name: str) -> Any:
     Raises UserError if it cannot be imported or is not there.
     """
     if is_given(name):
-        if name not in _objects:
-            raise _again({ARGUMENTS[kind]: name})
+        check_given([name])
         return _objects[name]
     module, colon, attribute = name.partition(":")
     try:

@@ -83,10 +83,7 @@ def serving(launch: Launch) -> Iterator[Roster]:
 
 
 def open_launch(run_config: Mapping[str, Any]) -> Launch:
-    """Return the run that a Flower run config describes.
-
-    ``fedhet run`` has made the run folder; for a plain ``flwr run`` it is made here.
-    """
+    """Return the run of a Flower run config; for a plain ``flwr run`` its folder is made here."""
     config, run_ = from_run_config(run_config)
     if run_ and Path(run_["folder"]).is_dir():
         return Launch(config, RunFolder(Path(run_["folder"])), bool(run_["resume"]))
@@ -109,8 +106,7 @@ def outside(config: RunConfig, out: object) -> RunConfig:
 
 def run(grid: Grid, launch: Launch, roster: Roster) -> None:
     """Make the handshake, run the rounds, write the summary."""
-    config, folder = launch.config, launch.folder
-    experiment = folder.experiment
+    config, folder, experiment = launch.config, launch.folder, launch.folder.experiment
     kept = load_checkpoint(folder.checkpoint) if launch.resume else None
     if kept is not None:
         roster.load(kept.meta["roster"])
@@ -143,10 +139,8 @@ def run(grid: Grid, launch: Launch, roster: Roster) -> None:
 
 def _with_models(config: RunConfig, roster: Roster) -> RunConfig:
     """Return the configuration with the models of the clients, and what they share, by name."""
-    every = [roster.infos[client].model for client in sorted(roster.infos, key=client_order)]
-    lengths = range(1, len(every) + 1)  # of the shortest list that gives client k number k mod it
-    few = next(n for n in lengths if (every[:n] * len(every))[: len(every)] == every)
-    changes: dict[str, Any] = {"models": tuple(every[:few])}
+    clients = sorted(roster.infos, key=client_order)
+    changes: dict[str, Any] = {"models": tuple(roster.infos[client].model for client in clients)}
     if find_method(config.method).strategy.shares_small_model:
         assert roster.inputs is not None
         changes["small_model"] = small_name(config, roster.inputs.kind)
@@ -176,13 +170,10 @@ def declared_inputs(config: RunConfig) -> Inputs | None:
 
 
 def log_to_stderr() -> None:
-    """Show this package's messages; Flower mirrors stderr to ``flwr run --stream``.
-
-    A process of ours that runs the ServerApp has its own handler.
-    """
+    """Show this package's messages, unless this process has a handler for them."""
     if log.handlers:
         return
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)  # Flower mirrors it to ``flwr run --stream``
     handler.setFormatter(logging.Formatter(LOG_FORMAT))
     log.addHandler(handler)
     log.setLevel(logging.INFO)

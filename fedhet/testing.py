@@ -18,9 +18,8 @@ from fedhet.clients.base import MethodClient, Setup
 from fedhet.config.load import build_config, envelope
 from fedhet.config.registry import Method, find_method
 from fedhet.config.schema import RunConfig
-from fedhet.engines.grid import Inline, SimulationGrid
+from fedhet.engines.grid import FIRST_NODE, Inline, answered, contexts_of
 from fedhet.engines.launch import Launch
-from fedhet.engines.worker import FIRST_NODE, answered, contexts_of
 from fedhet.plugins import giving, name_of
 from fedhet.protocol.flower import NO_REPLY, NodeInfo, is_simulated
 from fedhet.protocol.handshake import ClientInfo, Roster
@@ -35,7 +34,7 @@ from fedhet.strategies.base import MethodStrategy, Upload
 Tamper = Callable[[int, Message, Message], Message | None]
 
 
-class LocalGrid(SimulationGrid):
+class LocalGrid(Inline):
     """The inline engine's grid, with nodes that go offline and replies that are tampered with.
 
     ``tamper`` gets the client's number, the message and its reply, and returns the reply that the
@@ -43,7 +42,7 @@ class LocalGrid(SimulationGrid):
     """
 
     def __init__(self, text: str, nodes: int, tamper: Tamper | None = None) -> None:
-        super().__init__(Inline(lambda message: self.answer(message)), nodes)  # noqa: PLW0108  (tests set it)
+        super().__init__(lambda message: self.answer(message), nodes)  # noqa: PLW0108  (tests set it)
         self.contexts = contexts_of(text, nodes)
         self.simulated = True
         self.tamper = tamper

@@ -13,9 +13,8 @@ from torch import nn
 
 import fedhet
 from fedhet.config.registry import METHODS
-from fedhet.engines.grid import Inline, SimulationGrid
+from fedhet.engines.grid import FIRST_NODE, Inline, contexts_of
 from fedhet.engines.launch import one_run
-from fedhet.engines.worker import FIRST_NODE, contexts_of
 from fedhet.errors import Damaged
 from fedhet.plugins import is_given, name_of
 from fedhet.protocol.flower import simulating
@@ -58,12 +57,12 @@ def load(context: Context):
     return (rng.normal(size=(60, 4)) + y[:, None]).astype("float32"), y
 
 
-class WithFlowersCall(SimulationGrid):
+class WithFlowersCall(Inline):
     def send_and_receive(self, messages, *, timeout=None):
         return self.pull_messages(self.push_messages(messages))
 
 
-def grid_of(client, nodes: int) -> SimulationGrid:
+def grid_of(client, nodes: int) -> Inline:
     """Return a grid whose nodes answer by an app in this process."""
     contexts = contexts_of("", nodes)
 
@@ -73,7 +72,7 @@ def grid_of(client, nodes: int) -> SimulationGrid:
         except ValueError as error:  # no handler: Flower makes an error reply of it
             return Message(Error(code=2, reason=str(error)), reply_to=message)
 
-    return WithFlowersCall(Inline(answer), nodes)
+    return WithFlowersCall(answer, nodes)
 
 
 def federate(client, server, nodes: int = 3, **run_config) -> dict:
@@ -104,7 +103,7 @@ def test_an_app_of_ones_own_runs_any_method_also_with_masks(tmp_path, keys):
     run = fedhet.load_run(summary["folder"], models=[Mine, Wide])
     assert run.config["classes"] == ["ill", "well"] and run.config["dataset"] == "app:data"
     assert run.config["partition"] == "natural" and "engine" not in run.config
-    assert run.config["models"] == [name_of(Mine), name_of(Wide)] and is_given(name_of(Mine))
+    assert run.config["models"] == [*map(name_of, (Mine, Wide, Mine))] and is_given(name_of(Mine))
     assert run.model("0").classes == ("ill", "well")
     assert "INFO: round 2/2" in (run.path / "log.txt").read_text()
     with pytest.raises(fedhet.UserError, match="give its ServerApp resume="):

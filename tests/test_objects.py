@@ -110,7 +110,7 @@ def test_on_round_ends_a_run_as_completed_and_it_goes_on(tmp_path):
 
 def test_resume_asks_for_the_objects_again_and_refuses_others(tmp_path):
     path = go(tmp_path, rounds=1).path
-    with pytest.raises(fedhet.UserError, match=r"was an object .*resume\(run, data=\.\.\."):
+    with pytest.raises(fedhet.UserError, match=r"was an object .*resume\(run, "):
         fedhet.resume(path, rounds=2, progress=False, metrics=None)
     other = {"north": NORTH, "south": (SOUTH[0] + 1, SOUTH[1])}
     for key, value in (("data", other), ("models", [partial(Small, inputs=None)])):

@@ -44,10 +44,7 @@ NAMED = 3  # clients left out of a round that its line names
 
 
 class Command(TyperCommand):
-    """A command whose ``--help`` shows what its arguments mean.
-
-    Since click's arguments have a help text of their own (8.2), theirs, empty, replaces typer's.
-    """
+    """A command whose ``--help`` shows what its arguments mean: click's own (8.2) is empty."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -140,10 +137,7 @@ def silence(stream: TextIO) -> None:
 
 
 class Bar:
-    """A progress bar on a terminal, and nothing elsewhere; a closed terminal stops no run.
-
-    A notebook shows lines, too: a bar would need its widgets.
-    """
+    """A progress bar on a terminal; nothing elsewhere, nor in a notebook, which needs widgets."""
 
     def __init__(self, title: str, total: int, *, stderr: bool, hidden: bool = False) -> None:
         console = Console(stderr=stderr)
@@ -156,7 +150,7 @@ class Bar:
         self._task = self._bar.add_task(one_line(title, None), total=total, note="")
 
     def __enter__(self) -> Self:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a closed terminal stops no run
             self._bar.start()
         return self
 
@@ -228,9 +222,8 @@ class RunProgress(Bar):
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table; the first column is text, the others are aligned to the right.
 
-    Outside a terminal it is as wide as it needs to be: rich would cut it at 80 columns.
-    Names of classes and folders are other people's: brackets in them are no markup, and control
-    characters become question marks.
+    Outside a terminal it is as wide as it needs to be, where rich would cut it at 80 columns. Names
+    may be other people's: brackets are no markup, control characters become question marks.
     """
     table = Table(title=one_line(title, None), title_justify="left")
     for i, column in enumerate(columns):

@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from fedhet import plugins
 from fedhet.cli.common import Trust, show_table, tell
-from fedhet.config.registry import METHODS, Method, find_method, method_name
+from fedhet.config.registry import METHODS, find_method, method_name
 from fedhet.config.schema import METRICS, RunConfig, Schema, as_yaml, kebab
 from fedhet.errors import RunFailed, UserError, one_line
 from fedhet.files import plain_path
 
-_BOUNDS = {Ge: (">=", "ge"), Gt: (">", "gt"), Le: ("<=", "le"), Lt: ("<", "lt")}
+_BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 CLASSES = 10  # of models that are listed without a data set
 
 
@@ -76,8 +75,8 @@ def _run_row(path: Path, base: Path) -> tuple[str, ...]:
         config, (summary, rounds) = folder.started_config(), folder.read_result()
         status, _ = folder.status(summary, rounds)
         metric = config["metric"] if config.get("metric") in METRICS else "accuracy"
-        done = f"{len(rounds)}/{config['rounds']}"
         last = headline(metric, rounds[-1] if rounds else {})
+        done = f"{len(rounds)}/{config['rounds']}"
         return name, status, config["method"], config["dataset"], done, last
     except (UserError, RunFailed, ValueError, KeyError, TypeError):
         return name, "damaged", "-", "-", "-", "-"
@@ -102,8 +101,8 @@ def _allowed(field: FieldInfo) -> str:
         return " | ".join(options)
     if field.annotation is bool:
         return "true | false"
-    known = [(note, _BOUNDS[type(note)]) for note in field.metadata if type(note) in _BOUNDS]
-    return ", ".join(f"{sign} {getattr(note, name):g}" for note, (sign, name) in known)
+    known = [(note, name) for note in field.metadata for name in _BOUNDS if hasattr(note, name)]
+    return ", ".join(f"{_BOUNDS[name]} {getattr(note, name):g}" for note, name in known)
 
 
 def _key_lines(schema: type[Schema]) -> Iterator[str]:
@@ -122,23 +121,18 @@ def methods(
     ] = None,
 ) -> None:
     """List the methods and the keys that only they have; one with what it does and sends."""
-    if name is not None:
-        name = method_name(name)
-        _show_method(name, find_method(name))
-        print(f"\n{inspect.getdoc(inspect.getmodule(find_method(name).strategy)) or ''}\n")
-        run = name if name in METHODS else f"quickstart method={name}"  # only ours have a preset
-        print(f"fedhet run {run}  (all other keys: fedhet keys)")
-        return
-    for one in [*METHODS, *plugins.installed("method")]:
+    for one in [method_name(name)] if name else [*METHODS, *plugins.installed("method")]:
         try:
-            _show_method(one, find_method(one))
+            method = find_method(one)
+            print("\n    ".join([f"{one}: {method.about}", *_key_lines(method.params)]))
+            if name:
+                print(f"\n{inspect.getdoc(inspect.getmodule(method.strategy)) or ''}\n")
+                run = one if one in METHODS else f"quickstart method={one}"  # ours have a preset
+                print(f"fedhet run {run}  (all other keys: fedhet keys)")
         except UserError as error:  # an installed one that is broken does not hide the rest
+            if name:
+                raise
             print(f"{one}: {error}")
-
-
-def _show_method(name: str, method: Method) -> None:
-    lines = [f"    {line}" for line in _key_lines(method.params)]
-    print("\n".join([f"{name}: {method.about}", *lines]))
 
 
 # --- models -----------------------------------------------------------------------------------
@@ -200,10 +194,8 @@ def new(
     if what != "method":
         raise UserError(f"'{what}' is not allowed: write `fedhet new method NAME`")
     if not re.fullmatch("[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        raise UserError(
-            f"'{name}' is not allowed: use a name such as my_method: lower-case "
-            "letters, digits and _, with a letter first, but not a Python keyword"
-        )
+        form = "a letter, then letters, digits and _, all lower-case, and no Python keyword"
+        raise UserError(f"'{name}' is not allowed: use a name such as my_method: {form}")
     if name in METHODS:
         raise UserError(f"fedhet already has a method '{name}': choose another name")
     texts = {Path.cwd() / f"{name}.py": "method", Path.cwd() / f"test_{name}.py": "test_method"}

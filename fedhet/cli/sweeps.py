@@ -139,8 +139,7 @@ def _open_sweep(
     preset: str, overrides: Sequence[str], out: Path, part: str = "1/1"
 ) -> tuple[str, "Sweep"]:
     """Return the preset's name and its cells as they stand; UserError for a mistake in any."""
-    from fedhet.config.checks import check_cells
-    from fedhet.config.load import find_preset, read_overrides
+    from fedhet.config.load import find_preset, idle_notes, read_overrides
     from fedhet.sweeps.grid import read_cells, title_of
     from fedhet.sweeps.sweep import Sweep, shard
 
@@ -148,7 +147,7 @@ def _open_sweep(
     if not out.is_dir():
         check_folder(out, "--out")
     cells = [placed(one, out) for one in read_cells(path, overrides)]
-    for line in check_cells([one.config for one in cells], read_overrides(overrides)):
+    for line in idle_notes([one.config for one in cells], read_overrides(overrides)):
         tell(f"note: {line}")
     name = index_name(preset, path)
     index = name + f"-{part.replace('/', 'of')}" * (part != "1/1")

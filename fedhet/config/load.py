@@ -1,22 +1,24 @@
-"""Reads a run's configuration: defaults < YAML < ``key=value``, every mistake in one line."""
+"""A run's configuration: defaults < YAML < ``key=value``; every mistake is one line."""
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from fedhet import TOP
-from fedhet.config import checks
-from fedhet.config.checks import COMMON, check_idle, check_single, idle_notes, off_default
-from fedhet.config.registry import find_method, method_keys, method_name
-from fedhet.config.schema import PATHS, Params, RunConfig, Schema
-from fedhet.data.inputs import IMAGE, kind_of
+from fedhet.config.registry import METHODS, find_method, method_keys, method_name
+from fedhet.config.schema import PATHS, TUNABLE, Params, RunConfig, Schema, kebab
+from fedhet.data.inputs import DATASETS, HUB, IMAGE, SIGNAL, family, kind_of
 from fedhet.errors import UserError, nearest
 from fedhet.files import parse_object, plain_path, read_yaml
-from fedhet.models.names import DEFAULT_GROUP, expand
+from fedhet.models.names import DEFAULT_GROUP, expand, small_name, validate_model_name
+from fedhet.plugins import is_given, is_own
 
+COMMON = {kebab(name) for name in RunConfig.model_fields if name != "params"}
+DEFAULTS = {kebab(name): field.default for name, field in RunConfig.model_fields.items()}
 # Keys that `fedhet resume` may change: where a run computes, how long, and when it gives up.
 RESUMABLE = (
     "engine", "rounds", "actors", "min-replies", "max-skipped-rounds", "round-timeout",
@@ -35,7 +37,6 @@ def read_overrides(pairs: Sequence[str]) -> dict[str, str]:
                 'rounds=20; put a value that has spaces in quotes, such as "labels={ill: [yes]}"'
             )
         overrides[key.strip()] = value.strip()
-    check_single(RunConfig, "method", overrides.get("method"))
     return overrides
 
 
@@ -88,7 +89,7 @@ def load_noted(
     config = build_config({**preset, **new})
     # A preset's key may have lost its effect to an override; a run's own config.yaml has them all.
     written = {key: preset[key] for key in off_default(config, preset)}
-    return config, idle_notes(config, {**written, **new}, deployed=deployed)
+    return config, idle_notes([config], {**written, **new}, deployed=deployed)
 
 
 def resumed_config(started: Mapping[str, Any], changes: Mapping[str, Any]) -> RunConfig:
@@ -116,15 +117,13 @@ def resumed_config(started: Mapping[str, Any], changes: Mapping[str, Any]) -> Ru
 
 def build_config(values: Mapping[str, Any]) -> RunConfig:
     """Check a flat mapping of keys; raises :class:`UserError` for the first mistake."""
-    if "method" in values:
-        check_single(RunConfig, "method", values["method"])
     name = method_name(str(values.get("method", "fedssa")))
     method, keys = find_method(name), method_keys(name)
     for key in sorted(keys & COMMON):
         raise UserError(f"method '{name}': its key '{key}' is a common key: rename it")
     for key in values:
         if key not in COMMON | keys:
-            raise UserError(checks.unknown_key(key, name))
+            raise UserError(unknown_key(key, name))
     params = _validate(method.params, {k: v for k, v in values.items() if k in keys})
     common = {k: v for k, v in values.items() if k in COMMON}
     config = _validate(RunConfig, common | {"method": name})
@@ -133,24 +132,23 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
     models = config.models if "models" in values else (group,)
     config = config.model_copy(update={"params": params, "models": expand(models)})
     check_idle(config, values)
-    checks.check_combinations(config)
+    check_combinations(config)
     return config
 
 
 def _validate(schema: type[Schema], values: Mapping[str, Any]) -> Schema:
     for key, value in values.items():
-        check_single(schema, key, value)
         annotation = schema.model_fields[key.replace("-", "_")].annotation
         if isinstance(value, bool) and annotation in (int, float):  # pydantic would count it
             word = str(value).lower()
-            raise UserError(checks.wrong_value(schema, key, word, "it must be a number"))
+            raise UserError(wrong_value(schema, key, word, "it must be a number"))
     try:
         return schema.model_validate(dict(values))
     except ValidationError as errors:
         error = errors.errors(include_url=False)[0]
         key = str(error["loc"][0])
         value = values.get(key, error["input"])
-        raise UserError(checks.wrong_value(schema, key, value, error["msg"])) from None
+        raise UserError(wrong_value(schema, key, value, error["msg"])) from None
 
 
 def absolute_paths(config: RunConfig) -> RunConfig:
@@ -180,3 +178,224 @@ def from_run_config(run_config: Mapping[str, Any]) -> tuple[RunConfig, dict[str,
     if values.get("models") == ",".join(shipped.models):  # not chosen by the user
         del values["models"]
     return build_config(values), {}
+
+
+# --- keys without effect --------------------------------------------------------------------------
+
+_FORM = "columns separator decimal thousands quote encoding sheet gaps"
+_READ_BY: dict[str, tuple[str, ...]] = {  # keys that describe files, and of what
+    f"target labels site group split-by {_FORM}": (*DATASETS, "image-folder"),
+    "categories numbers": ("table",),
+    "ignore": ("table", "signals", "image-folder"),
+    "image": ("image-folder",),
+    "text vocabulary": ("texts",),
+    "length": ("texts", "signals"),
+    "scale axes channels time": ("signals",),
+    "window": ("image-folder",),
+}
+_HUB = {"table", "texts"}  # what a data set of the hub may be read as
+Rows = Iterable[tuple[str, str, object]]  # keys, why they change nothing, whether that is so
+
+
+def _reasons(rows: Rows) -> dict[str, str]:
+    return {key: why for keys, why, holds in rows if holds for key in keys.split()}
+
+
+def refused(config: RunConfig) -> dict[str, str]:
+    """Return the keys that off their defaults would promise what does not happen, and why."""
+    data, rule, strategy = config.dataset, config.aggregation, find_method(config.method).strategy
+    method, sums = f"method={config.method}", f"secure-sum={config.secure_sum}"
+    given = f"your data are read as {data.partition(':')[0]} (texts of a frame need text=)"
+    shown = given if is_given(data) else f"dataset={data}"
+    return _reasons((
+        *((keys, f"{shown}; it is for dataset={' or '.join(of)}",
+           family(data) not in of and not (data.startswith(HUB) and _HUB & {*of}))
+          for keys, of in _READ_BY.items()),
+        ("partition-file", f"partition={config.partition}; it is for partition=file",
+         config.partition != "file"),
+        ("momentum", "optimizer=adam", config.optimizer == "adam"),
+        ("trim", f"aggregation={rule}; it is for trimmed-mean", rule != "trimmed-mean"),
+        ("max-weight", f"aggregation={rule} does not use weights", rule != "mean"),
+        ("small-model", f"{method} shares no model", not strategy.shares_small_model),
+        *((key, f"{method}: {why}", True)
+          for key, why in strategy.ignores(config, config.params).items()),
+        ("aggregation max-weight max-update-norm max-update-ratio",
+         f"{sums}: the server sees no single uploads", config.summed),
+    ))  # fmt: skip
+
+
+def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, str]:
+    """Return the keys that change nothing in this configuration, and why.
+
+    Beside those that are :func:`refused` there are some that presets and sweeps carry for runs in
+    which they have a meaning. ``deployed``: the clients are nodes of a network.
+    """
+    data, kind, rule = config.dataset, config.partition, config.aggregation
+    file, built_in = kind == "file", data == "digits" or data.startswith("synthetic")
+    of_other = f"partition={kind}; it is for partition="
+    noted = _reasons((
+        ("split", "the partition-file has the split of each image", file),
+        ("partition-seed", "the partition-file names the clients", file and not built_in),
+        ("model-assignment", "all clients have the same model", len(config.models) == 1),
+        ("data-path", f"dataset={data} reads no file", built_in),
+        ("image-size grey standardise", f"dataset={data} is not images",
+         kind_of(data) not in {"", IMAGE}),
+        ("weighting", f"aggregation={rule} does not use weights", rule != "mean"),
+        ("local-epochs", f"local-steps={config.local_steps}", config.local_steps),
+        ("actors", "engine=inline runs all clients in one process", config.engine == "inline"),
+        ("round-timeout start-timeout late late-after late-weight",
+         "a simulation waits for all of its clients", not deployed),
+        ("late-after late-weight", "late=drop", config.late == "drop"),
+        ("sum-range sum-min sum-threshold sum-owners sum-metrics", "secure-sum=off",
+         not config.summed),
+        ("evaluate-all", "fraction=1 samples every client in every round",
+         config.fraction == 1 and not deployed),
+        ("evaluate-all", "with sum-metrics only the clients of a round are evaluated",
+         config.summed and config.sum_metrics),
+        ("client-keys", "it is for runs with --superlink", not deployed),
+        ("data-path actors state-dir keep-state", "with --superlink every node sets its own",
+         deployed),
+        ("alpha", f"{of_other}dirichlet or quantity", not kind.startswith(("dirichlet", "quan"))),
+        ("classes-per-client", f"{of_other}classes-per-client", kind != "classes-per-client"),
+    ))  # fmt: skip
+    return noted | refused(config)
+
+
+def off_default(config: RunConfig, keys: Iterable[str]) -> list[str]:
+    """Return those of the common ``keys`` that are not at their defaults."""
+    return [
+        key
+        for key in keys
+        if key in COMMON and getattr(config, key.replace("-", "_")) != DEFAULTS[key]
+    ]
+
+
+def check_idle(config: RunConfig, values: Mapping[str, Any]) -> None:
+    """Raise UserError for a key of ``values`` that is :func:`refused` and off its default."""
+    reasons = refused(config)
+    for key in off_default(config, values):
+        if key in reasons:
+            raise UserError(f"{key}: '{values[key]}' has no effect: {reasons[key]}")
+
+
+def idle_notes(
+    configs: Iterable[RunConfig], values: Mapping[str, Any], *, deployed: bool = False
+) -> list[str]:
+    """Return a line for each key of ``values``, which somebody gave, that is idle in every run."""
+    runs = [idle(config, deployed=deployed) for config in configs] or [{}]
+    everywhere = [key for key in values if all(key in reasons for reasons in runs)]
+    return [f"{key}={values[key]} has no effect: {runs[0][key]}" for key in everywhere]
+
+
+# --- values that do not go together ---------------------------------------------------------------
+
+
+def check_combinations(config: RunConfig) -> None:
+    """Raise UserError for settings that are fine alone and impossible together."""
+    strategy, kind = find_method(config.method).strategy, kind_of(config.dataset)
+    for model in config.models:
+        validate_model_name(model, kind)
+    functions = [function for _, (function,) in config.metrics]
+    foreign = next((f for f in functions if not (config.summed or is_own("metric", f))), "")
+    noise = ("dp-clip", "dp-epsilon", "dp-delta")
+    missing = [key for key in noise if key not in off_default(config, noise)]
+    tuned = TUNABLE | method_keys(config.method)
+    untuned = next((key for key in config.tuned if key not in tuned), "")
+    # Of files it shows when they are opened: a folder of several names its clients.
+    siteless = kind and family(config.dataset) not in {*DATASETS, "image-folder"}
+    method, late = f"is not allowed with method={config.method}", config.late == "next"
+    for holds, text in (
+        (functions and config.summed,
+         "metrics: own metrics are not allowed with secure-sum: clients send sums"),
+        (foreign, f"metrics: '{foreign}' is not of the form module:function"),
+        (config.partition == "file" and not config.partition_file,
+         "partition-file: '' is not allowed: partition=file needs the path of a CSV"),
+        (config.split[2] == 0,
+         "split: its test share is 0, must be at least 1 to measure accuracy"),
+        (config.name in {".", ".."},
+         f"name: '{config.name}' is not allowed: it must name a folder below out"),
+        (0 < len(missing) < len(noise), f"{(*missing, '')[0]}: 0 is not allowed: dp-clip, "
+         "dp-epsilon and dp-delta are needed together"),
+        (config.partition == "natural" and siteless,
+         f"partition: 'natural' is not allowed with dataset={config.dataset}: its examples name "
+         "no client; use partition=file with a partition-file"),
+        (untuned, f"tuned: '{untuned}' is not allowed: {', '.join(sorted(TUNABLE))}, or a key "
+         "of the method; runs that differ in other keys are not compared"),
+        (config.aggregation not in strategy.aggregations, f"aggregation: '{config.aggregation}' "
+         f"{method}, which combines uploads itself; allowed: {', '.join(strategy.aggregations)}"),
+        (config.summed and strategy.not_summed,
+         f"secure-sum: '{config.secure_sum}' {method}: {strategy.not_summed}"),
+        (late and config.summed, f"late: 'next' {method}: the sum of a round is that of its "
+         "members"),
+        (late and config.aggregation != "mean",
+         f"late: 'next' {method}: a median or trimmed mean has no weights"),
+        (late and not strategy.weighs_late,
+         f"late: 'next' {method}: its server uses no weights of uploads"),
+    ):  # fmt: skip
+        if holds:
+            raise UserError(text)
+    if config.clients:
+        check_replies(config)
+    if strategy.shares_small_model:
+        small_name(config, kind)
+    check_kind(config, kind)
+    strategy.check_aggregate(config)
+    strategy.check_config(config, config.params)
+
+
+def check_kind(config: RunConfig, kind: str) -> None:
+    """Raise UserError if method or `augment` do not work with that ``kind`` (empty: unknown)."""
+    refuses = find_method(config.method).strategy.refuses
+    where = f"is not allowed with dataset={config.dataset} (kind {kind})"
+    if kind in refuses:
+        raise UserError(f"method: '{config.method}' {where}: {refuses[kind]}")
+    of = {"crop-flip": IMAGE, "flip-erase-crop": IMAGE, "jitter-scale": SIGNAL}
+    fitting = of.get(config.augment, kind)
+    if kind not in {"", fitting}:
+        raise UserError(f"augment: '{config.augment}' {where}: it is for {fitting}s")
+
+
+def check_replies(config: RunConfig) -> None:
+    """Raise UserError if a round has too few clients, or too many; ``clients`` is known."""
+    size = config.cohort(config.clients)
+    small = f"is more than the {size} clients of a round (fraction x clients)"
+    if config.min_replies > size:
+        raise UserError(f"min-replies: {config.min_replies} {small}")
+    if not config.summed:
+        return
+    from fedhet.sums.masks import SumTerms, fraction_bits  # noqa: PLC0415  (imports Flower)
+
+    if size < config.sum_min:
+        raise UserError(f"sum-min: {config.sum_min} {small}")
+    needed = SumTerms(config.sum_min, config.sum_threshold).needed(size)
+    if not size // 2 < needed <= size:
+        raise UserError(
+            f"sum-threshold: {config.sum_threshold} is not allowed with {size} clients a round: 0, "
+            f"or {size // 2 + 1} to {size}"
+        )
+    try:
+        fraction_bits(size, config.sum_range)
+    except ValueError as error:
+        raise UserError(f"sum-range: {config.sum_range:g} is too large: {error}") from error
+
+
+# --- messages about a key or a value --------------------------------------------------------------
+
+
+def unknown_key(key: str, method: str) -> str:
+    """Return one line on a key that neither every run nor ``method`` has, with one hint."""
+    if key in {"grid", "paired", "title"}:
+        return f"{key}: this is a preset of many runs: `fedhet sweep` runs them"
+    plain, keys = re.sub("[-_]+", "-", key.lower()).strip("-"), method_keys(method)
+    owners = [name for name in METHODS if plain in method_keys(name)]
+    if owners and plain not in keys:
+        return f"{key}: only method {' or '.join(owners)} has this key, and method is '{method}'"
+    return f"{key}: unknown key{nearest(plain, sorted(COMMON | keys | {'grid'}))}"
+
+
+def wrong_value(schema: type[Schema], key: str, value: Any, reason: str) -> str:
+    """Return one line on a value that does not fit, with pydantic's ``reason`` and the meaning."""
+    meaning = schema.model_fields[key.replace("-", "_")].description or key
+    reason = reason.replace("Input should be", "it must be")
+    many = "; several values are a `grid` of `fedhet sweep`" if "," in str(value) else ""
+    return f"{key}: '{value}' is not allowed: {reason[0].lower()}{reason[1:]} ({meaning}){many}"

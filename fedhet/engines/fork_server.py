@@ -2,11 +2,9 @@
 
 ``fedhet run`` forks that process, the fork server, from itself once everything is imported; a
 script or a notebook, which may have threads and a GPU in use, starts a ``python -c`` child. Neither
-imports the caller's main module again, as ``multiprocessing`` would: scripts without a ``__main__``
-guard and notebooks work. The fork server of ``multiprocessing`` and loky's workers would import
-everything a second time, and the first round would wait for that. This one has no threads and forks
-a worker for each connection that it is sent. On Linux the kernel ends workers with the fork server,
-and the fork server with the command, however those end.
+imports the caller's main module again, as ``multiprocessing`` and loky would, nor everything else a
+second time. It has no threads and forks a worker for each connection that it is sent. On Linux the
+kernel ends workers with the fork server, and the fork server with the command.
 """
 
 import contextlib
@@ -37,11 +35,13 @@ _early: list["ForkServer"] = []
 
 
 class Worker:
-    """The command's end of one worker: a connection, and its process id once it has started."""
+    """The command's end of one worker, which has a process id once it has started."""
 
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self.pid = 0
+    pid = 0
+    message: Any = None  # that it is answering
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self.connection, self.number = connection, number
 
     def end(self) -> None:
         """Kill it and return when it has gone."""
@@ -68,17 +68,14 @@ class ForkServer:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
-    def fork(self, order: Mapping[str, Any]) -> Worker:
-        """Return a worker that starts as soon as the server is ready; ``order`` as in ``_work``.
-
-        Raises OSError if the server has ended.
-        """
+    def fork(self, number: int, order: Mapping[str, Any]) -> Worker:
+        """Return a worker that starts as soon as the server is ready; OSError if that has ended."""
         ours, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self._control, [b"."], [theirs.fileno()])
         connection = Connection(ours.detach())
         connection.send(dict(order))
-        return Worker(connection)
+        return Worker(connection, number)
 
     def close(self) -> None:
         """End it, and the workers with it."""
@@ -115,8 +112,7 @@ def _forked(control: socket.socket) -> tuple[int, Callable[[], object]]:
 def start_early() -> None:
     """Fork a server for the run that this process is about to start, while it has one thread.
 
-    To be called when everything is imported and neither torch nor CUDA has worked. The run takes
-    the server, or ends it if it has another engine.
+    Everything is imported then, and neither torch nor CUDA has worked.
     """
     with contextlib.suppress(OSError):  # not on Linux
         if len(os.listdir("/proc/self/task")) == 1:
@@ -137,7 +133,7 @@ def serve(control: int, command: int) -> NoReturn:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     gc.set_threshold(*RARELY)
-    from fedhet.engines.worker import answer_all  # noqa: PLC0415  (torch and the ClientApp)
+    from fedhet.engines.launch import answerer  # noqa: PLC0415  (torch and the ClientApp)
     from fedhet.models.flops import torchs_formulas  # noqa: PLC0415  (torch)
 
     torchs_formulas()
@@ -151,11 +147,11 @@ def serve(control: int, command: int) -> NoReturn:
                 os._exit(0)
             if os.fork() == 0:
                 requests.close()
-                _work(handles[0], own, answer_all)
+                _work(handles[0], own, answerer)
             os.close(handles[0])
 
 
-def _work(handle: int, server: int, answer_all: Any) -> NoReturn:
+def _work(handle: int, server: int, answerer: Any) -> NoReturn:
     """Be a worker: set up by the order, then answer messages until the connection is closed."""
     _end_with(server)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -171,7 +167,9 @@ def _work(handle: int, server: int, answer_all: Any) -> NoReturn:
                 stream = open(number, "w", 1, "utf-8", "backslashreplace", closefd=False)  # noqa: SIM115
                 setattr(sys, name, stream)  # that of the command may be closed
             connection.send(os.getpid())
-            answer_all(connection, order)
+            answer = answerer(order)
+            while True:
+                connection.send(answer(connection.recv()))
     except (EOFError, ConnectionError):  # the command has closed it
         pass
     except BaseException:

@@ -1,20 +1,22 @@
-"""A simulation: Flower's Grid without Flower's processes, and the executors behind it.
+"""A simulation: Flower's Grid without Flower's processes, one for each engine.
 
 The ServerApp runs in this process and sends through the grid; the same ClientApp as everywhere
 answers: in this process (``engine: inline``, for debuggers), in worker processes
-(``processes``), or as Ray tasks (``ray``). The same configuration ends with the same
-``run_sha256`` in each.
+(``processes``), or as Ray tasks (``ray``), with the same ``run_sha256``.
 """
 
 import contextlib
 import logging
 import os
+import pickle
 import secrets
 import sys
 import time
 import traceback
+from abc import abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from importlib import import_module
 from multiprocessing.connection import wait
@@ -23,19 +25,17 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any, TextIO
 
 import torch
-from flwr.app import Context, Error, Message
+from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
 from fedhet import client_app, server_app
 from fedhet.config.schema import RunConfig
-from fedhet.engines import worker as answering
+from fedhet.engines import launch as launching
 from fedhet.engines.fork_server import ForkServer, Worker, take_early
-from fedhet.engines.launch import Launch, OnRounds, Reader, conclude, raise_unless_completed
+from fedhet.engines.launch import Launch, answerer, order_of
 from fedhet.engines.system import QUIET, Interrupted, direct, gpu_part, start_ray, undisturbed
-from fedhet.engines.worker import FIRST_NODE, answered, contexts_of
 from fedhet.errors import RunFailed, UserError, brief
 from fedhet.files import cpus
-from fedhet.plugins import giving, look_here
 from fedhet.protocol.flower import ENDED, be_one_process, posted
 
 LOOK = 0.2  # seconds that a pull waits for a reply
@@ -50,40 +50,48 @@ DIES = (
 
 
 class SimulationGrid(Grid):
-    """Flower's Grid, whose messages an executor takes in the order in which they are pushed."""
+    """Flower's Grid for processes of ours, which take the messages in the order of their pushes."""
 
     pull_interval = 0.0  # what marks a simulation's grid
     poll_interval = 0.0  # a pull waits by itself
-    window = sys.maxsize  # messages under way: the executor queues them
+    window = sys.maxsize  # messages under way: they are queued here
 
-    def __init__(
-        self, executor: "Executor", nodes: int, between: Callable[[], None] = lambda: None
-    ) -> None:
-        """``executor`` has messages answered; ``between`` is called whenever some are pushed."""
+    def __init__(self, nodes: int) -> None:
         be_one_process()
-        self.executor, self.between = executor, between
-        self.nodes = range(FIRST_NODE, FIRST_NODE + nodes)
-        self._replies: dict[str, Message] = {}  # that nobody has pulled yet
+        self.nodes = range(launching.FIRST_NODE, launching.FIRST_NODE + nodes)
+        self.replies: dict[str, Message] = {}  # that nobody has pulled yet
 
     def get_node_ids(self) -> Iterable[int]:
         """Return all of them."""
         return self.nodes
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Hand the messages to the executor; returns their ids."""
-        self.between()
+        """Have the messages answered; returns their ids."""
         pushed = {posted(message): message for message in messages}
         for message in pushed.values():
-            self.executor.submit(message)
+            self.submit(message)
         return list(pushed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that are there; wait a little while there is none."""
         asked = list(message_ids)
-        patience = 0.0 if any(i in self._replies for i in asked) else LOOK
-        for reply in self.executor.replies(patience):
-            self._replies[reply.metadata.reply_to_message_id] = reply
-        return [self._replies.pop(i) for i in asked if i in self._replies]
+        self.collect(0.0 if any(i in self.replies for i in asked) else LOOK)
+        return [self.replies.pop(i) for i in asked if i in self.replies]
+
+    def keep(self, reply: Message) -> None:
+        """Take a reply, for who pulls it."""
+        self.replies[reply.metadata.reply_to_message_id] = reply
+
+    @abstractmethod
+    def submit(self, message: Message) -> None:
+        """Take a message, which has an id."""
+
+    @abstractmethod
+    def collect(self, patience: float) -> None:
+        """Keep the replies that have come; wait up to ``patience`` seconds for the first."""
+
+    def close(self) -> None:
+        """End all processes."""
 
     def _absent(self, *_: Any, **__: Any) -> Any:
         """Raise NotImplementedError: what sends messages of ours calls none of these."""
@@ -93,49 +101,46 @@ class SimulationGrid(Grid):
     run = property(_absent)
 
 
-class Inline:
+class Inline(SimulationGrid):
     """This process itself: a message is answered when it is submitted."""
 
-    def __init__(self, answer: Callable[[Message], Message | None]) -> None:
+    def __init__(self, answer: Callable[[Message], Message | None], nodes: int) -> None:
         """``answer`` returns None for a message whose reply never comes."""
+        super().__init__(nodes)
         self._answer = answer
-        self._done: list[Message] = []
 
     def submit(self, message: Message) -> None:
         """Answer a message, which has an id."""
         if (reply := self._answer(message)) is not None:
-            self._done.append(reply)
+            self.keep(reply)
 
-    def replies(self, patience: float) -> list[Message]:
-        """Return the replies that have come; none comes later, but who asks waits all the same."""
-        if not self._done:
+    def collect(self, patience: float) -> None:
+        """Wait: no reply comes later."""
+        if patience:
             time.sleep(patience)
-        done, self._done = self._done, []
-        return done
-
-    def close(self) -> None:
-        """Do nothing: there are no processes."""
 
 
-def run(launch: Launch, on_rounds: OnRounds) -> None:
+def run(launch: Launch, on_rounds: launching.OnRounds) -> None:
     """Run a simulation to its end; raise RunFailed if it did not complete.
 
-    The caller holds :func:`~fedhet.engines.launch.one_run` and the folder's lock. ``summary.json``
-    is always written. KeyboardInterrupt and :class:`Interrupted` end the run as ``stopped``. Raises
-    UserError if the run cannot start.
+    The caller holds :func:`~fedhet.engines.launch.one_run` and the folder's lock. ``on_rounds``
+    gets all rounds whenever one ends. ``summary.json`` is always written. KeyboardInterrupt and
+    :class:`Interrupted` end the run as ``stopped``. Raises UserError if the run cannot start.
     """
     launch.folder.summary.unlink(missing_ok=True)
-    reader = Reader(launch.folder, on_rounds)
     ending, begun = ("failed", "the run ended early"), False
     cause: BaseException | None = None
     client_app.shown.clear()  # another run of this process may have had the same
+
+    def on_round(record: Mapping[str, Any]) -> object:
+        on_rounds(launch.folder.read_rounds())
+        return None if launch.on_round is None else launch.on_round(record)
+
     try:
-        with _console_to_log(launch), contextlib.ExitStack() as stack:
-            grid = _grid(launch, reader.read, stack)
+        with _console_to_log(launch), contextlib.closing(_grid(launch)) as grid:
             begun = True
             with server_app.serving(launch) as roster:
-                server_app.run(grid, launch, roster)
-        reader.read()
+                server_app.run(grid, replace(launch, on_round=on_round), roster)
     except (Interrupted, KeyboardInterrupt) as interrupt:
         ending = ("stopped", str(interrupt) or "SIGINT")
         raise
@@ -145,23 +150,22 @@ def run(launch: Launch, on_rounds: OnRounds) -> None:
             raise
     finally:
         with undisturbed():
-            conclude(launch, ending)
-    raise_unless_completed(launch, f"log: {launch.folder.log}", cause)
+            launching.conclude(launch, ending)
+    launching.raise_unless_completed(launch, f"log: {launch.folder.log}", cause)
 
 
-def _grid(launch: Launch, between: Callable[[], None], stack: contextlib.ExitStack) -> Grid:
-    """Return the grid that the configuration asks for; ``stack`` ends its processes."""
+def _grid(launch: Launch) -> SimulationGrid:
+    """Return the grid that the configuration asks for."""
     config, text, early = launch.config, launch.envelope(), take_early()
-    executor: Executor
     if config.engine == "processes":
-        executor = WorkerPool(launch, text, early or ForkServer())
-    else:
-        if early is not None:
-            early.close()
-        inline = Inline(partial(answered, contexts_of(text, config.clients)))
-        executor = RayTasks(launch, text) if config.engine == "ray" else inline
-    stack.callback(executor.close)
-    return SimulationGrid(executor, config.clients, between)
+        return WorkerPool(launch, text, early or ForkServer())
+    if early is not None:
+        early.close()
+    if config.engine == "ray":
+        return RayTasks(launch, text)
+    return Inline(
+        partial(launching.answered, launching.contexts_of(text, config.clients)), config.clients
+    )
 
 
 # --- worker processes ---------------------------------------------------------------------------
@@ -170,8 +174,7 @@ def _grid(launch: Launch, between: Callable[[], None], stack: contextlib.ExitSta
 def processes(config: RunConfig) -> tuple[int, int]:
     """Return the number of training processes, and of GPUs that they share: none if one is named.
 
-    A round's clients keep no more busy. Where ``actors`` does not say how many there are, the CPUs
-    do, but those of a Ray cluster are unknown; and each has ``GPU_SHARE`` bytes of a GPU.
+    It is ``actors``, or what CPUs (not those of a Ray cluster) and GPUs have room for; at most K.
     """
     cohort, memory = config.cohort(config.clients), list[int]()
     joined = config.engine == "ray" and os.environ.get("RAY_ADDRESS")
@@ -194,15 +197,7 @@ def device_of(worker: int, gpus: int) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": names[worker % gpus]}
 
 
-def _order(launch: Launch, text: str) -> dict[str, Any]:
-    """Return what a process that answers messages is told first."""
-    return {
-        "text": text, "nodes": launch.config.clients, "log": str(launch.folder.log),
-        "cwd": os.getcwd(), "objects": answering.packed_objects(launch.config),
-    }  # fmt: skip
-
-
-class WorkerPool:
+class WorkerPool(SimulationGrid):
     """Worker processes on this machine, one message each at a time.
 
     The message of a worker that dies is given to another one, once.
@@ -210,53 +205,45 @@ class WorkerPool:
 
     def __init__(self, launch: Launch, text: str, server: ForkServer) -> None:
         """Start the workers, which takes some seconds. The pool then owns ``server``."""
+        super().__init__(launch.config.clients)
         count, self._gpus = processes(launch.config)
-        self._order = _order(launch, text)
-        self._server = server
+        self._order, self._server = order_of(launch, text), server
         self._waiting: deque[Message] = deque()
-        self._running: dict[Worker, Message] = {}
         self._deaths: Counter[str] = Counter()  # of workers, by message
         self._failed_starts = 0
-        self._workers: dict[Worker, int] = {}
-        for number in range(count):
-            self._start(number)
+        self._workers = [self._start(number) for number in range(count)]
 
     def _start(self, number: int) -> Worker:
         order = {**self._order, "environment": device_of(number, self._gpus)}
         try:
-            worker = self._server.fork(order)
+            return self._server.fork(number, order)
         except OSError:  # it was killed, and its workers with it
             self._server.close()
             self._server = ForkServer()
-            worker = self._server.fork(order)
-        self._workers[worker] = number
-        return worker
+            return self._server.fork(number, order)
 
     def submit(self, message: Message) -> None:
         """Take a message, which has an id."""
         self._waiting.append(message)
 
-    def replies(self, patience: float) -> list[Message]:
-        """Return the replies that have come; wait up to ``patience`` seconds for the first.
-
-        RunFailed if no worker starts.
-        """
+    def collect(self, patience: float) -> None:
+        """Keep the replies that have come, as the base class; RunFailed if no worker starts."""
         self._dispatch()
         ready = set(wait([worker.connection for worker in self._workers], patience))
-        workers = [worker for worker in self._workers if worker.connection in ready]
-        replies = [reply for worker in workers if (reply := self._read(worker)) is not None]
+        for worker in [worker for worker in self._workers if worker.connection in ready]:
+            if (reply := self._read(worker)) is not None:
+                self.keep(reply)
         self._dispatch()
-        return replies
 
     def _dispatch(self) -> None:
         for worker in self._workers:
-            if self._waiting and worker.pid and worker not in self._running:
-                self._give(worker, self._waiting.popleft())
+            if self._waiting and worker.pid and worker.message is None:
+                worker.message = self._waiting.popleft()
+                self._send(worker)
 
-    def _give(self, worker: Worker, message: Message) -> None:
-        self._running[worker] = message
+    def _send(self, worker: Worker) -> None:
         with contextlib.suppress(OSError):  # it has just died: reading tells
-            worker.connection.send(message)
+            worker.connection.send(worker.message)
 
     def _read(self, worker: Worker) -> Message | None:
         """Read from a worker that it is ready, or a reply."""
@@ -266,10 +253,10 @@ class WorkerPool:
             return self._replace(worker)
         if isinstance(received, int):
             worker.pid, self._failed_starts = received, 0
-            if worker in self._running:
-                self._give(worker, self._running[worker])
+            if worker.message is not None:
+                self._send(worker)
             return None
-        del self._running[worker]
+        worker.message = None
         assert isinstance(received, Message)
         return received
 
@@ -278,14 +265,14 @@ class WorkerPool:
         self._failed_starts += not worker.pid
         if self._failed_starts > STARTS:
             raise RunFailed("worker processes do not start: see log.txt, or the line above")
-        number, message = self._workers.pop(worker), self._running.pop(worker, None)
         worker.end()
-        new = self._start(number)
+        place, message = self._workers.index(worker), worker.message
+        self._workers[place] = new = self._start(worker.number)
         if message is not None:
             self._deaths[message.metadata.message_id] += worker.pid > 0
             if self._deaths[message.metadata.message_id] > 1:
                 return Message(Error(code=ENDED, reason=DIES), reply_to=message)
-            self._running[new] = message
+            new.message = message
         return None
 
     def close(self) -> None:
@@ -307,12 +294,13 @@ _OWN_RAY = {  # of a private Ray: on 127.0.0.1, refusing all without its token
 }
 
 
-class RayTasks:
+class RayTasks(SimulationGrid):
     """Messages as tasks of Ray: of one of its own, or of the cluster at RAY_ADDRESS."""
 
     def __init__(self, launch: Launch, text: str) -> None:
         """Start or join Ray; UserError if a machine of it does not see the run folder."""
         config = launch.config
+        super().__init__(config.clients)
         count, gpus = processes(config)
         joined = bool(os.environ.get("RAY_ADDRESS"))
         words: dict[str, Any] = {}
@@ -343,8 +331,8 @@ class RayTasks:
             # the server names, so that changes nothing.
             remote = ray.remote(num_cpus=config.threads, num_gpus=share, max_retries=1)
             self._task = remote(_answer)
-            path = tuple(path for path in sys.path if path)
-            self._order = ray.put(_order(launch, text) | {"path": path})
+            path = [path for path in sys.path if path]
+            self._order = ray.put(pickle.dumps(order_of(launch, text) | {"path": path}))
             self._stack = stack.pop_all()
 
     def submit(self, message: Message) -> None:
@@ -352,29 +340,24 @@ class RayTasks:
         with _signals_of_ray():
             self._running[self._task.remote(self._order, message)] = message
 
-    def replies(self, patience: float) -> list[Message]:
-        """Return the replies that have come; wait up to ``patience`` seconds for the first."""
+    def collect(self, patience: float) -> None:
+        """Keep the replies that have come; wait up to ``patience`` seconds for the first."""
         tasks = list(self._running)
         with _signals_of_ray():
             ready = self._ray.wait(tasks, timeout=patience)[0] if tasks else []
             if ready:  # and all others that are
                 ready = self._ray.wait(tasks, num_returns=len(tasks), timeout=0)[0] or ready
-            return [self._reply(task, self._running.pop(task)) for task in ready]
-
-    def _reply(self, task: Any, message: Message) -> Message:
-        try:
-            reply = self._ray.get(task)
-        except self._ray.exceptions.RayError as error:
-            return Message(Error(code=ENDED, reason=f"{DIES} ({brief(error)})"), reply_to=message)
-        assert isinstance(reply, Message)
-        return reply
+            for task in ready:
+                message = self._running.pop(task)
+                try:
+                    self.keep(self._ray.get(task))
+                except self._ray.exceptions.RayError as error:
+                    died = Error(code=ENDED, reason=f"{DIES} ({brief(error)})")
+                    self.keep(Message(died, reply_to=message))
 
     def close(self) -> None:
         """End all processes."""
         self._stack.close()
-
-
-Executor = Inline | WorkerPool | RayTasks
 
 
 @contextlib.contextmanager
@@ -386,24 +369,22 @@ def _signals_of_ray() -> Iterator[None]:
         raise (error.__cause__ or error) from None
 
 
-def _answer(order: Mapping[str, Any], message: Message) -> Message:
-    contexts, objects, log = _prepared(**order)
+def _answer(order: bytes, message: Message) -> Message:
+    answer, log = _prepared(order)
     # Not for the whole process: Ray prints a line of its own before each task.
-    with giving(objects), contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
-        return answered(contexts, message)
+    with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+        return answer(message)
 
 
 @lru_cache(maxsize=2)  # runs that a process of Ray's works for
-def _prepared(
-    text: str, nodes: int, log: str, cwd: str, path: tuple[str, ...], objects: bytes
-) -> tuple[dict[int, Context], dict[str, Any], TextIO]:
+def _prepared(packed: bytes) -> tuple[Callable[[Message], Message], TextIO]:
     """Set up a process of Ray's, once."""
+    order = pickle.loads(packed)
     with contextlib.suppress(OSError):  # another machine need not have it
-        os.chdir(cwd)
-    sys.path += [folder for folder in path if folder not in sys.path]
-    look_here()
-    file = Path(log).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115
-    return contexts_of(text, nodes), answering.unpacked_objects(objects), file
+        os.chdir(order["cwd"])
+    sys.path += [folder for folder in order["path"] if folder not in sys.path]
+    log = Path(order["log"]).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115
+    return answerer(order), log
 
 
 def _check_shared_folder(ray: Any, folder: Path) -> None:

@@ -3,24 +3,33 @@
 import contextlib
 import ctypes
 import os
+import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from io import BytesIO
+from types import CodeType
 from typing import Any
 
 import torch
+from flwr.app import Context, Message, RecordDict
 from threadpoolctl import threadpool_info
 
+from fedhet import client_app
 from fedhet.config.load import envelope
 from fedhet.config.schema import RunConfig
 from fedhet.engines.system import open_streams
-from fedhet.errors import RunFailed, UserError
+from fedhet.errors import RunFailed, UserError, brief
+from fedhet.plugins import given, giving, look_here, named
+from fedhet.protocol.flower import be_one_process, simulating
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import partition_clients
 from fedhet.rng import one_blas_thread
 from fedhet.site import local_data, state
 
+FIRST_NODE = 100  # first node id; no code may confuse node ids with client ids
 OnRound = Callable[[Mapping[str, Any]], object]
 OnRounds = Callable[[Sequence[Mapping[str, Any]]], None]
 
@@ -74,10 +83,7 @@ class Reader:
 
 
 def conclude(launch: Launch, ending: tuple[str, str]) -> None:
-    """Write ``summary.json`` unless the ServerApp did.
-
-    A ServerApp that was ended says that it failed or was stopped; this knows which.
-    """
+    """Write ``summary.json`` unless the ServerApp did, or could not tell failed from stopped."""
     status, _ = launch.status()
     if not status or {status, ending[0]} == {"stopped", "failed"}:
         with contextlib.suppress(OSError):  # on a full disk nothing more can be written
@@ -134,7 +140,10 @@ def one_run() -> Iterator[None]:
         state.forget()
         local_data.forget()
         cudnn.allow_tf32, cudnn.deterministic = before
-        _end_pool()
+        for library in threadpool_info():  # it starts other threads when it needs them
+            if library["user_api"] == "openmp":
+                with contextlib.suppress(AttributeError, OSError):  # older than OpenMP 5
+                    ctypes.CDLL(library["filepath"]).omp_pause_resource_all(_PAUSE)
         torch.set_num_threads(threads)
         torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
         if cublas is None:
@@ -146,16 +155,81 @@ def one_run() -> Iterator[None]:
         _LOCK.release()
 
 
-def _end_pool() -> None:
-    """End OpenMP's threads; it starts others when it needs them."""
-    for library in threadpool_info():
-        if library["user_api"] == "openmp":
-            with contextlib.suppress(AttributeError, OSError):  # older than OpenMP 5
-                ctypes.CDLL(library["filepath"]).omp_pause_resource_all(_PAUSE)
-
-
 @contextlib.contextmanager
 def between_runs() -> Iterator[None]:
     """As :func:`one_run`, for less than a run: part of a run may do it as well."""
     with contextlib.nullcontext() if threading.get_ident() in _holders else one_run():
         yield
+
+
+# --- the clients' side: messages are answered by the ClientApp, for each node its context -------
+
+
+def contexts_of(text: str, nodes: int) -> dict[int, Context]:
+    """Return Flower's context of each node, by its id; ``text`` is the run's envelope."""
+    be_one_process()
+    return {
+        FIRST_NODE + k: Context(
+            1, FIRST_NODE + k, {"partition-id": k, "num-partitions": nodes}, RecordDict(),
+            {"config": text}, 0,
+        )
+        for k in range(nodes)
+    }  # fmt: skip
+
+
+def answered(
+    contexts: Mapping[int, Context], message: Message, *, simulated: bool = True
+) -> Message:
+    """Return the ClientApp's reply to a message; not ``simulated``: as a deployed node's."""
+    with simulating(simulated):
+        return client_app.app(message, contexts[message.metadata.dst_node_id])
+
+
+def order_of(launch: Launch, text: str) -> dict[str, Any]:
+    """Return what a process that answers messages of a run is told first."""
+    config = launch.config
+    return {"text": text, "nodes": config.clients, "log": str(launch.folder.log),
+            "cwd": os.getcwd(), "objects": packed_objects(config)}  # fmt: skip
+
+
+def answerer(order: Mapping[str, Any]) -> Callable[[Message], Message]:
+    """Return what answers messages in a worker of the same program, by its order."""
+    look_here()
+    contexts = contexts_of(order["text"], order["nodes"])
+    objects = dict(pickle.loads(order["objects"])) if order["objects"] else {}
+
+    def answer(message: Message) -> Message:
+        with giving(objects):
+            return answered(contexts, message)
+
+    return answer
+
+
+def packed_objects(config: RunConfig) -> bytes:
+    """Return the objects that the configuration stands for, for a worker of this program's.
+
+    Examples are none of them: workers map the cache. Raise UserError for what cannot be sent.
+    """
+    objects = given(name for name in named(config.flat()) if name != config.dataset)
+    try:
+        return _pickled(objects) if objects else b""
+    except Exception as error:
+        raise UserError(
+            f"{', '.join(objects)}: cannot be sent to another process ({brief(error)}): use "
+            "engine=inline, or leave open files, locks and the like out of it"
+        ) from error
+
+
+def _pickled(objects: Mapping[str, Any]) -> bytes:
+    """Return the objects by cloudpickle, but with the files of their code, for tracebacks."""
+    kind = import_module("cloudpickle").CloudPickler  # only where there are objects
+
+    class Pickler(kind):  # type: ignore[misc, valid-type]
+        def reducer_override(self, thing: Any) -> Any:
+            if not isinstance(thing, CodeType):
+                return super().reducer_override(thing)
+            make, parts = self.dispatch_table[CodeType](thing)
+            return make, tuple(thing.co_filename if p == "<dynamic-code>" else p for p in parts)
+
+    Pickler(file := BytesIO()).dump(objects)
+    return file.getvalue()

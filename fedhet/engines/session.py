@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from fedhet.config.checks import check_kind, check_replies, idle_notes
-from fedhet.config.load import absolute_paths, build_config, resumed_config
+from fedhet.config import load
 from fedhet.config.registry import find_method
 from fedhet.config.schema import RunConfig
 from fedhet.data.cache import Dataset
@@ -28,7 +27,7 @@ from fedhet.errors import Damaged, UserError
 from fedhet.files import check_entries, check_folder, plain_path
 from fedhet.models import build_model
 from fedhet.models.names import small_name
-from fedhet.plugins import APPS_DATA, check_given, is_given
+from fedhet.plugins import APPS_DATA, check_given, is_given, named
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.payload import Array
 from fedhet.records import verification
@@ -44,9 +43,8 @@ from fedhet.site import local_data
 class Console:
     """How a run shows itself: ``say`` prints a line.
 
-    ``progress(method, rounds, metric)`` is entered while the run goes on. It has ``note(text)`` for
-    what happens before the first round, and ``update(records)`` for the rounds finished so far,
-    lines of ``rounds.jsonl``.
+    ``progress(method, rounds, metric)`` is entered for a run. It has ``note(text)``, for what comes
+    before the first round, and ``update(records)``, for the lines of ``rounds.jsonl`` so far.
     """
 
     say: Callable[[str], None]
@@ -68,12 +66,12 @@ def start(
     ``notes`` are lines about the configuration, which are said once nothing is wrong with it.
     Raises UserError for what the user can mend, RunFailed for a run that did not complete.
     """
-    config = absolute_paths(config)
+    config = load.absolute_paths(config)
     joins = connection is None and os.environ.get("RAY_ADDRESS")
     if joins and "engine" not in config.model_fields_set:
         config = config.model_copy(update={"engine": "ray"})
         notes = [*notes, "engine=ray, since RAY_ADDRESS is set"]
-    check(config, console, connection)
+    check(config, console.say, connection)
     lines, data = [f"note: {one}" for one in notes], ""
     if connection is None:
         config = resolve_clients(config)
@@ -118,8 +116,8 @@ def resume(
         raise UserError(
             f"run '{folder.path}' is of a Flower app of your own: give its ServerApp resume='...'"
         )
-    check_given(config, config.models)
-    check(config, console, connection, config.start_timeout)
+    check_given(named(config.flat()))
+    check(config, console.say, connection, config.start_timeout)
     if connection is None:
         kept = load_checkpoint(folder.checkpoint)
         if kept is not None and not kept.meta["simulated"]:
@@ -130,7 +128,7 @@ def resume(
         config = resolve_clients(config)
         dataset, _ = check_simulation(config)
         folder.check_data(dataset.digest)
-    for line in idle_notes(config, changes, deployed=connection is not None):
+    for line in load.idle_notes([config], changes, deployed=connection is not None):
         console.say(f"note: {line}")
     launch = Launch(config, folder, resume=True, on_round=on_round)
     with interruptible():
@@ -146,11 +144,11 @@ def reopen(
     Raises UserError for a finished run, or another's code (unless ``trust``).
     """
     folder = _existing(path)
-    config = resumed_config(folder.opened(trust=trust), changes)
+    config = load.resumed_config(folder.opened(trust=trust), changes)
     if not trust:
         folder.check_reach(config)
     if "state-dir" in changes:
-        config = absolute_paths(config)
+        config = load.absolute_paths(config)
         folder.states_named = True
     folder.states(config)
     _check_resumable(folder, config)
@@ -159,7 +157,7 @@ def reopen(
 
 def check_whole(folder: RunFolder, config: RunConfig, *, accept_lost: bool = False) -> None:
     """Raise Damaged if anything in a run folder does not fit the rest of it."""
-    started = build_config(folder.started_config())
+    started = load.build_config(folder.started_config())
     started = started.model_copy(update={"state_dir": config.state_dir})
     verification.verify(folder, started, _check_arrays).raise_for(accept_lost=accept_lost)
 
@@ -175,7 +173,7 @@ def verify(path: Path, *, trust: bool = False) -> tuple[RunFolder, Verification]
     writable = os.access(folder.path, os.W_OK)  # an archive is not, and then nobody writes to it
     with folder.lock() if writable else contextlib.nullcontext():
         started = folder.opened(trust=trust)
-        return folder, verification.verify(folder, build_config(started), _check_arrays)
+        return folder, verification.verify(folder, load.build_config(started), _check_arrays)
 
 
 def _check_arrays(config: RunConfig, roster: Roster, arrays: Mapping[str, Array]) -> None:
@@ -194,35 +192,37 @@ def _existing(path: Path) -> RunFolder:
 
 
 def check(
-    config: RunConfig, console: Console, connection: str | None, patience: float = 0.0
+    config: RunConfig, say: Callable[[str], None], connection: str | None, patience: float = 0.0
 ) -> None:
-    """Make the quick checks: of the server, or of what a simulation asks this machine for.
+    """Check what is quick to check: the server, or what a simulation asks of this machine.
 
     A server that does not listen is waited for ``patience`` seconds.
     """
     if connection is None:
         if config.engine == "ray":
             check_ray_address(os.environ.get("RAY_ADDRESS", ""))
-        announce(config, console.say)
+        announce(config, say)
         return
-    if config.engine == "inline":
-        raise UserError("engine: 'inline' is not possible with --superlink: nodes are the clients")
     local_data.check_no_weights(config)  # the nodes bring their own data, models and devices
-    if config.dataset in ("table", "texts") and not config.target:
-        raise UserError("target: '' is not allowed on a network: name the class column")
-    if bare := [name for name, values in config.categories if not values]:
-        raise UserError(
-            f"categories: '{bare[0]}' needs its values on a network, such as "
-            f"categories={{{bare[0]}: [a, b]}}, since sites do not learn them from each other"
-        )
-    server_folder(connection).check_running(patience, console.say)
+    bare = next((name for name, values in config.categories if not values), "")
+    for holds, text in (
+        (config.engine == "inline",
+         "engine: 'inline' is not possible with --superlink: nodes are the clients"),
+        (config.dataset in ("table", "texts") and not config.target,
+         "target: '' is not allowed on a network: name the class column"),
+        (bare, f"categories: '{bare}' needs its values on a network, such as categories={{{bare}: "
+         "[a, b]}, since sites do not learn them from each other"),
+    ):  # fmt: skip
+        if holds:
+            raise UserError(text)
+    server_folder(connection).check_running(patience, say)
 
 
 def remarks(dataset: Dataset, partition: Partition) -> list[str]:
     """Return the notes and the warnings on data and how they are dealt."""
     repeats = dataset.about_repeats(partition.clients)
-    warnings = [*dataset.warnings, *partition.warnings, *repeats]
-    return [f"note: {one}" for one in dataset.notes] + [f"warning: {one}" for one in warnings]
+    warnings = (*dataset.warnings, *partition.warnings, *repeats)
+    return [*(f"note: {n}" for n in dataset.notes), *(f"warning: {w}" for w in warnings)]
 
 
 def announce(config: RunConfig, say: Callable[[str], None]) -> None:
@@ -240,15 +240,11 @@ def _check_resumable(folder: RunFolder, config: RunConfig) -> None:
     if folder.read_summary().get("status") != "completed":
         return
     if config.rounds == (finished or started["rounds"]):
-        raise UserError(
-            f"run '{folder.path}' is completed; to add rounds, give rounds=N with N > "
-            f"{config.rounds}"
-        )
+        more = f"to add rounds, give rounds=N with N > {config.rounds}"
+        raise UserError(f"run '{folder.path}' is completed; {more}")
     if not started.get("keep-state", True):
-        raise UserError(
-            f"run '{folder.path}' cannot be resumed: keep-state=false deleted the clients' states "
-            "at its end"
-        )
+        why = "keep-state=false deleted the clients' states at its end"
+        raise UserError(f"run '{folder.path}' cannot be resumed: {why}")
 
 
 def _run(
@@ -313,12 +309,12 @@ def check_simulation(config: RunConfig) -> tuple[Dataset, Partition]:
     if config.tracker != "none":
         tracker_package(config.tracker)
     local_data.choose_device(config, {})
-    check_replies(config)
+    load.check_replies(config)
     dataset, partition = local_data.reload_partition(config, config.clients)
     if is_given(config.dataset) and (few := set(dataset.site_names) - set(partition.ids)):
         raise UserError(f"data: client '{min(few)}' has too few examples to train and to test")
     inputs, strategy = dataset.inputs, find_method(config.method).strategy
-    check_kind(config, inputs.kind)
+    load.check_kind(config, inputs.kind)
     names = list(config.models)
     if strategy.shares_small_model:
         names.append(small_name(config, inputs.kind))

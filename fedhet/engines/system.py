@@ -40,7 +40,7 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class Interrupted(BaseException):
-    """Ctrl-C, or a signal that asks to end; not an Exception, so that nothing swallows it."""
+    """Ctrl-C, or a signal that asks to end; no Exception, so that nothing swallows it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -110,8 +110,7 @@ def guarded(command: list[str]) -> list[str]:
 def look_away() -> None:
     """Keep every Python that this process starts from importing out of the working folder.
 
-    The folder may be somebody else's. :mod:`multiprocessing` starts its helpers as ``python -c``,
-    which looks there first, for every module.
+    It may be somebody else's; :mod:`multiprocessing`'s helpers (``python -c``) look there first.
     """
     os.environ["PYTHONSAFEPATH"] = "1"
 
@@ -135,26 +134,20 @@ def end_with_maker(patience: float) -> None:
 
 def script(name: str) -> str:
     """Return a console script of this Python: beside the interpreter, or where pip puts them."""
-    found = shutil.which(name, path=os.pathsep.join(_script_folders()))
-    if found is None:
-        raise UserError(
-            f"'{name}' is missing in {' and '.join(_script_folders())}: install fedhet with its "
-            "dependencies (flwr, ray)"
-        )
-    return found
+    path = shutil.which(name, path=_scripts())
+    if path is None:
+        raise UserError(f"'{name}' is missing in {_scripts()}: install fedhet with flwr and ray")
+    return path
 
 
-def _script_folders() -> list[str]:
-    """In a virtual environment these are the same; a system's Python may keep them apart."""
-    return list(dict.fromkeys([str(Path(sys.executable).parent), sysconfig.get_path("scripts")]))
+def _scripts() -> str:
+    folders = [str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
+    return os.pathsep.join(dict.fromkeys(folders))
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of what we start: this Python's scripts first, nothing phones home.
-
-    Traffic to this machine takes no proxy.
-    """
-    path = os.pathsep.join([*_script_folders(), os.environ.get("PATH", "")])
+    """Return the environment of what we start: our scripts first, no proxy here, no telemetry."""
+    path = os.pathsep.join([_scripts(), os.environ.get("PATH", "")])
     return {**os.environ, **QUIET, **direct(), "PATH": path, **(extra or {})}
 
 
@@ -177,10 +170,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def gpu_part(tasks: int, gpus: int) -> float:
-    """Return the part of a GPU for each of so many tasks of Ray, which splits none over devices.
-
-    It is rounded down, so that the parts of a device add up to no more than 1.
-    """
+    """Return the part of a GPU for each of so many tasks of Ray, rounded down: none is split."""
     return math.floor(1e4 / math.ceil(tasks / gpus)) / 1e4
 
 
@@ -193,10 +183,8 @@ def check_ray_address(address: str, key: str = "RAY_ADDRESS") -> None:
         with socket.create_connection((str(parts.hostname), int(parts.port or 0)), ANSWER):
             pass
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{key}: nothing answers at '{address}' ({error}): start that cluster, or correct the "
-            "address (HOST:PORT)"
-        ) from error
+        how = "start that cluster, or correct the address (HOST:PORT)"
+        raise UserError(f"{key}: nothing answers at '{address}' ({error}): {how}") from error
 
 
 def start_ray(what: str, tries: int = 1, **words: Any) -> Any:

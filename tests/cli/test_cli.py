@@ -30,7 +30,6 @@ COMMANDS = (
     (["rum"], ["No such command 'rum'", "'run'"]),
     (["run", "quikstart"], ["'quikstart'", "did you mean 'quickstart'", "fedssa"]),
     (["resume", "none"], ["none' is not a run folder"]),
-    (["sweep", "compare/digits", "method=fd,fedssa"], ["`grid: {method: [fd, fedssa]}`"]),
     (["report", ".", "--out="], ["--out: '' is not allowed: give it a value"]),
     (["run", "quickstart", "--superlink", " "], ["--superlink: '' is not allowed"]),
     (["report", ".", "--out", "."], ["--out: '.' is a folder of runs"]),

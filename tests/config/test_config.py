@@ -9,8 +9,15 @@ import yaml
 from helpers.flower_internals import read_run_config, with_overrides
 
 from fedhet import TOP
-from fedhet.config.checks import COMMON, idle
-from fedhet.config.load import build_config, envelope, from_run_config, load_config, load_noted
+from fedhet.config.load import (
+    COMMON,
+    build_config,
+    envelope,
+    from_run_config,
+    idle,
+    load_config,
+    load_noted,
+)
 from fedhet.config.registry import METHODS, find_method, method_keys
 from fedhet.config.schema import RunConfig
 from fedhet.errors import UserError
@@ -98,9 +105,7 @@ MISTAKES = {
     "rounds = 3": "'rounds' is not a setting: write KEY=VALUE without spaces around '=', such as",
     "labels={krank: [ja]}": "'[ja]}' is not a setting: write KEY=VALUE without spaces around '=', "
     'such as rounds=20; put a value that has spaces in quotes, such as "labels={ill: [yes]}"',
-    "seed=1,2,3": "'1,2,3' is not allowed: one value is needed; several values are several runs: "
-    "write `grid: {seed: [1, 2, 3]}` in a preset for `fedhet sweep`",
-    "lr=0,05": "write 0.05",
+    "seed=1,2,3": "several values are a `grid` of `fedhet sweep`",
     "gird=3": "did you mean 'grid'",
     "grid=3": "`fedhet sweep` runs them",
     "representaton=256": "did you mean 'representation'",

@@ -55,7 +55,7 @@ class RunFolder:
         self.attempts = path / "checkpoint" / "attempts"  # of sums: a record of each attempt
         self.identity = path / "checkpoint" / "run.json"
         self._rounds, self._clients = Lines(self.rounds), Lines(self.clients)
-        self._seen = Seen(self.rounds)
+        self._read, self._text = list[dict[str, Any]](), b""  # of rounds.jsonl, checked already
         self.states_named = False  # whether the user said where the states are
 
     @classmethod
@@ -289,7 +289,21 @@ class RunFolder:
         Only lines that are new since the last call are read. Raise Damaged for the first field that
         is not of its kind, and for a line that is not of the round after the one before it.
         """
-        return self._seen.read()
+        text = b""
+        with contextlib.suppress(FileNotFoundError):
+            text = files.read_bytes(self.rounds)
+        if not text.startswith(self._text):  # a resumed run has dropped some
+            self._read, self._text = [], b""
+        source = f"'{self.rounds}'"
+        for line in text[len(self._text) :].split(b"\n")[:-1]:
+            place = f"line {(number := len(self._read) + 1)}"
+            record = files.parse_object(line, source, place)
+            files.shaped(Line, record, source, place)
+            if record["round"] != number:
+                raise Damaged.at(source, place, f"round: {record['round']}, where {number} is next")
+            self._read.append(record)
+            self._text += line + b"\n"
+        return list(self._read)
 
     def marks(self) -> dict[str, Any]:
         """Return what a checkpoint says about the other files: what is before it is final."""
@@ -425,32 +439,6 @@ class Lines:
         self.size, self._digest = len(data), hashlib.sha256(data)
 
 
-class Seen:
-    """The lines of a growing ``rounds.jsonl``; each is parsed and checked once."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._records: list[dict[str, Any]] = []
-        self._text = b""  # of the records
-
-    def read(self) -> list[dict[str, Any]]:
-        """Return the lines that are complete; raise as :meth:`RunFolder.read_rounds` does."""
-        text = b""
-        with contextlib.suppress(FileNotFoundError):
-            text = files.read_bytes(self.path)
-        if not text.startswith(self._text):
-            self._records, self._text = [], b""
-        source, new = f"'{self.path}'", text[len(self._text) :].split(b"\n")[:-1]
-        for number, line in enumerate(new, len(self._records) + 1):
-            record, place = files.parse_object(line, source, f"line {number}"), f"line {number}"
-            files.shaped(Line, record, source, place)
-            if record["round"] != number:
-                raise Damaged.at(source, place, f"round: {record['round']}, where {number} is next")
-            self._records.append(record)
-            self._text += line + b"\n"
-        return list(self._records)
-
-
 def parts(path: Path, mark: Mapping[str, Any]) -> tuple[bytes, bytes]:
     """Return the bytes up to the mark and after it; Damaged if they are not what was marked."""
     data, size = files.read_bytes(path) if path.exists() else b"", int(mark["bytes"])
@@ -515,17 +503,14 @@ def processor() -> str:
     """
     import torch  # noqa: PLC0415  (who only reads a run folder waits for no torch)
 
-    cpu: dict[str, str] = {}
+    text = ""
     with contextlib.suppress(OSError):  # Linux's; not there elsewhere
         text = _CPUINFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
-        cpu = dict(re.findall(r"(?m)^([^\t:]+?)\s*:\s*(\S.*)$", text))
-    numbers = {"family": "cpu family", "model": "model"}
-    if cpu.get("CPU part"):  # ARM
-        numbers = {"implementer": "CPU implementer", "part": "CPU part"}
-    known = [f"{word} {cpu[key]}" for word, key in numbers.items() if cpu.get(key)]
-    name = cpu.get("model name") or cpu.get("cpu") or platform.processor()
-    make = f"{name} ({', '.join(known)})".strip() if known else name
-    parts = (platform.machine(), make, torch.backends.cpu.get_cpu_capability())
+    cpu = dict(re.findall(r"(?m)^([^\t:]+?)\s*:\s*(\S.*)$", text))
+    keys = ("cpu family", "model", "CPU implementer", "CPU part")  # the last two are ARM's
+    known = ", ".join(f"{key.split()[-1]} {cpu[key]}" for key in keys if key in cpu)
+    make = cpu.get("model name", platform.processor()) + (f" ({known})" if known else "")
+    parts = (platform.machine(), make.strip(), torch.backends.cpu.get_cpu_capability())
     return ", ".join(part for part in dict.fromkeys(parts) if part)
 
 

@@ -6,7 +6,6 @@ load only its own script and style.
 """
 
 import asyncio
-import hashlib
 import secrets
 import socket
 from importlib.resources import files
@@ -26,7 +25,6 @@ from fedhet.watch.view import RunView, SweepView, word
 
 HOST = "127.0.0.1"
 HEAD = 16_384  # bytes of a request: larger ones are refused
-FAREWELL = 5.0  # seconds for an orderly end
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
@@ -68,23 +66,18 @@ def _application(view: RunView | SweepView, token: str, host: str) -> Starlette:
         return Response(content, media_type=f"{ASSETS[name]}; charset=utf-8")
 
     async def page(request: Request) -> Response:
-        """Return the page, of all or of a cell, or what is on it now."""
+        """Return the page of all or of a cell as it is now."""
         cell = request.path_params.get("cell", "")
         shown = view.runs.get(cell) if cell else view
         if shown is None:
             return PlainTextResponse("not found", 404)
         async with lock:
             look = await run_in_threadpool(shown.look)
-        now = request.url.path.endswith("/now")
-        template = pages.get_template("look.html" if now else "page.html")
-        text = template.render(root=f"/{token}/", inner=cell, look=look)
-        tag = f'"{hashlib.sha256(text.encode()).hexdigest()[:20]}"'
-        if now and request.headers.get("if-none-match") == tag:
-            return Response(status_code=304)
-        return HTMLResponse(text, headers={"ETag": tag})
+        template = pages.get_template("page.html")
+        return HTMLResponse(template.render(root=f"/{token}/", inner=cell, look=look))
 
-    places = ["/{token}/", "/{token}/now", "/{token}/run/{cell}/", "/{token}/run/{cell}/now"]
-    routes = [*(Route(place, page) for place in places), Route("/{token}/{name}", asset)]
+    places = {"/{token}/": page, "/{token}/run/{cell}/": page, "/{token}/{name}": asset}
+    routes = [Route(place, answers) for place, answers in places.items()]
     checks = [Middleware(BaseHTTPMiddleware, dispatch=check)]
     app = Starlette(routes=routes, middleware=checks)
     app.router.redirect_slashes = False

@@ -49,7 +49,7 @@ def page(folder):
         yield where
 
 
-def test_a_page_with_a_strict_policy_and_escaped_names_and_data_that_is_sent_once(page):
+def test_a_page_with_a_strict_policy_and_escaped_names(page):
     answer = get(page)
     assert answer.status_code == 200 and "&lt;img" in answer.text and EVIL not in answer.text
     for name, value in HEADERS.items():
@@ -57,10 +57,7 @@ def test_a_page_with_a_strict_policy_and_escaped_names_and_data_that_is_sent_onc
     assert "access-control-allow-origin" not in answer.headers and "server" not in answer.headers
     for name, kind in (("page.js", "text/javascript"), ("page.css", "text/css")):
         assert get(page + name).headers["content-type"].startswith(kind)
-    answer = get(page + "now")
     assert ">fedssa on digits<" in answer.text and "Rounds (5)" in answer.text
-    again = get(page + "now", headers={"If-None-Match": answer.headers["etag"]})
-    assert again.status_code == 304 and not again.content
 
 
 @pytest.mark.parametrize(
@@ -73,7 +70,7 @@ def test_a_page_with_a_strict_policy_and_escaped_names_and_data_that_is_sent_onc
     ],
 )
 def test_other_pages_and_hosts_are_refused(page, headers, status):
-    assert get(page + "now", headers=headers).status_code == status
+    assert get(page, headers=headers).status_code == status
 
 
 def test_another_token_method_or_path_finds_nothing(page):

@@ -1,34 +1,28 @@
-// Puts what the server tells of a run or a sweep into the page, once a second. All of it comes as
-// HTML, with every text of a run folder escaped.
-const at = id => document.getElementById(id);
-let tag = "";
+// Puts what the server tells now into the page, once a second; the focus and the scrolling stay
+// where they were. A part that is as before stays, else a screen reader says it again.
+const link = document.getElementById("link");
 
-function put(element, text) {
-  if (element.textContent !== text) element.textContent = text;  // else a screen reader says it again
-  element.hidden = text === "";
-}
-// Replace a part that has changed since; the focus and the scrolling stay where they were.
-const last = {};
-function replace(part) {
-  const place = at(part.dataset.of), focus = document.activeElement?.id;
-  if (last[place.id] === part.innerHTML) return;
-  last[place.id] = part.innerHTML;
-  place.hidden = !part.innerHTML.trim();
-  const scrolls = [...place.querySelectorAll(".scroll")].map(one => [one.scrollTop, one.scrollLeft]);
-  place.replaceChildren(...part.childNodes);
-  place.querySelectorAll(".scroll").forEach((one, i) => { [one.scrollTop, one.scrollLeft] = scrolls[i] ?? [0, 0]; });
-  if (focus && place.contains(at(focus))) at(focus).focus();
+function refresh(part, now) {
+  if (part.innerHTML === now.innerHTML) return;
+  const focus = document.activeElement?.id;
+  const scrolls = [...part.querySelectorAll(".scroll")].map(one => [one.scrollTop, one.scrollLeft]);
+  part.replaceChildren(...now.childNodes);
+  part.querySelectorAll(".scroll").forEach((one, i) => { [one.scrollTop, one.scrollLeft] = scrolls[i] ?? [0, 0]; });
+  if (focus && part.contains(document.getElementById(focus))) document.getElementById(focus).focus();
 }
 async function poll() {
   try {
-    const answer = await fetch("now", { headers: tag ? { "If-None-Match": tag } : {} });
-    if (answer.status === 200) {
-      tag = answer.headers.get("etag");
-      [...new DOMParser().parseFromString(await answer.text(), "text/html").body.children].forEach(replace);
-      document.title = `${at("status").textContent}: ${document.querySelector("h1").textContent}`;
-    }
-    put(at("link"), answer.ok || answer.status === 304 ? "" : "The run is not there any more: this is the last it said.");
-  } catch { put(at("link"), "The command that serves this page has ended, or does not answer: this is the last it said."); }
+    const answer = await fetch(location.href);
+    if (!answer.ok) throw new Error("The run is not there any more: this is the last it said.");
+    const now = new DOMParser().parseFromString(await answer.text(), "text/html");
+    for (const part of document.querySelectorAll(".live")) refresh(part, now.getElementById(part.id));
+    document.title = now.title;
+    link.hidden = true;
+  } catch (error) {
+    link.hidden = false;
+    link.textContent = error instanceof TypeError
+      ? "The command that serves this page has ended, or does not answer: this is the last it said." : error.message;
+  }
   setTimeout(poll, 1000);
 }
 poll();

@@ -120,7 +120,7 @@ def _raise_failed(opened: "Sweep", what: str) -> None:
 
 def _run_all(opened: "Sweep", workers: int, ray: str = "", *, blind: bool = False) -> None:
     """Run the cells here, or on the Ray cluster of ``--ray`` or RAY_ADDRESS; show progress."""
-    from fedhet.sweeps.sweep import for_ray, joined
+    from fedhet.sweeps.sweep import for_ray, join
 
     address = ray or os.environ.get("RAY_ADDRESS", "")
     with contextlib.ExitStack() as stack:
@@ -129,7 +129,8 @@ def _run_all(opened: "Sweep", workers: int, ray: str = "", *, blind: bool = Fals
                 tell("engine: inline, since each cell is one process of the cluster")
             for job in opened.jobs:
                 job.cell = for_ray(job.cell)
-            opened.ray = stack.enter_context(joined(address))
+            opened.ray = join(address)
+            stack.callback(opened.ray.shutdown)
         stack.enter_context(interruptible())
         progress = stack.enter_context(SweepProgress(opened, blind=blind))
         opened.run(workers, progress.update)

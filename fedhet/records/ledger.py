@@ -14,6 +14,7 @@ import json
 import logging
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,14 +38,6 @@ log = logging.getLogger("fedhet")
 COMMON = {"num-examples", "train_loss", "train_flops", "seconds", "epsilon_spent"}
 _COUNTED = (*COUNTS, "train_flops")
 HEADLINE = ("test_accuracy", "val_accuracy")
-
-
-@dataclass
-class Score:
-    """The last evaluation of a client: of which generation, and its metrics."""
-
-    generation: int
-    metrics: dict[str, float]
 
 
 @dataclass
@@ -76,7 +69,7 @@ class Ledger:
     def __init__(self, roster: Roster) -> None:
         self.roster = roster
         self.chain = Chain()
-        self.scores: dict[str, Score] = {}
+        self.scores: dict[str, dict[str, Any]] = {}  # last evaluations: generation and metrics
         self.round = Round()
         self.pace: dict[str, float] = {}  # seconds per training image, by model
 
@@ -93,11 +86,14 @@ class Ledger:
 
     def online(self, clients: Iterable[str]) -> list[str]:
         """Return those of ``clients`` that are online; record the others as offline."""
-        asked = list(clients)
-        for client in (one for one in asked if one not in self.roster.nodes):
-            self.round.counts["offline"] += 1
-            self.fail(client, "offline")
-        return [client for client in asked if client in self.roster.nodes]
+        online = []
+        for client in clients:
+            if client in self.roster.nodes:
+                online.append(client)
+            else:
+                self.round.counts["offline"] += 1
+                self.fail(client, "offline")
+        return online
 
     def reject(self, client: str, reason: str, reply: Reply) -> None:
         """Leave out a reply. Its bytes count as traffic, its floats do not."""
@@ -137,10 +133,11 @@ class Ledger:
 
     def score(self, client: str, metrics: Mapping[str, float]) -> None:
         """Book an evaluation of the client's current generation."""
-        found = {name: value for name, value in metrics.items() if is_score(name)}
-        self.scores[client] = Score(self.roster.generations[client], found)
+        scores = {name: value for name, value in metrics.items() if is_score(name)}
+        generation = self.roster.generations[client]
+        self.scores[client] = {"generation": generation, "metrics": scores}
         self.round.scored.add(client)
-        self.chain.add("score", client, found)
+        self.chain.add("score", client, scores)
 
     def unevaluated(self, *, everybody: bool) -> list[str]:
         """Online clients whose current state has no accuracy yet.
@@ -149,40 +146,33 @@ class Ledger:
         """
         current = self.roster.generations
         return [
-            client
-            for client in self.roster.ids
-            if client in self.roster.nodes
-            and (everybody or current[client] > 0)
-            and (client not in self.scores or self.scores[client].generation != current[client])
-        ]
+            client for client in self.roster.ids
+            if client in self.roster.nodes and (everybody or current[client] > 0)
+            and self.scores.get(client, {}).get("generation") != current[client]
+        ]  # fmt: skip
 
     def spread(self, metric: str) -> dict[str, float]:
         """Mean, std, p10 and min of a metric over all clients that have it, unweighted."""
         scores = [
-            self.scores[client].metrics for client in sorted(self.scores, key=files.client_order)
+            self.scores[one]["metrics"] for one in sorted(self.scores, key=files.client_order)
         ]
         values = np.array([score[metric] for score in scores if metric in score])
-        if not values.size:
-            return dict.fromkeys(("mean", "std", "p10", "min"), math.nan)
-        p10 = float(np.percentile(values, 10))
-        return {
-            "mean": float(values.mean()),
-            "std": float(values.std()),
-            "p10": p10,
-            "min": float(values.min()),
-        }
+        figures = [math.nan] * 4
+        if values.size:
+            figures = [values.mean(), values.std(), np.percentile(values, 10), values.min()]
+        return dict(zip(("mean", "std", "p10", "min"), map(float, figures), strict=True))
 
     def record(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
         """Close the round: its line of ``rounds.jsonl``."""
         now = self.round
-        kinds = {name for score in self.scores.values() for name in score.metrics}
+        kinds = Counter(name for score in self.scores.values() for name in score["metrics"])
         record: dict[str, Any] = {"round": now.number}
         record |= {f"test_accuracy_{k}": v for k, v in self.spread("test_accuracy").items()}
         record["val_accuracy_mean"] = self.spread("val_accuracy")["mean"]
-        for kind in sorted(kinds - set(HEADLINE)):
+        for kind in sorted(kinds.keys() - set(HEADLINE)):
             record[f"{kind}_mean"] = self.spread(kind)["mean"]
             if is_beside(kind):
-                record[f"{kind}_clients"] = sum(kind in s.metrics for s in self.scores.values())
+                record[f"{kind}_clients"] = kinds[kind]
         for name in METRICS:
             figures = [m[f"test_{name}"] for m in now.trained if f"test_{name}" in m]
             if figures or name == "accuracy":
@@ -191,7 +181,7 @@ class Ledger:
         record |= {
             "train_loss": float(np.mean(now.losses)) if now.losses else math.nan,
             "failed": len(now.failures),
-            "evaluated_clients": sum("test_accuracy" in s.metrics for s in self.scores.values()),
+            "evaluated_clients": kinds["test_accuracy"],
             **now.counts,
             **now.numbers,
         }
@@ -210,25 +200,19 @@ class Ledger:
     def client_rows(self) -> list[dict[str, Any]]:
         """Lines of ``clients.csv``: the clients evaluated in this round."""
         return [
-            {
-                "round": self.round.number,
-                "client": client,
-                "model": self.roster.infos[client].model,
-                "generation": self.scores[client].generation,
-                **self.scores[client].metrics,
-            }
+            {"round": self.round.number, "client": client,
+             "model": self.roster.infos[client].model,
+             "generation": self.scores[client]["generation"], **self.scores[client]["metrics"]}
             for client in sorted(self.round.scored, key=files.client_order)
-        ]
+        ]  # fmt: skip
 
     def dump(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
-        scores = {client: vars(score) for client, score in self.scores.items()}
-        return {"sha256": self.chain.digest, "scores": scores}
+        return {"sha256": self.chain.digest, "scores": self.scores}
 
     def load(self, kept: Mapping[str, Any]) -> None:
         """Inverse of :meth:`dump`."""
-        self.chain = Chain(kept["sha256"])
-        self.scores = {client: Score(*score.values()) for client, score in kept["scores"].items()}
+        self.chain, self.scores = Chain(kept["sha256"]), dict(kept["scores"])
 
 
 # --- checkpoint and hash chain -------------------------------------------------------------------

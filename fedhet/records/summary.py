@@ -40,60 +40,47 @@ def summarise(
     def total(key: str) -> int:
         return int(sum(r[key] for r in rounds))
 
-    summed = {"secure_sum": secure_sum_summary(config, rounds)} if config.summed else {}
-    return summed | {
-        "method": config.method,
-        "dataset": config.dataset,
-        "clients": clients,
-        "clients_expected": max(config.clients, clients),
-        "fraction": config.fraction,
-        "rounds": len(rounds),
-        "seed": config.seed,
-        "partition_seed": config.data_seed,
-        "status": status,
-        "reason": reason,
-        **{
-            f"test_accuracy_{kind}": last.get(f"test_accuracy_{kind}")
-            for kind in ("mean", "std", "p10", "min")
-        },
-        "metric": config.metric,
-        **{
-            f"{name}_{kind}": last[f"{name}_{kind}"]
-            for name in sorted({*BESIDE_ACCURACY, *(f"test_{key}" for key, _ in config.metrics)})
-            for kind in ("mean", "clients")
-            if last.get(f"{name}_{kind}") is not None
-        },
-        **{
-            f"participants_test_{name}_{kind}": value
-            for name in dict.fromkeys(("accuracy", config.metric))
-            for kind, value in participants(
-                [(r["round"], r["replied"], r.get(participants_mean(name))) for r in rounds],
-                METRICS[name],
-                config.evaluate_every,
-            ).items()
-        },
+    summary: dict[str, Any] = {}
+    if config.summed:
+        summary["secure_sum"] = secure_sum_summary(config, rounds)
+    summary |= {
+        "method": config.method, "dataset": config.dataset, "clients": clients,
+        "clients_expected": max(config.clients, clients), "fraction": config.fraction,
+        "rounds": len(rounds), "seed": config.seed, "partition_seed": config.data_seed,
+        "status": status, "reason": reason,
+    }  # fmt: skip
+    for kind in ("mean", "std", "p10", "min"):
+        summary[f"test_accuracy_{kind}"] = last.get(f"test_accuracy_{kind}")
+    summary["metric"] = config.metric
+    for name in sorted({*BESIDE_ACCURACY, *(f"test_{key}" for key, _ in config.metrics)}):
+        for key in (f"{name}_mean", f"{name}_clients"):
+            if last.get(key) is not None:
+                summary[key] = last[key]
+    for name in dict.fromkeys(("accuracy", config.metric)):
+        means = [(r["round"], r["replied"], r.get(participants_mean(name))) for r in rounds]
+        trained = participants(means, METRICS[name], config.evaluate_every)
+        summary |= {f"participants_test_{name}_{kind}": value for kind, value in trained.items()}
+    summary |= {
         "best_validation_round": best.get("round"),
         "best_validation_test_accuracy_mean": best.get("test_accuracy_mean"),
         f"best_validation_test_{config.metric}_mean": best.get(f"test_{config.metric}_mean"),
         "uplink_floats_per_client_round": total("uplink_floats") / max(1, replied),
         "downlink_floats_per_client_round": total("downlink_floats") / max(1, sent),
-        **{
-            f"{way}_{kind}_total": total(f"{way}_{kind}")
-            for kind in ("bytes", "message_bytes")
-            for way in ("uplink", "downlink")
-        },
-        "train_flops_total": None
-        if any(r["train_flops"] is None for r in rounds)  # not told (sum-metrics)
-        else sum(r["train_flops"] for r in rounds),
+    }
+    for kind in ("bytes", "message_bytes"):
+        for way in ("uplink", "downlink"):
+            summary[f"{way}_{kind}_total"] = total(f"{way}_{kind}")
+    flops = [r["train_flops"] for r in rounds]
+    return summary | {
+        "train_flops_total": None if None in flops else sum(flops),  # not told (sum-metrics)
         "wall_seconds": sum(r["seconds"] for r in rounds),
         "failures": [
             {"round": r["round"], "client": f["client"], "reason": f["reason"]}
-            for r in rounds
-            for f in r["failures"]
+            for r in rounds for f in r["failures"]
         ],
         "clients_lost": rounds[-1]["lost"] if rounds else [],
         "run_sha256": rounds[-1]["sha256"] if rounds else None,
-    }
+    }  # fmt: skip
 
 
 def gain(config: RunConfig, value: float) -> float:
@@ -124,13 +111,12 @@ def imbalance(config: RunConfig, counts: Mapping[str, int]) -> str:
     if config.metric != "accuracy" or not sum(counts.values()):
         return ""
     name = max(counts, key=counts.__getitem__)
-    share = counts[name] / sum(counts.values())
-    if share <= COMMONEST:
+    if (share := counts[name] / sum(counts.values())) <= COMMONEST:
         return ""
     return (
-        f"class '{name}' has {100 * share:.0f} % of the examples: to answer it always "
-        f"would get an accuracy of about {100 * share:.0f} %; metric=balanced_accuracy (or "
-        "auroc) is not moved by that"
+        f"class '{name}' has {100 * share:.0f} % of the examples: to answer it always would get an "
+        f"accuracy of about {100 * share:.0f} %; metric=balanced_accuracy (or auroc) is not moved "
+        "by that"
     )
 
 
@@ -192,13 +178,9 @@ def best_round(config: RunConfig, rounds: Sequence[Mapping[str, Any]]) -> Mappin
 
 def secure_sum_summary(config: RunConfig, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """How the server learned what this summary says, and what it does not know."""
-    summary: dict[str, Any] = {
-        "mode": config.secure_sum,
-        "sum_min": config.sum_min,
-        "sum_range": config.sum_range,
-    }
-    counted = [line[UNSUMMED] for line in rounds if UNSUMMED in line]
-    if counted:
+    summary: dict[str, Any]
+    summary = {"mode": config.secure_sum, "sum_min": config.sum_min, "sum_range": config.sum_range}
+    if counted := [line[UNSUMMED] for line in rounds if UNSUMMED in line]:
         summary |= {"sum_owners": config.sum_owners, UNSUMMED: int(counted[-1])}
     if config.sum_metrics:
         why = "the server learned only the sum over the clients of a round"
@@ -279,15 +261,12 @@ def privacy_summary(
     for record in rounds:
         spent |= record.get("epsilon_spent", {})
     return {
-        "noise_of": "sum" if config.summed else "upload",
-        "dp_clip": config.dp_clip,
-        "dp_epsilon": config.dp_epsilon,
-        "dp_delta": config.dp_delta,
-        "noise_multiplier": noise_multiplier(config),
-        "sigma": sigma(config),
+        "noise_of": "sum" if config.summed else "upload", "dp_clip": config.dp_clip,
+        "dp_epsilon": config.dp_epsilon, "dp_delta": config.dp_delta,
+        "noise_multiplier": noise_multiplier(config), "sigma": sigma(config),
         "epsilon_spent": {client: spent[client] for client in sorted(spent, key=client_order)},
         "epsilon_spent_max": max(spent.values(), default=0.0),
-    }
+    }  # fmt: skip
 
 
 def partition_clients(path: Path) -> list[str]:

@@ -25,20 +25,17 @@ ENOUGH = 5  # blocks below which numbers are descriptive and nothing is tested
 PARTICIPANTS = [  # columns of the frame of runs
     f"participants_{kind}" for kind in ("last", f"last_{RECENT}", "best", "best_round")
 ]
-STATISTICS = ["count", "mean", "std"]
 
 
-def intervals(found: pd.DataFrame) -> pd.DataFrame:
-    """Return blocks, mean, low and high: Student's t at :data:`LEVEL`.
+def intervals(values: pd.DataFrame) -> pd.DataFrame:
+    """Return blocks, mean, low and high of each column: Student's t at :data:`LEVEL`.
 
-    ``found`` has the columns :data:`STATISTICS`. ``low`` and ``high`` are missing for a single
-    block, which has no interval.
+    ``low`` and ``high`` are missing for a single block, which has no interval.
     """
-    spare = found["count"] - 1
-    half = scipy.stats.t.ppf((1 + LEVEL) / 2, spare.where(spare > 0)) * found["std"]
-    half = half / np.sqrt(found["count"])
-    low, high = found["mean"] - half, found["mean"] + half
-    return pd.DataFrame({"blocks": found["count"], "mean": found["mean"], "low": low, "high": high})
+    blocks, mean = values.count(), values.mean()
+    spare = (blocks - 1).where(blocks > 1)
+    half = scipy.stats.t.ppf((1 + LEVEL) / 2, spare) * values.std() / np.sqrt(blocks)
+    return pd.DataFrame({"blocks": blocks, "mean": mean, "low": mean - half, "high": mean + half})
 
 
 def signed_rank(differences: Sequence[float]) -> float:
@@ -58,9 +55,6 @@ def holm(values: pd.Series) -> pd.Series:
     factors = np.arange(len(known), 0, -1)
     adjusted = np.maximum.accumulate(np.minimum(1.0, known.to_numpy() * factors))
     return pd.Series(adjusted, index=known.index).reindex(values.index)
-
-
-_NOTHING = pd.DataFrame(columns=STATISTICS, dtype=float)
 
 
 class Comparison:
@@ -114,7 +108,8 @@ class Comparison:
     def levels(self) -> pd.DataFrame:
         """Per variant: mean with interval, and figures over clients that were ever sampled."""
         by_variant = self.runs.groupby("variant")
-        table = intervals(by_variant[self.metric].agg(STATISTICS))
+        table = intervals(self.runs.pivot(columns="variant", values=self.metric))
+        table["mean"] = by_variant[self.metric].mean()  # which tells ties from near ones
         best = "accuracy_best_validation" if self.metric == "accuracy" else "best_validation"
         table["best_validation"] = by_variant[best].mean()
         sampled = self.clients[self.clients["generation"] > 0]
@@ -143,14 +138,15 @@ class Comparison:
         return known.unstack("variant").reindex(columns=self.variants)
 
     def gaps(self, base: str) -> pd.DataFrame:
-        """Every other variant less ``base``, for clients that both evaluated."""
+        """Every other variant less ``base``, for clients that both evaluated; none of no base."""
+        if not base:
+            return self.wide.iloc[:, :0]
         return self.wide.sub(self.wide[base], axis=0).drop(columns=base).dropna(axis=1, how="all")
 
     @cached_property
     def block_gaps(self) -> pd.Series:
         """Per variant and block: the mean difference to the baseline over shared clients."""
-        gaps = self.gaps(self.baseline) if self.baseline else self.wide.iloc[:, :0]
-        return gaps.groupby("block").mean().unstack()
+        return self.gaps(self.baseline).groupby("block").mean().unstack()
 
     @cached_property
     def paired(self) -> pd.DataFrame:
@@ -158,9 +154,9 @@ class Comparison:
 
         ``better`` and ``worse`` are percent of clients, all blocks together.
         """
-        gaps = self.gaps(self.baseline) if self.baseline else self.wide.iloc[:, :0]
+        gaps = self.gaps(self.baseline)
         blocks = gaps.groupby("block").mean()
-        pairs = intervals(blocks.agg(STATISTICS).T if len(gaps.columns) else _NOTHING)
+        pairs = intervals(blocks)
         improved, known = self.sign * gaps, gaps.count()
         pairs["better"] = 100 * (improved > 0).sum() / known
         pairs["worse"] = 100 * (improved < 0).sum() / known
@@ -184,8 +180,7 @@ class Comparison:
         top = max(means, key=lambda row: means[row])
         if self.levels["blocks"][self.shown[top]] < 2:
             return "", frozenset()
-        blocks = self.gaps(self.shown[top]).groupby("block").mean()
-        differences = intervals(blocks.agg(STATISTICS).T if len(blocks.columns) else _NOTHING)
+        differences = intervals(self.gaps(self.shown[top]).groupby("block").mean())
         undecided = differences.index[(differences["low"] <= 0) & (differences["high"] >= 0)]
         return top, frozenset(row for row, variant in self.shown.items() if variant in undecided)
 

@@ -9,7 +9,6 @@ The same runs give the same bytes: no output has a date, a machine's name or a p
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,9 +25,9 @@ from fedhet.errors import UserError
 from fedhet.files import plain_path
 from fedhet.records.summary import participants, participants_mean
 from fedhet.reports import figures, tables
-from fedhet.reports.comparison import BASELINE, PARTICIPANTS, Comparison, compare, sentences
+from fedhet.reports.comparison import PARTICIPANTS, Comparison, compare, sentences
 from fedhet.reports.figures import Picture
-from fedhet.reports.reading import LeftOut, RunRecord, arrange, method_name, pack, plain, read_runs
+from fedhet.reports.reading import LeftOut, RunRecord, arrange, pack, plain, read_runs
 from fedhet.reports.tables import ReportTable, escaped, to_csv, to_latex, to_markdown
 
 _MADE = ("tables/*.csv", "tables/*.tex", "figures/*.svg", "tables.md", "runs.csv")
@@ -158,21 +157,14 @@ def _row(number: int, run: RunRecord) -> dict[str, Any]:
 # --- report -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Section:
-    """A part of the page and of ``tables.md``: one setting, or all settings together."""
-
-    name: str
-    title: str
-    note: str = ""
-    command: str = ""
-    tables: Sequence[ReportTable] = ()
-    figures: Sequence[Picture] = ()
-    facts: Mapping[str, str] = field(default_factory=dict)
+Section = Mapping[str, Any]  # name, title, note, command, tables, figures, facts: what it has
 
 
 class Report:
-    """The content of a report: all settings together, then the details of each."""
+    """The content of a report: all settings together, then the details of each.
+
+    A section is a part of the page and of ``tables.md``.
+    """
 
     def __init__(self, runs: Runs, title: str, *, models: bool, trust: bool):
         self.runs, self.title = runs, title
@@ -183,18 +175,16 @@ class Report:
             f"Every client's own model on its own test {what}, right after its local training, "
             "averaged over all clients."
         )
-        self.whole = Section(
-            "all", "All settings", tables=[tables.overview(comparisons)],
-            figures=[figures.differences(comparisons)],
-        )  # fmt: skip
+        self.whole: Section = {
+            "name": "all", "title": "All settings", "tables": [tables.overview(comparisons)],
+            "figures": [figures.differences(comparisons)],
+        }  # fmt: skip
         drawn = figures.t_sne(runs.placed, wanted=models, trust=trust)
-        self.sections = [
-            *map(_section, comparisons), Section("models", "Representations", figures=[drawn]),
-            _about(runs),
-        ]  # fmt: skip
+        models_: Section = {"name": "models", "title": "Representations", "figures": [drawn]}
+        self.sections = [*map(_section, comparisons), models_, _about(runs)]
         every = self.whole, *self.sections
-        self.tables = [table for one in every for table in one.tables]
-        self.figures = [figure for one in every for figure in one.figures]
+        self.tables: list[ReportTable] = [one for part in every for one in part.get("tables", ())]
+        self.figures: list[Picture] = [one for part in every for one in part.get("figures", ())]
         self.absent = {figure.title: figure.absent for figure in self.figures if figure.absent}
 
 
@@ -230,28 +220,27 @@ def report(  # noqa: PLR0913
 
 def _section(one: Comparison) -> Section:
     setting, first = one.setting, one.runs.iloc[0]
-    return Section(
-        setting.slug, setting.title, f"{setting.conditions}.",
-        setting.command(first["method"], first["block"]),
-        tables.of_setting(one), figures.of_setting(one),
-    )  # fmt: skip
+    return {
+        "name": setting.slug, "title": setting.title, "note": f"{setting.conditions}.",
+        "command": setting.command(first["method"], first["block"]),
+        "tables": tables.of_setting(one), "figures": figures.of_setting(one),
+    }  # fmt: skip
 
 
 def _about(runs: Runs) -> Section:
-    frame = runs.frame()
-    bases = [one.baseline for one in runs.comparisons]
-    environments = [run.environment for run in runs.placed]
+    frame, environments = runs.frame(), [run.environment for run in runs.placed]
     names, head = [one.name for one in runs.left_out], "run folder or record"
     missing = ReportTable("left-out", "Runs that are left out", "", names, head)
     missing.add_text("why it is left out", "first reason", [one.reason for one in runs.left_out])
+    bases = _some((one.baseline for one in runs.comparisons), "none: Standalone was not run")
     facts = {
-        "runs": f"{len(frame)}, a line each in runs.csv, with their hashes",
-        "baseline": _some(bases, f"none: {method_name(BASELINE)} was not run"),
+        "runs": f"{len(frame)}, a line each in runs.csv, with their hashes", "baseline": bases,
         "fedhet": _some(frame["fedhet_version"]), "torch": _some(frame["torch_version"]),
         "commits": _some(frame["git_commit"]), "processors": _some(frame["processor"]),
         "GPUs": _some(gpu for one in environments for gpu in one.get("cuda") or ["none"]),
     }  # fmt: skip
-    return Section("about", "About these figures", tables=[missing] * bool(names), facts=facts)
+    about = {"name": "about", "title": "About these figures", "facts": facts}
+    return about | {"tables": [missing] * bool(names)}
 
 
 def _some(values: Iterable[object], otherwise: str = "not recorded") -> str:

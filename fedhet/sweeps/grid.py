@@ -87,10 +87,8 @@ def digest(config: RunConfig) -> str:
 
 
 def deciding(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a configuration that decide its result; of paths the last name."""
-    names = {
-        key: Path(str(flat[key])).name for key in PATHS if key in flat
-    }  # they may lie elsewhere
+    """Return the keys that decide a result; of paths, which may lie elsewhere, the last name."""
+    names = {key: Path(str(flat[key])).name for key in PATHS if key in flat}
     return {key: value for key, value in {**flat, **names}.items() if key not in INERT}
 
 
@@ -109,9 +107,10 @@ def read_cells(path: Path, overrides: Sequence[str]) -> list[Cell]:
         )
     grids, paired = grids_of(preset)
     for key in sorted(changes.keys() & (SWEEP_KEYS | {"out", "name"})):
-        what = f"is set by the preset '{path}'" if key in SWEEP_KEYS else "differs by cell"
-        where = "edit the preset" if key in SWEEP_KEYS else "--out names the folder of all cells"
-        raise UserError(f"{key}: not allowed here, since it {what}: {where}")
+        why = "it differs by cell: --out names the folder of all cells"
+        if key in SWEEP_KEYS:
+            why = f"it is set by the preset '{path}': edit the preset"
+        raise UserError(f"{key}: not allowed here, since {why}")
     common = {"engine": "inline"} | {k: v for k, v in preset.items() if k not in SWEEP_KEYS}
     every = [values for grid in grids for values in combinations(grid, paired)]
     chosen = [values | {key: changes[key] for key in values.keys() & changes} for values in every]
@@ -158,8 +157,8 @@ def _of_preset(preset: Mapping[str, Any], key: str) -> Any:
     try:
         form.validate_python(value, strict=True)
     except ValidationError as error:
-        shown = one_line(value, 120)
-        raise UserError(f"{key}: '{shown}' is not allowed: give {allowed}") from error
+        text = f"{key}: '{one_line(value, 120)}' is not allowed: give {allowed}"
+        raise UserError(text) from error
     several = isinstance(value, list) and not any(isinstance(one, str) for one in value)
     return value if several or key == "title" else [value]
 
@@ -176,11 +175,10 @@ def combinations(
             named = ", ".join(f"{key} has {n}" for key, n in lengths.items())
             raise UserError(f"paired: the lists must be of one length, but {named}")
         groups |= dict.fromkeys(together, together)
-    axes: list[list[dict[str, Any]]] = []
-    for key, together in groups.items():
-        if key == together[0]:
-            rows = zip(*(grid[name] for name in together), strict=True)
-            axes.append([dict(zip(together, row, strict=True)) for row in rows])
+    axes = [
+        [dict(zip(names, row, strict=True)) for row in zip(*map(grid.get, names), strict=True)]
+        for key, names in groups.items() if key == names[0]
+    ]  # fmt: skip
     for choice in product(*axes):
         yield {key: value for part in choice for key, value in part.items()}
 
@@ -270,28 +268,23 @@ class Search:
 
         They are drawn, with a seed, and stand in the grid's order.
         """
-        grids = {
-            method: list(
-                combinations(
-                    {k: v for k, v in self.axes.items() if k in method_keys(method) | _COMMON}, []
-                )
-            )
-            for method in self.methods
-        }
+        grids = {}
+        for method in self.methods:
+            own = method_keys(method) | _COMMON
+            axes = {key: values for key, values in self.axes.items() if key in own}
+            grids[method] = list(combinations(axes, []))
         smallest = min(grids, key=lambda method: len(grids[method]))
-        wanted = count or len(grids[smallest])
-        if wanted > len(grids[smallest]):
+        most = len(grids[smallest])
+        if count > most:
             raise UserError(
-                f"trials: {wanted} is more than the {len(grids[smallest])} combinations of method "
-                f"'{smallest}'; every method gets the same number: give it more values"
+                f"trials: {count} is more than the {most} combinations of method '{smallest}'; "
+                "every method gets the same number: give it more values"
             )
-        return [
-            Trial(method, grid[i], self._cells(method, grid[i]))
-            for method, grid in grids.items()
-            for i in sorted(
-                generator(seed, "tune", method).choice(len(grid), size=wanted, replace=False)
-            )
-        ]
+        trials = []
+        for method, grid in grids.items():
+            drawn = generator(seed, "tune", method).choice(len(grid), count or most, replace=False)
+            trials += [Trial(method, grid[i], self._cells(method, grid[i])) for i in sorted(drawn)]
+        return trials
 
     def preset(self, chosen: Sequence[Trial]) -> dict[str, Any]:
         """Return a run's preset with these values or, of several methods, a sweep's.
@@ -330,8 +323,7 @@ class Search:
 def _compared(path: Path, preset: Mapping[str, Any]) -> list[str]:
     """Return the methods of a sweep's preset; its seeds are left for the comparison."""
     grids, _ = grids_of(preset)
-    others = sorted({key for grid in grids for key in grid} - {"method", *SEEDS})
-    if others:
+    if others := sorted({key for grid in grids for key in grid} - {"method", *SEEDS}):
         raise UserError(
             f"config '{path}': tune takes the methods of a grid, and this one has "
             f"{', '.join(others)}, too: copy the preset without them, and give what is searched "
@@ -342,14 +334,14 @@ def _compared(path: Path, preset: Mapping[str, Any]) -> list[str]:
 
 def validation(folders: Sequence[Path], metric: str = "accuracy") -> float | None:
     """Return the runs' mean validation ``metric`` in the last round; None: one has none."""
-    found, name = [], f"val_{metric}_mean"
+    last, name = [], f"val_{metric}_mean"
     for folder in folders:
         records = RunFolder(folder).read_rounds()
-        known = [r[name] for r in records if r.get(name) is not None]
+        known = [record[name] for record in records if record.get(name) is not None]
         if not known or diverged(records[-1]):
             return None
-        found.append(known[-1])
-    return float(np.mean(found))
+        last.append(known[-1])
+    return float(np.mean(last))
 
 
 def best(trials: Sequence[Trial], scores: Sequence[float | None]) -> list[Trial]:

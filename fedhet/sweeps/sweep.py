@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -69,8 +69,8 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Whether there is nothing to wait for, as far as its folder says."""
-        return self.state in {"completed", "diverged", "failed", "damaged"}
+        """Whether it has run to an end, good or bad."""
+        return self.state not in {"pending", "running"}
 
     def look(self) -> None:
         """Read the finished rounds from the folder."""
@@ -101,8 +101,7 @@ class Job:
 
     def _read(self) -> tuple[str, str]:
         """Return state and reason; raise for a damaged file."""
-        there = self.folder.exists()
-        if there and not self.folder.is_dir():
+        if (there := self.folder.exists()) and not self.folder.is_dir():
             raise Damaged(f"'{self.folder}' is not a folder")
         summary, records = self.run.read_result()
         if self.run.config.exists():
@@ -227,21 +226,15 @@ class RayTask:
         self.ray.wait([self.reference], timeout=timeout)
 
 
-@contextlib.contextmanager
-def joined(address: str) -> Iterator[Any]:
-    """Join the Ray cluster at ``HOST:PORT`` (or ``auto``) until the block ends.
+def join(address: str) -> Any:
+    """Join the Ray cluster at ``HOST:PORT`` (or ``auto``) and return Ray's module.
 
     Raise UserError if nobody answers there, or this machine is no part of the cluster.
     """
     system.check_ray_address(address, "--ray")
-    ray = system.start_ray(
-        f"--ray: '{address}' cannot be joined from here (this machine must be one of the cluster: "
-        f"`ray start --address={address} --num-cpus=0`)", address=address,
-    )  # fmt: skip
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
+    start = f"`ray start --address={address} --num-cpus=0`"
+    where = f"from here (this machine must be one of the cluster: {start})"
+    return system.start_ray(f"--ray: '{address}' cannot be joined {where}", address=address)
 
 
 def gpu_share(config: RunConfig, machines: Sequence[dict[str, float]]) -> float:
@@ -280,7 +273,6 @@ class Sweep:
     work: Work  # what a cell's process does with its command line
     title: str = ""  # what reports call its settings
     ray: Any = None  # Ray's module, joined to a cluster whose machines all see the folder
-    _lock: FileLock | None = field(default=None, repr=False)
 
     @classmethod
     def open(
@@ -326,7 +318,7 @@ class Sweep:
         too, and waits for their summaries. Raise UserError if another command runs this sweep,
         RunFailed if the disk is full.
         """
-        self._prepare()
+        lock = self._prepare()
         try:
             waiting = [job for job in self.jobs if job.due]
             while waiting or self.running():
@@ -356,8 +348,7 @@ class Sweep:
             ) from error
         finally:
             self._interrupt()
-            assert self._lock is not None
-            self._lock.release()
+            lock.release()
 
     def _fits(self, job: Job, workers: int) -> bool:
         """Return whether there is room; here a cell with another engine than inline runs alone.
@@ -389,26 +380,14 @@ class Sweep:
         """Return the number of cells by state."""
         return {state: sum(job.state == state for job in self.jobs) for state in STATES}
 
-    def index(self) -> dict[str, Any]:
-        """Return the content of ``sweep.json``."""
-        return {
-            "format": 1, "sweep": self.name, "title": self.title,
-            "cells": [
-                {"name": job.cell.name, "values": dict(job.cell.values), "state": job.state,
-                 "reason": job.reason, "rounds": job.rounds,
-                 "test_accuracy_mean": job.last.get("test_accuracy_mean")}
-                for job in self.jobs
-            ],
-        }  # fmt: skip
-
-    def _prepare(self) -> None:
+    def _prepare(self) -> FileLock:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if self.folder.resolve() != self.out.resolve() / "sweeps" / self.name:
                 raise Damaged(f"'{self.folder}' is a link that leads elsewhere: remove it")
             check_entries(self.folder)  # another program may have sent it
-            self._lock = FileLock(self.folder / LOCK, blocking=False)
-            self._lock.acquire()
+            lock = FileLock(self.folder / LOCK, blocking=False)
+            lock.acquire()
         except Timeout as error:
             raise UserError(f"sweep '{self.folder}' already runs in another process") from error
         except OSError as error:
@@ -416,7 +395,18 @@ class Sweep:
         for job in self.jobs:
             text = yaml.safe_dump(job.cell.config.flat(), sort_keys=False, allow_unicode=True)
             write_text(self._file(job, "yaml"), text)
-        write_json(self.folder / "sweep.json", self.index())
+        self._write_index()
+        return lock
+
+    def _write_index(self) -> None:
+        cells = [
+            {"name": job.cell.name, "values": dict(job.cell.values), "state": job.state,
+             "reason": job.reason, "rounds": job.rounds,
+             "test_accuracy_mean": job.last.get("test_accuracy_mean")}
+            for job in self.jobs
+        ]  # fmt: skip
+        index = {"format": 1, "sweep": self.name, "title": self.title, "cells": cells}
+        write_json(self.folder / "sweep.json", index)
 
     def _start(self, job: Job) -> None:
         job.conclude()  # another sweep may have run it meanwhile
@@ -441,7 +431,7 @@ class Sweep:
         unmoved = job.state == "failed" and (job.reason, job.rounds) == job.before
         if job.state == "pending" or unmoved:  # it could not start, or go on
             job.state, job.reason = "failed", self._last_words(job)
-        write_json(self.folder / "sweep.json", self.index())
+        self._write_index()
 
     def _last_words(self, job: Job) -> str:
         """Return why its process ended, as far as it is known."""
@@ -460,17 +450,16 @@ class Sweep:
         return one_line(next(reversed(text.splitlines()), f"it ended with code {code}"))
 
     def _interrupt(self) -> None:
-        running = [job.process for job in self.running() if job.process is not None]
-        for process in running:
+        running = [(job, job.process) for job in self.running() if job.process is not None]
+        for _, process in running:
             process.terminate()
-        for process in running:
+        for job, process in running:
             process.join(FAREWELL)
             process.kill()
             process.join(FAREWELL)
-        for job in self.running():
             job.conclude()
         with contextlib.suppress(OSError):  # the next command writes it anew
-            write_json(self.folder / "sweep.json", self.index())
+            self._write_index()
 
 
 def shard(cells: Sequence[Cell], text: str) -> list[Cell]:

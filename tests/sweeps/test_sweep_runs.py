@@ -75,8 +75,7 @@ def test_a_cell_that_ends_early_says_why_and_not_what_an_earlier_attempt_said(
 )  # fmt: skip
 def test_it_ends_in_one_line(cells, tmp_path, monkeypatch, where, name, error, says) -> None:
     found = Sweep.open("s", tmp_path, cells[:1], work.pretend)
-    found._prepare()
-    monkeypatch.setattr(found, "_prepare", lambda: None)
+    monkeypatch.setattr(found, "_prepare", Mock(return_value=found._prepare()))
     with monkeypatch.context() as patch:
         patch.setattr(where, name, Mock(side_effect=error))
         with pytest.raises(RunFailed, match=says):

@@ -53,12 +53,11 @@ class Dataset(Content):
 
     def about_repeats(self, clients: Sequence[Any]) -> list[str]:
         """Return a line about test examples that also stand in train, of these splits, if any."""
-        # Of each a page of its file tells most apart; only those alike in it are read whole.
+        # Of each 64 numbers tell most apart; only those alike in them are read whole.
         flat = self.examples.reshape(len(self.examples), -1)
         middle = flat.shape[1] // 2
         parts = [hash(one.tobytes()) for one in flat[:, middle : middle + 64]]
-        train = [k for one in clients for k in one.train]
-        tests = [k for one in clients for k in one.test]
+        train, tests = ([k for c in clients for k in getattr(c, p)] for p in ("train", "test"))
         alike = {parts[k] for k in train} & {parts[k] for k in tests}
         whole = {hash(flat[k].tobytes()) for k in train if parts[k] in alike}
         count = sum(parts[k] in alike and hash(flat[k].tobytes()) in whole for k in tests)

@@ -125,9 +125,6 @@ def image_stream(about: Content, images: Iterator[Decoded], ignored: Sequence[st
     )  # fmt: skip
 
 
-# --- one image ----------------------------------------------------------------
-
-
 def is_scan(image: Image.Image) -> bool:
     """Return whether it has one channel of more than 8 bits: 16 or 32 bits, signed, or float."""
     return image.mode in ("I", "F") or image.mode.startswith("I;16")
@@ -186,11 +183,7 @@ def open_zip(path: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
     except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, OSError) as error:
-        what = f"neither a folder nor a readable zip file ({brief(error)})"
-        raise UserError(f"data-path {path}: {what}") from error
-
-
-# --- many images ----------------------------------------------------------------
+        raise UserError(f"data-path {path}: no folder and no zip file: {brief(error)}") from error
 
 
 def decode_all(root: Path, names: Sequence[str], shape: Shape, *, scans: bool) -> Iterator[Decoded]:
@@ -225,21 +218,21 @@ def image_folder(data_path: str, group: Sequence[str] = ()) -> Source:
         label_of = {name: label for label, name in enumerate(names)}
         if other := [folder for folder in folders if folder not in label_of]:
             raise UserError(
-                f"classes: {listed(names)}: folder {other[0]!r} of {path} is none of them"
+                f"classes: {listed(names)}: folder {other[0]!r} is none of them ({path})"
             )
         pairs = sorted((label_of[name.split("/")[level]], name) for name in paths)
         labels, order = zip(*pairs, strict=True)
         groups, by = (groups_of(order, pattern), pattern) if pattern else _alike(order)
         notes = [f"{groups.max() + 1:,} groups by {pattern}"] if pattern else []
-        sites, owners = np.unique([name.split("/")[0] for name in order], return_inverse=True)
+        owners = [name.split("/")[0] for name in order] if level else []
+        sites = sorted({*owners})
         if level:
-            line = f"{len(sites)} sites by folder: {listed(sites.tolist())}"
-            notes += [f"{line}; partition=natural makes each a client", *listed_ids(sites.tolist())]
+            found = f"{len(sites)} sites by folder (partition=natural): {listed(sites)}"
+            notes += [found, *listed_ids(sites)]
         about = Content(
             image, np.array(labels, dtype=np.int64), names, paths=order, notes=tuple(notes),
             groups=groups, group_by=by, grouped=bool(pattern),
-            sites=owners.astype(np.int32)[: len(order) * level],
-            site_names=safe_ids(sites.tolist()) if level else (),
+            sites=np.searchsorted(sites, owners).astype(np.int32), site_names=safe_ids(sites),
         )  # fmt: skip
         inside = [prefix + name for name in order]
         images = decode_all(path, inside, image.image_shape, scans=image.scan)
@@ -273,9 +266,7 @@ def groups_of(paths: Sequence[str], pattern: str) -> npt.NDArray[np.int32]:
     ends = re.compile("(^|.*/)" + "".join(_SIGNS.get(one) or re.escape(one) for one in parts))
     matches = [ends.fullmatch(path) for path in paths]
     if other := [path for path, match in zip(paths, matches, strict=True) if not match]:
-        raise UserError(
-            f"group: '{pattern}' does not match {len(other)} images: {listed(other, 3)}"
-        )
+        raise UserError(f"group: '{pattern}' misses {len(other)} images: {listed(other, 3)}")
     names = ["/".join(match.groupdict().values()) for match in matches if match]
     return np.unique(names, return_inverse=True)[1].astype(np.int32)
 
@@ -355,8 +346,7 @@ def _scan(root: Path) -> tuple[list[str], tuple[str, ...], list[str], str, int]:
 
         for name in names if root.is_dir() else ():
             refuse_other(root / name)
-        what = f"<class>/<image> that end in {' '.join(sorted(SUFFIXES))}"
-        raise UserError(f"data-path {root}: no images (unpack a table); expected {what}")
+        raise UserError(f"data-path {root}: no <class>/<image> ({' '.join(sorted(SUFFIXES))})")
     classes = sorted({name.split("/")[level] for name in images})
     return images, tuple(classes), sorted(ignored), prefix, level
 
@@ -391,23 +381,6 @@ def files_below(root: Path, key: str, depth: int | None = None) -> Iterator[str]
 # --- images that a table lists ----------------------------------------------------------------
 
 _LISTED = 200  # values by which a column is known to hold images
-
-
-def image_table(data_path: str, reading: Reading) -> Source:
-    """Return the images of a table: files in its folder or below, or bytes in its cells."""
-    from fedhet.data import formats, rows
-
-    paths = formats.find_files("image-folder", data_path, formats.ROW_SUFFIXES)
-    root = paths[0].parent
-    files = images_below(root)
-
-    def stream(image: Inputs, classes: tuple[str, ...]) -> Stream:
-        file = rows.open_rows(paths, reading.form)
-        file.found += [] if files else formats.beside(data_path, paths)
-        return images_of(file, root, reading, image, classes)
-
-    stats = file_stats([*paths, *(root / name for name in files)])
-    return Source(["image-table", *stats, repr(reading)], stream)
 
 
 def images_below(root: Path) -> list[str]:
@@ -499,7 +472,7 @@ def images_of(
         (others, "images are in no row that is used"),
     ) if names]  # fmt: skip
     notes = [f"images by column '{column}' (image)", unused and f"columns not read: {unused}"]
-    content = keys.content(image, warnings, notes, file.found)
+    content = keys.content(image, warnings, [*notes, "; ".join(file.found)])
     if embedded:
         pictures = _of_cells(file, column, {*map(int, chosen)}, root, image)
     else:

@@ -67,9 +67,6 @@ class Given:
         return replace(about, notes=(*self.notes, line, *about.notes))
 
 
-# --- what may be given ----------------------------------------------------------------
-
-
 def understand(data: Any, clients: Sequence[str], *, text: bool = False) -> Given:
     """Return what ``data`` is; UserError, one line, for what cannot be examples with labels.
 
@@ -134,7 +131,9 @@ def _plain(data: Any) -> Any:  # noqa: PLR0911  (one for each library)
         return next(frames_of(data, data.column_names, 1 + len(data)), pd.DataFrame())
     if isinstance(data, tuple | list | pd.DataFrame) or not _is_dataset(data):
         return data
-    pairs = [_pair(data[index]) for index in range(len(data))]  # a torch Dataset, read once
+    pairs = [data[index] for index in range(len(data))]  # a torch Dataset, read once
+    if not all(isinstance(pair, Sequence) for pair in pairs):
+        raise UserError(f"data: an item is {_shape_of(pairs[0])}, must be (x, y)")
     examples = np.stack([_array(pair[0]) for pair in pairs])
     classes, labels = getattr(data, "classes", None), [pair[1] for pair in pairs]
     if classes and all(isinstance(y, int) and y < len(classes) for y in labels):
@@ -144,17 +143,6 @@ def _plain(data: Any) -> Any:  # noqa: PLR0911  (one for each library)
 
 def _is_loader(data: Any) -> bool:
     return hasattr(data, "dataset") and hasattr(data, "batch_size")
-
-
-def _pair(item: Any) -> Sequence[Any]:
-    """Return example and label of an item, which may be a dict with a label of a usual name."""
-    if not isinstance(item, Mapping):
-        return cast("Sequence[Any]", item)
-    label = next((name for name in ("label", "labels", "y", "target") if name in item), "")
-    rest = [name for name in item if name != label]
-    if not label or len(rest) != 1:
-        raise UserError(f"data: an item has {', '.join(item)}: give one example and its 'label'")
-    return item[rest[0]], item[label]
 
 
 def _array(values: Any) -> Array:
@@ -170,9 +158,7 @@ def _frames(what: str, frames: Mapping[str, pd.DataFrame], *, text: bool) -> Giv
     for client, frame in frames.items():
         if odd := sorted({*frame.columns} ^ {*frames[first].columns}, key=str):
             has, lacks = (client, first) if odd[0] in frame.columns else (first, client)
-            raise UserError(
-                f"data: client '{has}' has a column '{odd[0]}', client '{lacks}' has none"
-            )
+            raise UserError(f"data: client '{has}' has a column '{odd[0]}', '{lacks}' has none")
         if SITE in frame.columns:
             raise UserError(f"data: client '{client}' has a column '{SITE}': rename it")
     whole = pd.concat([one.assign(**{SITE: name}) for name, one in frames.items()])
@@ -185,7 +171,7 @@ def _arrays(what: str, values: Mapping[str, Any]) -> Given:
     for client, value in values.items():
         who = f"data: client '{client}'" if client else "data"
         if not isinstance(value, tuple | list) or len(value) not in {2, 4}:
-            must = "must be (x, y), (x, y, x_test, y_test), a DataFrame or a data set"
+            must = "must be (x, y[, x_test, y_test]), a DataFrame or a data set"
             raise UserError(f"{who}: {_shape_of(value)} {must}")
         for x, y, test in zip(map(_array, value[::2]), value[1::2], (False, True), strict=False):
             pieces.append((client, test, x, _checked(who, x, _array(y))))
@@ -194,8 +180,8 @@ def _arrays(what: str, values: Mapping[str, Any]) -> Given:
         mixed = (x.dtype.kind == "f") != (other.dtype.kind == "f") and x.ndim > 2  # noqa: PLR2004
         if mixed or other.shape[1:] != x.shape[1:]:  # rows of a table may be mixed
             one, two = (f"{a.dtype} of shape {a.shape[1:]}" for a in (x, other))
-            must = "must be of one shape, and all floats or none"
-            raise UserError(f"data: x of client '{first}' is {one}, of '{client}' {two}: {must}")
+            both = f"x of client '{first}' is {one}, of '{client}' {two}"
+            raise UserError(f"data: {both}: must be of one shape, and all floats or none")
     names, codes = np.unique(np.concatenate([y for *_, y in pieces]), return_inverse=True)
     if all(name.lstrip("-").isdigit() for name in names.tolist()):
         order = np.argsort(names.astype(np.int64))
@@ -243,14 +229,14 @@ def _as_bytes(images: Array, owners: Array) -> tuple[Array, tuple[str, ...]]:
     All clients have one range: from 0 to 1 (ToTensor), from -1 to 1, or whole numbers to 255.
     """
     flat = images.reshape(len(images), -1)
-    low, high = float(flat.min()), float(flat.max())
-    places = flat.min(axis=1).argmin(), flat.max(axis=1).argmax()
-    from_, to = (
-        f"{value:g}" + f" (client '{owners[k]}')" * bool(owners[k])
-        for value, k in zip((low, high), places, strict=True)
-    )
-    if low >= 0 and high > 1 and high <= 255 and (images == np.rint(images)).all():  # noqa: PLR2004
+    least, most = flat.min(axis=1), flat.max(axis=1)
+    low, high = float(least.min()), float(most.max())
+    if low >= 0 and 1 < high <= 255 and (images == np.rint(images)).all():  # noqa: PLR2004
         return images.astype(np.uint8), ()
+    from_, to = (
+        f"{value:g}" + f" (client '{who}')" * bool(who)
+        for value, who in ((low, owners[least.argmin()]), (high, owners[most.argmax()]))
+    )
     line = f"data: float images from {from_} to {to}"
     if low < -1 or high > 1:
         raise UserError(f"{line} must be from 0 or -1 to 1, or bytes: leave out a Normalize")

@@ -161,8 +161,6 @@ def _split_by_time(times: npt.NDArray[Any], groups: Any, split: Sequence[int]) -
     return which
 
 
-# --- partition=file ----------------------------------------------------------------
-
 HEADER, SPLITS = ["path", "client", "split"], ("train", "val", "test")
 
 
@@ -222,8 +220,7 @@ def _file_rows(file: str) -> list[tuple[int, list[str]]]:
     bad = [f"line {n}: {','.join(row)!r}" for n, row in rows if len(row) != len(header)]
     if header not in (HEADER, [*HEADER, "group"]) or not rows or bad:
         what = bad[0] if bad else f"{','.join(header)!r} and {len(rows)} rows"
-        fields = f"line 1 must be {','.join(HEADER)} [,group], and rows have as many fields"
-        raise UserError(f"partition-file {file}: {what}: {fields}")
+        raise UserError(f"partition-file {file}: {what}, must be {','.join(HEADER)} [,group]")
     return rows
 
 
@@ -241,8 +238,10 @@ def classes_per_client(rng: np.random.Generator, data: Content, config: RunConfi
     normalised over the slots taken, rounded down; what is left goes out one image per owner. Raise
     UserError if an owner would get no image of its class.
     """
-    sizes = _sizes(data)
-    taken = np.zeros(len(sizes), dtype=np.int64)
+    sizes, most = _sizes(data), len(data.classes)
+    if config.classes_per_client > most:
+        raise UserError(f"classes-per-client {config.classes_per_client} is not in 1..{most}")
+    taken = np.zeros(most, dtype=np.int64)
     owners: list[list[int]] = [[] for _ in sizes]
     for client in range(config.clients):
         chosen = np.lexsort((rng.random(len(sizes)), taken))[: config.classes_per_client]
@@ -277,28 +276,6 @@ def _hand_out(
     return owner
 
 
-def dirichlet(rng: np.random.Generator, data: Content, config: RunConfig) -> Indices:
-    """Cut every class by q ~ Dir(alpha 1_N); redraw until every client has 10 images.
-
-    Raise UserError for too few images, or if no draw of 1,000 gives every client 10.
-    """
-    counts = _enough_each(rng, config, _sizes(data))
-    return _hand_out(rng, data, [np.arange(config.clients)] * len(counts), list(counts))
-
-
-def quantity(rng: np.random.Generator, data: Content, config: RunConfig) -> Indices:
-    """Draw sizes by q ~ Dir(alpha 1_N) until every client has 10 examples; classes by chance.
-
-    The quantity skew of NIID-Bench (arXiv 2102.02079). Raise UserError as :func:`dirichlet`.
-    """
-    return _by_chance(rng, _enough_each(rng, config, np.array(len(data.labels))))
-
-
-def iid(rng: np.random.Generator, data: Content, config: RunConfig) -> Indices:
-    """Give everybody the same number within one, by chance; UserError: fewer than 10 each."""
-    return _by_chance(rng, np.bincount(np.arange(len(data.labels)) % config.clients))
-
-
 def _enough_each(rng: np.random.Generator, config: RunConfig, sizes: Indices) -> Indices:
     """Return the first counts (C, N), or (N,) of one size, that give every client 10."""
     alpha = np.full(config.clients, config.alpha)
@@ -311,24 +288,10 @@ def _enough_each(rng: np.random.Generator, config: RunConfig, sizes: Indices) ->
             counts = np.diff(upper, axis=-1, prepend=0)
             if counts.reshape(-1, config.clients).sum(axis=0).min() >= MIN_CLIENT_IMAGES:
                 return counts
-    draws = f"no draw of {MAX_TRIES} gives every client {MIN_CLIENT_IMAGES} examples"
-    key = f"alpha {config.alpha:g} with clients {config.clients}"
-    raise UserError(f"{key}: {draws}; use a larger alpha, or fewer clients")
+    none = f"no draw of {MAX_TRIES} gives every client {MIN_CLIENT_IMAGES} examples"
+    raise UserError(f"alpha {config.alpha:g}: {none}; use a larger alpha, or fewer clients")
 
 
-def _by_chance(rng: np.random.Generator, counts: Indices) -> Indices:
-    """Return the client of every example, by chance; ``counts`` (N,) are the clients'."""
-    owner = np.empty(counts.sum(), dtype=np.int64)
-    owner[rng.permutation(len(owner))] = np.repeat(np.arange(len(counts)), counts)
-    return owner
-
-
-# --- partitions ----------------------------------------------------------------
-
-_DRAWS = {
-    "classes-per-client": classes_per_client, "iid": iid, "quantity": quantity,
-    "dirichlet": dirichlet,
-}  # fmt: skip
 DEFAULT_CLIENTS = 10  # where nothing says their number
 PREFIX = "flwr:"  # and the class of a partitioner of flwr-datasets, with its keywords
 _NAMED = 5  # in a line
@@ -389,22 +352,31 @@ def check_groups(data: Content, config: RunConfig) -> None:
 
 
 def _owners(data: Content, config: RunConfig) -> tuple[Indices, int]:
-    """Draw the client (n,) of every example, -1 for none, and their number."""
-    kind, clients = config.partition, config.clients
-    total, most = len(data.labels), len(data.classes)
+    """Draw the client (n,) of every example, -1 for none, and their number.
+
+    ``dirichlet`` cuts every class by q ~ Dir(alpha 1_N), ``quantity`` (NIID-Bench, arXiv
+    2102.02079) the whole, until every client has 10 examples; ``iid`` into equal parts.
+    """
+    kind, clients, total = config.partition, config.clients, len(data.labels)
     if kind.startswith(PREFIX):
         return _flower_owner(data, config)
-    by_class = kind == "classes-per-client"
-    for what, wrong in {
-        f"clients 0 is not allowed with partition {kind} (>= 1)": clients < 1,
-        f"classes-per-client {config.classes_per_client} is not allowed: the data set has {most} "
-        f"classes (1..{most})": by_class and config.classes_per_client > most,
-        f"clients {clients}: {total} examples cannot give every client {MIN_CLIENT_IMAGES}; use "
-        "fewer clients": not by_class and total < clients * MIN_CLIENT_IMAGES,
-    }.items():
-        if wrong:
-            raise UserError(what)
-    return _DRAWS[kind](generator(config.data_seed, "partition"), data, config), clients
+    if clients < 1:
+        raise UserError(f"clients 0 is not allowed with partition {kind} (>= 1)")
+    rng = generator(config.data_seed, "partition")
+    if kind == "classes-per-client":
+        return classes_per_client(rng, data, config), clients
+    if total < clients * MIN_CLIENT_IMAGES:
+        few = f"{total} examples cannot give every client {MIN_CLIENT_IMAGES}; use fewer clients"
+        raise UserError(f"clients {clients}: {few}")
+    if kind == "dirichlet":
+        counts = _enough_each(rng, config, _sizes(data))
+        return _hand_out(rng, data, [np.arange(clients)] * len(counts), list(counts)), clients
+    sizes = np.bincount(np.arange(total) % clients)
+    if kind == "quantity":
+        sizes = _enough_each(rng, config, np.array(total))
+    owner = np.empty(total, dtype=np.int64)
+    owner[rng.permutation(total)] = np.repeat(np.arange(clients), sizes)
+    return owner, clients
 
 
 def _whole_groups(data: Content, owner: Indices, clients: int, seed: int) -> Indices:
@@ -421,7 +393,7 @@ def _whole_groups(data: Content, owner: Indices, clients: int, seed: int) -> Ind
     owner = np.where(first == clients, -1, first)[codes]
     if missing := sorted(set(range(clients)) - set(owner.tolist())):
         none = f"client {missing[0]} gets no whole group by {data.group_by} of {len(counts)}"
-        raise UserError(f"clients {clients}: {none}: use fewer clients, or another partition")
+        raise UserError(f"clients {clients}: {none}: use fewer, or another partition")
     return owner
 
 
@@ -441,15 +413,13 @@ def _natural(
     """Return clients as the data names them, without those that cannot be trained and tested."""
     names, what = data.site_names, noun(config.dataset)
     if not names:
-        what = "name their column with `site`, or return `clients` in a fedhet.Data"
-        raise UserError(f"partition natural needs the clients of the examples: {what}")
+        raise UserError("partition natural needs the clients of examples: `site`, or Data.clients")
     splits = dict(zip(names, _splits(data, config, names, data.sites), strict=True))
     order = sorted(names, key=client_order)
     ids = tuple(n for n in order if len(splits[n].train) and len(splits[n].test))
     if not ids:
         raise UserError(f"partition natural: no client has enough {what} to train and to test")
-    who = f"the data names {len(ids)} clients that can be trained and tested"
-    _check_count(config.clients, len(ids), who)
+    _check_count(config.clients, len(ids), f"the data names {len(ids)} clients with enough {what}")
     small = [f"{n} ({sum(map(len, astuple(splits[n])))})" for n in order if n not in ids]
     left = f"{len(small)} clients are left out, with too few {what} to train and to test: "
     return ids, tuple(splits[n] for n in ids), [left + listed(small, _NAMED)] if small else []
@@ -464,17 +434,15 @@ def about_classes(data: Content, what: str) -> Iterator[str]:
     """Yield lines about classes that may be one, or are too small; UserError for one class."""
     sizes, names = _sizes(data), np.array(data.classes)
     if len(data.labels) > 1 == np.count_nonzero(sizes):
-        check = "check target, whether the file is complete, and the level of the folder"
-        check += "".join(f"; {note}" for note in data.notes[:1])
-        same = f"have the same class, '{names[sizes.argmax()]}'"
-        raise UserError(f"all {len(data.labels):,} {what} {same}: {check}")
-    for alike_ in alike(data.classes):
-        joined = f"labels={{{alike_[0]}: [{', '.join(alike_)}], ...}} joins them"
-        yield f"classes {', '.join(map(repr, alike_))} differ only in case or spaces: {joined}"
+        same = f"all {len(data.labels):,} {what} have the same class, '{names[sizes.argmax()]}'"
+        check = ": check target, whether the file is complete, and the level of the folder"
+        raise UserError("; ".join([same + check, *data.notes[:1]]))
+    for one in alike(data.classes):
+        joined = f"labels={{{one[0]}: [{', '.join(one)}], ...}} joins them"
+        yield f"classes {', '.join(map(repr, one))} differ only in case or spaces: {joined}"
     gaps = [name for name in data.classes if _NO_CLASS.fullmatch(name.lower())]
     if gaps and what != noun("image-folder"):
-        out = f"gaps={','.join(gaps)} leaves such rows out"
-        yield f"classes {listed(gaps)} may stand for a missing value: {out}"
+        yield f"classes {listed(gaps)} may stand for a missing value: gaps={','.join(gaps)}"
     joins = "labels={NAME: [WORD, WORD], ...} joins different words for one class"
     held = {site: {*names[data.labels[data.sites == k]]} for k, site in enumerate(data.site_names)}
     owners = Counter(name for own in held.values() for name in own)
@@ -488,29 +456,26 @@ def about_classes(data: Content, what: str) -> Iterator[str]:
             yield f"sites do not have the same classes ({both}): {joins}"
             break
     if len(alone := names[sizes == 1].tolist()):
-        one = f"{len(alone)} classes have one {what.removesuffix('s')}, which cannot be trained on"
-        yield f"{one} and tested: {listed(alone, _NAMED)}; labels can join classes"
+        few = f"{len(alone)} classes have one {what.removesuffix('s')}, too few to train and test"
+        yield f"{few}: {listed(alone, _NAMED)}; labels can join classes"
 
 
 def _about_groups(splits: Sequence[ClientSplit], data: Content, config: RunConfig) -> Iterator[str]:
     """Yield lines about test examples whose group is in train, too, and windows cut by time."""
     if not len(data.groups):
         return
-    what, by = noun(config.dataset), data.group_by
-    train, tested = (
-        np.concatenate([data.groups[getattr(one, part)] for one in splits])
-        for part in ("train", "test")
-    )
+    what, by, parts = noun(config.dataset), data.group_by, ("train", "test")
+    train, tested = (np.concatenate([data.groups[getattr(c, p)] for c in splits]) for p in parts)
     seen, number = int(np.isin(tested, train).sum()), len(np.unique(tested))
     if data.grouped and 0 < number < _GROUPS:
         yield f"the test figures rest on {number} groups by {by}: several seeds say more"
-    figure = f"{seen:,} of {len(tested):,} test {what} have their {by} in train"
+    share = f"have their {by} in train"
+    if "{" in by and not data.grouped:
+        share = "share their stem with a train image, and may be of one person or scan"
+    figure = f"{seen:,} of {len(tested):,} test {what} {share}"
     if not seen:
         return
     if not data.grouped:
-        if "{" in by:
-            share = "share their stem with a train image, and may be of one person or scan"
-            figure = f"{seen:,} of {len(tested):,} test {what} {share}"
         yield f"{figure}: group={shlex.quote(by)} keeps all {what} of one in one split"
     elif by == RECORDING and config.partition != "file":
         yield f"{figure}: some class of theirs has fewer than 3 recordings, and was cut by time"
@@ -532,16 +497,12 @@ def _about_clients(partition: Partition, data: Content, config: RunConfig) -> It
     unowned = names[(owners == 0) & (_sizes(data) > 0)]
     for which, text in (
         (unowned, "classes have no owner and are dropped"),
-        (
-            names[(owners == 1) & (len(ids) > 1)],
-            "classes occur at only one client, so methods average nothing by class for them",
-        ),
-        (
-            ids[(held > 0).sum(axis=1) == 1],
-            "clients have one class, so balanced accuracy and AUROC are not defined for them",
-        ),
+        (names[(owners == 1) & (len(ids) > 1)],
+         "classes occur at only one client, so methods average nothing by class for them"),
+        (ids[(held > 0).sum(axis=1) == 1],
+         "clients have one class, so balanced accuracy and AUROC are not defined for them"),
         (ids[tested.sum(axis=1) == 0], f"clients have no test {what.removesuffix('s')}"),
-    ):
+    ):  # fmt: skip
         if len(which):
             yield f"{len(which)} {text}: {listed(which.tolist(), _NAMED)}"
     unused = len(data.labels) - int(held.sum())
@@ -553,9 +514,6 @@ def _about_clients(partition: Partition, data: Content, config: RunConfig) -> It
         larger = config.split[2] < _TEST_SHARE * sum(config.split)
         more = 'a larger test set (split="6:1:3") and ' * larger + "several seeds say more"
         yield f"few test {what} of a class: {listed(few, _NAMED)}: such metrics are chance; {more}"
-
-
-# --- partitioners of flwr-datasets ----------------------------------------------------------------
 
 
 def _flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
@@ -570,9 +528,10 @@ def _flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
         classes: Any = import_module("flwr_datasets.partitioner")
         datasets: Any = import_module("datasets")
     except (ValueError, Damaged, ImportError) as error:
-        must = f"must be written {PREFIX}CLASS keyword=value ..."
-        if isinstance(error, ImportError):
-            must = "needs flwr-datasets: pip install 'fedhet[hf]'"
+        package = isinstance(error, ImportError)
+        must = (
+            "needs pip install 'fedhet[hf]'" if package else f"must be {PREFIX}CLASS key=value ..."
+        )
         raise UserError(f"partition: '{kind}' {must} ({brief(error)})") from error
     known = [one for one in classes.__all__ if one != "Partitioner" and "Vertical" not in one]
     if name not in known:

@@ -64,15 +64,13 @@ def find_source(  # noqa: PLR0911  (one for each form of a name)
     if name == "image-folder":
         is_table = Path(data_path).is_file() and not data_path.lower().endswith(".zip")
         if is_table or reading.image or reading.target:
-            return images.image_table(data_path, reading)
+            return _of_files(name, data_path, reading)
         return images.image_folder(data_path, reading.group)
     if name in DATASETS or name.startswith(HUB):
         return (_of_hub if name.startswith(HUB) else _of_files)(name, data_path, reading)
     if plugins.is_given(name):  # by a Python program; what is in the cache is not asked for
-        return Source(
-            ["given", name, repr(reading)],
-            lambda *wanted: plugins.load("dataset", name).stream(reading, *wanted),
-        )
+        given = partial(plugins.load("dataset", name).stream, reading)
+        return Source(["given", name, repr(reading)], given)
     if name.partition(":")[0] == "synthetic":
         return _synthetic(name, seed)
     if plugins.is_own("dataset", name):
@@ -88,20 +86,22 @@ def _of_files(name: str, data_path: str, reading: Reading) -> Source:
     npz = name == "signals" and formats.holds(Path(data_path).expanduser(), formats.NPZ_SUFFIXES)
     suffixes = formats.NPZ_SUFFIXES if npz else formats.ROW_SUFFIXES
     paths = formats.find_files(name, data_path, suffixes)
+    root = paths[0].parent
+    pictures = images.images_below(root) if name == "image-folder" else []
 
-    def stream(_: Inputs, classes: tuple[str, ...]) -> Stream:
-        others = formats.beside(data_path, paths)
+    def stream(image: Inputs, classes: tuple[str, ...]) -> Stream:
+        others = [] if pictures else formats.beside(data_path, paths)
         if name == "signals" and not formats.holds(paths[0], (*formats.ROW_SUFFIXES, ".txt")):
             return table.of_npz(paths, reading, classes, others)
-        readers = {"table": table.of_table, "texts": table.of_texts, "signals": table.of_windows}
         file = rows.open_rows(paths, reading.form)
         file.found += others
+        if name == "image-folder":
+            return images.images_of(file, root, reading, image, classes)
+        readers = {"table": table.of_table, "texts": table.of_texts, "signals": table.of_windows}
         return readers[name](file, reading, classes)
 
-    return Source([name, *file_stats(paths), repr(reading)], stream)
-
-
-# --- Hugging Face's hub ----------------------------------------------------------------
+    stats = file_stats([*paths, *(root / one for one in pictures)])
+    return Source([name, "rows", *stats, repr(reading)], stream)
 
 
 def _of_hub(dataset: str, data_path: str, reading: Reading) -> Source:
@@ -161,11 +161,8 @@ def _load(dataset: str, data_path: str) -> Any:
         whole = str(path) if data_path else name
         return datasets.load_dataset(whole, given.get("subset"), split=split)
     except Exception as error:  # of the hub, the network, the files: nearly every kind
-        where = f"{data_path or 'the hub'}: {brief(error)}; data-path=FOLDER names a local copy"
-        raise UserError(f"dataset '{dataset}' cannot be loaded from {where}") from error
-
-
-# --- arrays ----------------------------------------------------------------
+        why = f"cannot be loaded: {brief(error)}; data-path=FOLDER names a local copy"
+        raise UserError(f"dataset '{dataset}' {why}") from error
 
 
 def select(
@@ -207,8 +204,6 @@ def _torchvision(name: str, root: Path) -> "Data":
     labels = np.concatenate([np.asarray(part.targets, dtype=np.int64) for part in parts])
     return Data(images, labels, parts[0].classes)
 
-
-# --- seeded examples ----------------------------------------------------------------
 
 _FORM = re.compile(r"synthetic(?::(\d{1,9})(?:x(\d{1,4}))?)?")
 _CHUNK = 2048
@@ -256,9 +251,6 @@ def _pictures(seed: int, patterns: Examples, labels: Indices) -> Iterator[images
         pixels += patterns[wanted]
         pixels += rng.integers(0, 41, (len(wanted), 1, 1, 1), dtype=np.uint8)
         yield from map(images.Decoded, pixels)
-
-
-# --- a user's function ----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -420,8 +412,7 @@ def _described(data: Data, examples: Examples, image: Inputs) -> tuple[Inputs, E
             raise ValueError(f"signal {what}: example {int(np.argmin(good))} is not finite")
     elif kind == TOKENS:
         inputs, stored = Inputs(TOKENS, shape, int(data.vocabulary)), examples.astype(np.int32)
-        why = f"vocabulary is {inputs.vocabulary}"
-        _check_range(f"tokens {what}: token ids", examples, inputs.vocabulary, why)
+        _check_range("token ids", examples, inputs.vocabulary, f"vocabulary is {inputs.vocabulary}")
     else:
         plain = data.columns or range(examples.shape[1])
         lists = tuple((str(n), tuple(map(str, vs))) for n, vs in data.categories.items())

@@ -58,12 +58,9 @@ def coded(values: pd.Series, code: Callable[[str], int]) -> Indices:
     return codes
 
 
-def _refuse_unknown(
-    values: pd.Series, codes: Indices, where: Callable[[int], str], key: str, known: Sequence[str]
-) -> None:
-    for row, value in values[codes == _UNKNOWN].items():
-        what = f"{shown(str(value))} is not in {key} ({listed(known)})"
-        raise UserError(f"{where(row)}: {what}: add it there, or correct the file")
+def _refuse(values: pd.Series, bad: Any, where: Callable[[int], str], what: str) -> None:
+    for row, value in values[bad].items():
+        raise UserError(f"{where(row)}: {shown(str(value))} {what}")
 
 
 def places_of(values: Sequence[str], key: str) -> dict[str, int]:
@@ -73,9 +70,6 @@ def places_of(values: Sequence[str], key: str) -> dict[str, int]:
         if places.setdefault(canonical(value), place) != place:
             raise UserError(f"{key}: value '{value}' is given twice ({', '.join(values)})")
     return places
-
-
-# --- classes ----------------------------------------------------------------
 
 
 class Classes:
@@ -104,7 +98,8 @@ class Classes:
         """Return the labels of texts, -1 for a gap; ``where`` says where a row is."""
         labels = coded(values, self._label)
         key = "labels" if self._reading.labels else "classes"
-        _refuse_unknown(values, labels, where, key, self._known)
+        what = f"is not in {key} ({listed(self._known)}): add it there, or correct the file"
+        _refuse(values, labels == _UNKNOWN, where, what)
         self._examples += int((labels >= 0).sum())
         return labels
 
@@ -159,11 +154,7 @@ class Classes:
             again = sum(enough(part in known for part in split[name]) for name in joined)
             several += joined if 2 * again >= len(joined) else []
         if several:
-            what = f"target: several classes in one cell, {shown(several[0])}, are not supported"
-            raise UserError(f"{what}: join values with labels")
-
-
-# --- clients, groups and times ---------------------------------------------------------------
+            raise UserError(f"target: several classes in one cell: {shown(several[0])}")
 
 
 class _Codes:
@@ -253,12 +244,10 @@ class Keys:
 
     def _when(self, file: RowFile, frame: pd.DataFrame) -> npt.NDArray[np.float64]:
         """Return the times of ``split-by``, NaN for a gap; UserError for what is no time."""
-        column = frame[self.reading.split_by]
+        column = frame[name := self.reading.split_by]
         known = column.mask(column.str.lower().isin(list(self.reading.form.missing)))
-        times = as_times(known)
-        for row, value in column[known.notna() & np.isnan(times)].items():
-            where = f"split-by: {file.at(row, self.reading.split_by)}"
-            raise UserError(f"{where}: {shown(str(value))} is neither a date nor a number")
+        times, what = as_times(known), "is neither a date nor a number (split-by)"
+        _refuse(column, known.notna() & np.isnan(times), partial(file.at, column=name), what)
         return times
 
     def _grouped(self, rows: pd.DataFrame) -> tuple[Indices, str, bool]:
@@ -275,9 +264,8 @@ class Keys:
         return np.zeros(0, dtype=np.int64), "", False
 
     def content(
-        self, inputs: Inputs, warnings: Sequence[str] = (), notes: Sequence[str] = (),
-        found: Sequence[str] = (),
-    ) -> Content:  # fmt: skip
+        self, inputs: Inputs, warnings: Sequence[str] = (), notes: Sequence[str] = ()
+    ) -> Content:
         """Return what is known once all rows are read; ``notes`` follow the line about them."""
         order, classes = self._classes.done()
         rows = pd.concat(self._rows)
@@ -291,7 +279,7 @@ class Keys:
         lines.append(f"{len(classes)} classes, '{target}': {counted(classes, labels)}")
         lines += [f"{len(ids)} sites: {counted(ids, clients)}"] if ids else []
         lines += [f"{len(np.unique(groups)):,} groups by {by}"] if grouped else []
-        notes = ["; ".join(lines), *notes, "; ".join(found), *listed_ids(sites)]
+        notes = ["; ".join(lines), *notes, *listed_ids(sites)]
         return Content(
             inputs, labels, classes, clients, ids, groups.astype(np.int32), by, grouped,
             times=rows[_TIME].to_numpy() if _TIME in rows else np.zeros(0),
@@ -314,9 +302,6 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 _SAMPLED = 2_000  # rows of a chunk by which leaks are looked for
 
 
-# --- tables ----------------------------------------------------------------
-
-
 class TableRows:
     """Rows as the numbers that inputs of a table say: a category is its place in its list."""
 
@@ -331,10 +316,9 @@ class TableRows:
         """Return float32 (k, f), NaN for a gap; raise UserError for what is no such value."""
         if bad := [name for name in self.plain if frame[name].dtype.kind not in "iuf"]:
             column = frame[bad[0]].dropna()
-            word = column[to_numbers(column, file.form).isna()]
-            what = f"{file.at(word.index[0], bad[0])}: {shown(str(word.iloc[0]))} is not a number"
             keys = f"name columns of words ({listed(bad)}) in ignore, or with values in categories"
-            raise UserError(f"{what}: {keys}; decimal and gaps say how numbers are written")
+            words = to_numbers(column, file.form).isna()
+            _refuse(column, words, partial(file.at, column=bad[0]), f"is not a number: {keys}")
         numbers = np.empty((len(frame), len(self.inputs.columns)), dtype=np.float32)
         with np.errstate(over="ignore"):
             for place, name in enumerate(self.inputs.columns):
@@ -358,7 +342,8 @@ class TableRows:
 
         places = coded(column, code)
         if self._unseen is None:
-            _refuse_unknown(column, places, partial(file.at, column=name), "categories", [*codes])
+            what = f"is not in categories ({listed([*codes])}): add it there, or correct the file"
+            _refuse(column, places == _UNKNOWN, partial(file.at, column=name), what)
         else:
             self._unseen[name] += int((places == _UNKNOWN).sum())
         return np.where(places < 0, np.nan, places)
@@ -406,7 +391,7 @@ def of_table(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
         lines += map(describe.about_site, likely[:1])
     infinite = listed([f"{name} ({count:,})" for name, count in rows.infinite.items()])
     warning = infinite and f"infinite numbers count as gaps: {infinite}"
-    content = keys.content(rows.inputs, [warning], lines, file.found)
+    content = keys.content(rows.inputs, [warning], [*lines, "; ".join(file.found)])
     if reading.declared:
         return content
     leaking = describe.leaks(features, seen, content.labels[np.concatenate(places)], reading.target)
@@ -416,9 +401,6 @@ def of_table(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
 def left_columns(file: RowFile, reading: Reading) -> list[str]:
     """Return the columns that may be features: no key names them, and they are no index."""
     return [name for name in describe.named_columns(file, reading) if name not in reading.taken]
-
-
-# --- texts ----------------------------------------------------------------
 
 
 def token_ids(texts: Sequence[str], inputs: Inputs) -> npt.NDArray[np.int32]:
@@ -451,7 +433,8 @@ def of_texts(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
         empty += int((ids[:, 0] == 0).sum())
         yield ids
     warning = f"{empty} texts have no word" * bool(empty)
-    return replace(keys.content(inputs, [warning], lines, file.found), texts=tuple(written))
+    content = keys.content(inputs, [warning], [*lines, "; ".join(file.found)])
+    return replace(content, texts=tuple(written))
 
 
 # --- signals ----------------------------------------------------------------
@@ -483,19 +466,17 @@ class Npz(RowFile):
         self.used = (self.one_of(("x", "X")), self.one_of(TARGETS))
         describe.need(self, self.used[:1], "signals")
         x = self._array(self.used[0])
-        what = f"x of shape {x.shape} is"
+        what, flat = f"x of shape {x.shape} is", x.ndim == 2  # noqa: PLR2004
         if x.dtype.kind not in "biuf" or x.ndim not in (2, 3) or not x.size:
             raise UserError(f"{self.where}: {what} {x.dtype}, must be numbers (n, channels, time)")
-        flat = x.ndim == 2  # noqa: PLR2004
         if flat:
             self.found.append(f"{what} taken as one channel of {x.shape[1]} steps")
             x = x[:, None]
         second, third = x.shape[1:]
-        guessed = not axes and second >= LONGER * third
-        self.axes = axes or AXES[guessed]
         if max(second, third) > MAX_SIDE or second * third > MAX_SIZE:
             raise UserError(f"{self.where}: windows of {(second, third)} are too large")
-        if guessed:
+        self.axes = axes or AXES[second >= LONGER * third]
+        if not axes and self.axes == AXES[1]:
             other = f"axes={AXES[0]} takes it the other way"
             self.found.append(f"{what} taken as {third} channels of {second} steps: {other}")
         self.windows = x.transpose(0, 2, 1) if self.axes == AXES[1] and not flat else x
@@ -592,7 +573,8 @@ def of_windows(file: RowFile, reading: Reading, classes: tuple[str, ...]) -> Str
         for part, frame in file.chunks(keys.columns(file, rows.plain), rows.plain):
             x = rows.numbers(part, frame).reshape(-1, *shape)
             yield x[keys.add(part, frame, finite(x))]
-    return keys.content(Inputs(SIGNAL, shape, scale=reading.scale), (), [line], file.found)
+    inputs = Inputs(SIGNAL, shape, scale=reading.scale)
+    return keys.content(inputs, (), [line, "; ".join(file.found)])
 
 
 def cut_recordings(
@@ -623,10 +605,9 @@ def _cut(new: Indices, rows: int, length: int, *, whole: bool) -> tuple[Indices,
     sizes = np.diff(np.append(new, rows))
     common, count = Counter(sizes.tolist()).most_common(1)[0]
     if whole and common > 1 and count >= 0.9 * len(sizes):
+        other = f", {len(sizes) - count} of another length left out" * (count < len(sizes))
         line = f"{count} windows of {common} steps, recordings of equal length (length cuts none)"
-        if count < len(sizes):
-            line += f", {len(sizes) - count} of another length left out"
-        return new[sizes == common], common, line
+        return new[sizes == common], common, line + other
     each = sizes // length
     if not each.any():
         raise UserError(f"length: {length} is more than the longest recording, {sizes.max()}")

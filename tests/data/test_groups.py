@@ -14,6 +14,7 @@ from fedhet.site.local_data import load_dataset, load_local, load_partition, wit
 from fedhet.testing import small
 
 PARTS = ("train", "val", "test")
+RNG = np.random.default_rng(0)
 
 
 def _places(made, groups) -> list[set]:
@@ -78,14 +79,13 @@ def test_persons_with_all_classes_keep_the_shares_of_the_split():
 
 def test_what_a_run_without_groups_does_is_said():
     groups = np.repeat(np.arange(40, dtype=np.int32), 5)
-    labels = groups % 2
-    made = partition(labels, "iid", 2, groups=groups, group_by="patient_id")
-    tests = np.concatenate([one.test for one in made.clients])
-    train = np.concatenate([one.train for one in made.clients])
+    made = partition(groups % 2, "iid", 2, groups=groups, group_by="patient_id")
+    tests, train = (
+        np.concatenate([getattr(c, p) for c in made.clients]) for p in ("test", "train")
+    )
     seen = np.isin(groups[tests], groups[train]).sum()
-    (line,) = [one for one in made.warnings if "patient_id" in one]
+    (line,) = [one for one in made.warnings if "group=patient_id" in one]
     assert line.startswith(f"{seen} of {len(tests)} test images have their patient_id in train")
-    assert "group=patient_id" in line
 
 
 def test_a_group_in_two_sites_is_said():
@@ -136,17 +136,17 @@ def test_a_table_by_patients_and_by_time(tmp_path):
     ("keys", "reason"),
     [
         ({"group": "nobody"}, "group: .* has no column 'nobody'"),
-        ({"split_by": "sex"}, "split-by: .*line 2 column 'sex': 'm' is neither a date nor a num"),
+        ({"split_by": "sex"}, "line 2 column 'sex': 'm' is neither a date nor .*split-by"),
         ({"group": "patient", "clients": 40}, "clients 40"),
-        ({"dataset": "synthetic", "group": "patient"}, "group: 'patient' is not allowed: dataset"),
     ],
 )
 def test_keys_that_cannot_be_followed_are_one_line(tmp_path, keys, reason):
-    config = _table(tmp_path, **{k: v for k, v in keys.items() if k != "dataset"})
-    if "dataset" in keys:
-        config = config.model_copy(update={"dataset": "synthetic", "target": ""})
+    config = _table(tmp_path, **keys)
     with pytest.raises(UserError, match=reason):
         load_partition(config, config.clients)
+    config = config.model_copy(update={"dataset": "synthetic", "target": "", "group": ("p",)})
+    with pytest.raises(UserError, match="group: 'p' is not allowed: dataset"):
+        load_partition(config, 2)
 
 
 def test_a_node_keeps_groups_and_counts_them(tmp_path):
@@ -166,18 +166,17 @@ def test_a_node_keeps_groups_and_counts_them(tmp_path):
         load_local(config, node, simulated=False)
 
 
-def _recordings(tmp_path, count, steps, **keys):
+def _recordings(tmp_path, count, steps):
     """Recordings of two sites and two classes, one below the other in a file."""
-    rng = np.random.default_rng(0)
     rows = [
-        f"{t},{rng.normal():.3f},{rng.normal():.3f},{'uv'[k % 2]},{k // 2 % 2}"
+        f"{t},{RNG.normal():.3f},{'uv'[k % 2]},{k // 2 % 2}"
         for k in range(count)
         for t in range(steps + k % 3)  # of equal length they are windows
     ]
-    (tmp_path / "r.csv").write_text("\n".join(["t,a,b,site,y", *rows]) + "\n")
+    (tmp_path / "r.csv").write_text("\n".join(["t,a,site,y", *rows]) + "\n")
     config = small(
         tmp_path, dataset="signals", data_path=str(tmp_path / "r.csv"), time="t", target="y",
-        site="site", length=5, partition="natural", clients=0, models=["conv1d-1"], **keys,
+        site="site", length=5, partition="natural", clients=0, models=["conv1d-1"],
     )  # fmt: skip
     return load_partition(config, 0)
 
@@ -224,7 +223,7 @@ def test_images_are_grouped_by_their_paths(tmp_path):
     assert dataset.groups[:4].tolist() == [0, 0, 0, 2]
     assert {len(one) for one in _places(made, dataset.groups)} == {1}
     for pattern, reason in (
-        ("{group}_0_*.png", "does not match 32 images: a/p00_1_left.png"),
+        ("{group}_0_*.png", "misses 32 images: a/p00_1_left.png"),
         ("patient", "must have one {group}, such as"),
     ):
         with pytest.raises(UserError, match=re.escape(reason)):
@@ -239,15 +238,11 @@ NAMED = {  # names of images; the pattern that is said, and the names of the fir
                 ["00000", "00000a", "00000b"]),
     "numbers": ([f"scan_{k}_{e}" for k in range(20) for e in (1, 2)], SUFFIX,
                 ["scan_0_1", "scan_0_2"]),
-    "eyes": ([f"P{k:02}-{e}" for k in range(20) for e in "LR"], SUFFIX, ["P00-L", "P00-R"]),
-    "words": ([f"{k:03}_img{e}" for k in range(20) for e in (1, 2)], SUFFIX,
-              ["000_img1", "000_img2"]),
     "persons": ([f"sub-{k // 3:02}_ses-{k % 3}_T1w" for k in range(60)], "{group}_*.png",
                 [f"sub-00_ses-{k}_T1w" for k in range(3)]),
     "in both classes": ([f"{k // 4:03}{'pq'[k // 2 % 2]}" for k in range(80)],
                         "{folder}/{group}{suffix}.png", ["000p", "000q"]),
-    **{form: ([form.format(k) for k in range(100)], "", [])
-       for form in ("img_{:04}", "{:04}", "scan_1_{}", "x{}y")},
+    **{form: ([form.format(k) for k in range(100)], "", []) for form in ("img_{:04}", "x{}y")},
 }  # fmt: skip
 
 
@@ -266,17 +261,12 @@ def test_images_whose_names_are_alike_are_said_with_the_pattern_to_copy(tmp_path
 
 
 def test_arrays_of_windows_are_grouped(tmp_path):
-    rng = np.random.default_rng(0)
-    subject = np.repeat(np.arange(12), 6)
-    np.savez(
-        tmp_path / "s.npz", x=rng.normal(size=(72, 2, 8)).astype(np.float32), y=subject % 2,
-        subject=subject, id=np.arange(5),
-    )  # fmt: skip
-    keys = {"dataset": "signals", "data_path": str(tmp_path / "s.npz"), "partition": "iid",
-            "clients": 2, "models": ["conv1d-1"]}  # fmt: skip
+    subject, path = np.repeat(np.arange(12), 6), tmp_path / "s.npz"
+    np.savez(path, x=RNG.normal(size=(72, 2, 8)), y=subject % 2, subject=subject, id=np.arange(5))
+    keys = {"dataset": "signals", "data_path": str(path), "partition": "iid", "clients": 2,
+            "models": ["conv1d-1"]}  # fmt: skip
     dataset, made = load_partition(small(tmp_path, **keys), 2)
-    assert not dataset.grouped
-    assert any("test examples have their subject in train" in line for line in made.warnings)
+    assert not dataset.grouped and "have their subject in train" in "".join(made.warnings)
     dataset, made = load_partition(small(tmp_path, **keys, group="subject"), 2)
     assert {len(one) for one in _places(made, dataset.groups)} == {1}
 

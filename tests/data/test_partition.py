@@ -64,7 +64,7 @@ def test_classes_per_client_properties(case):
     assert _same(made, partition(labels, BY_CLASS, clients, **keys))
 
 
-def test_single_owner_and_dropped_classes_are_named():
+def test_classes_that_nobody_or_one_client_has_are_named():
     labels = np.arange(300) % 6
     made = partition(labels, BY_CLASS, 2, names="abcdef")
     unowned = np.flatnonzero(~(made.counts(labels, 6) > 0).any(axis=0))
@@ -164,7 +164,7 @@ BAD = [
     (GOOD + "cat/1.png,../a,train\n", "line 2: client '../a' is not allowed"),
     (GOOD + 'cat/1.png,"a\n",train\n', "client .* is not allowed"),
     (GOOD + "cat/1.png,a,train\ncat/2.png,b,test\n", "client 'b' has no train image"),
-    ("file,client,split\ncat/1.png,a,train\n", "'file,client,split' and 1 rows: line 1 must be"),
+    ("file,client,split\ncat/1.png,a,train\n", "'file,client,split' and 1 rows, must be path"),
     (GOOD, "0 rows"),
     ("path,client,split,group\ncat/1.png,a,train,x\ncat/2.png,a,test,x\n",
      "line 3: group .x. has one place: train of client .a. above"),

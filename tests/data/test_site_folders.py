@@ -66,7 +66,7 @@ def test_other_columns_or_windows_and_no_sites_are_named(sites, files, dataset, 
 @pytest.mark.parametrize(
     ("south", "said"),
     [("12" * 20, r"sites do not have the same classes .*labels={NAME: "),
-     ("0" * 40 + "2", "1 classes have one example, which cannot be trained")],
+     ("0" * 40 + "2", "1 classes have one example, too few to train")],
 )  # fmt: skip
 def test_classes_that_may_be_coded_otherwise_are_named(sites, south, said):
     rows = {

@@ -83,15 +83,17 @@ def _follow(
 ) -> tuple[str, str]:
     """Follow a submitted run; ask again if the SuperLink is away for a while."""
     asked, silent, begun = time.monotonic(), 0, False
-    starting = Waiting("the run's process", reader.tell)
+    process = Waiting("the run's process", reader.tell)
     while True:
         reader.read()
         ended = launch.status()[0]
         if time.monotonic() - asked > (ASK_END if ended and not silent else ASK):
-            # The run's process holds the folder's lock, if that is here.
-            begun = begun or bool(ended) or held(launch.folder.path / LOCK)
-            if not begun:
-                starting.failed("the server starts it")
+            # It holds the folder's lock, if that is here. Flower misses it a minute later.
+            if ended or held(launch.folder.path / LOCK):
+                process.over()
+                begun = True
+            else:
+                process.failed("it has ended without a word" if begun else "the server starts it")
             try:
                 with waiting.answer():
                     status, details = control.status(run_id)

@@ -191,6 +191,25 @@ def submitted(folder, where="local", said=print, **launched):
     submit.submit_remote(started, where, lambda _: None, said)
 
 
+def test_a_run_whose_process_dies_is_said_to_wait_for_it(superlink, monkeypatch, folder):
+    """Flower notices by its heartbeats, a minute later."""
+    monkeypatch.setattr("fedhet.deploy.network.TOLD_AFTER", 0.0)
+    for name in ("ASK", "POLL"):
+        monkeypatch.setattr(submit, name, 0.0)
+    folder.wait_for("waiting 5 s or more")  # of a server that was killed: no news of this one
+    answers, said = [("running", "")] * 3 + [("finished:failed", "no heartbeat")], []
+    superlink.start, superlink.status = lambda *_: 1, lambda _: answers.pop(0)
+    locked = iter([False, True])
+    monkeypatch.setattr(submit, "held", lambda _: next(locked, False))
+    with pytest.raises(RunFailed, match="finished:failed: no heartbeat"):
+        submitted(folder, said=said.append)
+    waits = [line for line in said if "the run's process" in line]
+    assert len(waits) == 3 and waits[0].endswith("the server starts it")
+    assert waits[1].endswith("answered") and waits[2].endswith("without a word")
+    assert not any("5 s or more" in line for line in said)
+    assert folder.read_summary()["status"] == "failed"
+
+
 def test_a_run_whose_answer_was_lost_is_said_to_be_in_doubt(superlink, folder):
     superlink.start = Mock(side_effect=RunFailed("the connection was closed"))
     with pytest.raises(RunFailed, match=r"may or may not have accepted .* `fedhet status`"):

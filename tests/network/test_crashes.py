@@ -62,6 +62,7 @@ def test_resume_after_kill_of_server_app_and_of_superlink(federation, tmp_path, 
     assert server_app is not None
     server_app.kill()
     run.result(code=3)
+    assert run.process.said("ended without a word")  # long before Flower misses its heartbeats
     finished = len(run.rounds())
     assert finished < 2
 

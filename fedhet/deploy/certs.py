@@ -262,9 +262,6 @@ def _subject(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-# --- read and watched ---------------------------------------------------------------------------
-
-
 def _loaded(path: Path, load: Callable[[bytes], T], what: str) -> T:
     """Return what a file holds; raise UserError if that is not ``what``."""
     try:

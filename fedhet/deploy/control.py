@@ -44,8 +44,7 @@ class ServerFolder:
 
     def make(self) -> None:
         """Make the folder; UserError without certificates."""
-        own = self.credentials
-        for path in (own.ca, own.certificate, own.key):
+        for path in (self.credentials.ca, self.credentials.certificate, self.credentials.key):
             if not path.is_file():
                 how = f"make one with `fedhet certs --out {self.tls} --server HOST --client NAME`"
                 raise UserError(f"'{path}' is missing: give a folder of `fedhet certs`, or {how}")
@@ -120,9 +119,8 @@ def collect(control: Control) -> dict[str, Any]:
     read = [(run, *_progress(run)) for run in runs.values()]
     clients = next((clients for _, what, clients in read if what), {})
     nodes = [
-        {"name": node.name, "node": str(node.node_id), "status": node.status}
-        | clients.get(node.name, {})
-        for node in sorted(control.nodes(), key=lambda node: node.name)
+        {"name": n.name, "node": str(n.node_id), "status": n.status} | clients.get(n.name, {})
+        for n in sorted(control.nodes(), key=lambda node: node.name)
     ]
     known = [
         {"run": str(run.id), "status": run.status, "started": run.started,
@@ -140,24 +138,21 @@ def _progress(run: RunStatus) -> tuple[dict[str, Any], dict[str, dict[str, Any]]
 
     if not run.folder or not Path(run.folder).is_dir():
         return {}, {}
-    folder = RunFolder(Path(run.folder))
-    records: list[dict[str, Any]] = []
-    clients: dict[str, dict[str, Any]] = {}
+    folder, clients = RunFolder(Path(run.folder)), dict[str, dict[str, Any]]()
+    records, metric = list[dict[str, Any]](), run.config.get("metric")
+    metric = metric if metric in METRICS else "accuracy"
     with contextlib.suppress(Damaged, OSError):
         records = folder.read_rounds()
+    failures = Counter(failure["client"] for record in records for failure in record["failures"])
     with contextlib.suppress(Damaged, OSError):
         for client, counts in read_partition(folder.partition)[1].items():
             clients[client] = {"images": sum(counts)} if counts else {}
     with contextlib.suppress(Damaged, OSError):
         for row in read_evaluations(folder.clients, last=True):
-            found = {"model": row["model"], "last_round": row["generation"]}
-            clients.setdefault(row["client"], {}).update(found)
-    failures = Counter(failure["client"] for record in records for failure in record["failures"])
-    for client, known in clients.items():
-        known["failures"] = failures[client]
+            known = clients.setdefault(row["client"], {})
+            known |= {"model": row["model"], "last_round": row["generation"]}
+    clients = {client: known | {"failures": failures[client]} for client, known in clients.items()}
     last: Mapping[str, Any] = records[-1] if records else {}
-    metric = run.config.get("metric")
-    metric = metric if metric in METRICS else "accuracy"
     return {
         "round": last.get("round", 0), "rounds": run.config.get("rounds"), "metric": metric,
         **{key: last.get(key) for key in ("test_accuracy_mean", f"test_{metric}_mean")},

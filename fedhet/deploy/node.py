@@ -282,8 +282,6 @@ class Node:
             self._tell(f"the SuperNode ended with code {code}: starting it again")
         return stale
 
-    # --- messages ---------------------------------------------------------------------------------
-
     def _answer_tasks(self, process: subprocess.Popen[bytes], port: int) -> None:
         """Answer the tasks of a SuperNode, one after the other, until it has ended."""
         address = f"127.0.0.1:{port}"
@@ -336,8 +334,6 @@ class Node:
         worker.run, worker.last = run, time.monotonic()
         return worker
 
-    # --- lines ------------------------------------------------------------------------------------
-
     def _log(self, line: str) -> None:
         with self._writing, self.plan.log.open("a", encoding="utf-8") as log:
             log.write(line)
@@ -365,8 +361,6 @@ class Node:
         if text != self._last:
             self._last = text
             self.say(text)
-
-    # --- the end ----------------------------------------------------------------------------------
 
     def _ask_to_end(self, process: subprocess.Popen[bytes]) -> None:
         """Let the SuperNode leave the server, to be able to return; kill it if it hangs."""

@@ -55,7 +55,6 @@ def application(inner: int, ca: Path) -> ASGIApp:
     )  # fmt: skip
 
     async def answer(request: Request, stack: contextlib.AsyncExitStack) -> Response:
-        """Pass on a request and its answer unchanged, or refuse it."""
         if request.method != "POST" or not METHOD.fullmatch(request.url.path):
             return PlainTextResponse("only /v1/fleet/ is open to clients", 403)
         length = request.headers.get("content-length", "")
@@ -76,13 +75,9 @@ def application(inner: int, ca: Path) -> ASGIApp:
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         async with contextlib.AsyncExitStack() as stack:
-            response = await answer(Request(scope, receive), stack)
-            await response(scope, receive, send)
+            await (await answer(Request(scope, receive), stack))(scope, receive, send)
 
     return serve
-
-
-# --- the server ---------------------------------------------------------------------------------
 
 
 def reverse_proxy(host: str, port: int, inner: int, tls: Path, ca: Path) -> uvicorn.Server:
@@ -106,15 +101,23 @@ class FederationServer:
     port: int
     database: Path
     say: Say
-    _seen: dict[str, str] = field(default_factory=dict)  # what is wrong with a key's file
+    _keys: dict[str, str | None] = field(default_factory=dict)  # what is wrong; None: registered
     _nodes: dict[int, tuple[str, str]] = field(default_factory=dict)
     _runs: dict[int, str] = field(default_factory=dict)
-    _registered: set[str] = field(default_factory=set)
     _begun: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
 
     def run(self) -> None:
         """Run until a signal raises an exception; raise UserError if it cannot start."""
-        self._check()
+        self.folder.check_certificates()
+        home = self.database.parent
+        if self.database.is_dir() or not (home.is_dir() or home == self.folder.home):
+            raise UserError(f"--database: '{self.database}' is not allowed: a file in a folder")
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        try:
+            socket.create_server((self.host, self.port), family=family).close()
+        except OSError as error:
+            where = address(self.host, self.port)
+            raise UserError(f"--host, --port: {where} cannot be used: {error}") from error
         self.folder.make()
         lock = FileLock(self.folder.home / ".lock", blocking=False)
         try:
@@ -125,20 +128,6 @@ class FederationServer:
                 self._serve(inner, stack)
         except Timeout as error:
             raise UserError(f"'{self.folder.tls}' already has a running server") from error
-
-    def _check(self) -> None:
-        self.folder.check_certificates()
-        home = self.database.parent
-        made = home == self.folder.home  # by us
-        if self.database.is_dir() or not (home.is_dir() or made):
-            raise UserError(f"--database: '{self.database}' is not allowed: a file in a folder")
-        where = address(self.host, self.port)
-        with socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((self.host, self.port))
-            except (OSError, OverflowError) as error:
-                raise UserError(f"--host, --port: {where} cannot be used: {error}") from error
 
     def _serve(self, inner: int, stack: contextlib.ExitStack) -> None:
         """Serve; ``stack`` ends the proxy first: clients must not reach a SuperLink that ends."""
@@ -193,38 +182,36 @@ class FederationServer:
     def _look(self, control: Control) -> None:
         """Register new keys; print what changed since the last look."""
         for name, path in self.folder.keys().items():
-            if name in self._registered:
+            if (before := self._keys.get(name, "")) is None:
                 continue
             try:
                 public = read_public(path)
             except UserError as error:  # it is being written, or somebody's mistake: said once
-                if self._seen.get(name) != str(error):
-                    self.say(str(error))
-                self._seen[name] = str(error)
+                self._keys[name] = text = str(error)
+                if text != before:
+                    self.say(text)
                 continue
             if control.register(name, public):
                 self.say(f"{name}: key registered")
-            self._registered.add(name)
+            self._keys[name] = None
         for node in control.nodes():
-            before, since = self._nodes.get(node.node_id, ("", ""))
-            self._nodes[node.node_id] = node.status, node.last_activated_at
-            again = node.status == before == "online" and node.last_activated_at != since
-            if again or (node.status != before and "online" in {node.status, before}):
-                how = " again: it was gone for a moment" if again else ""
-                if not before and node.last_activated_at < self._begun:
-                    how = " before this start"
+            before, last = self._nodes.get(node.node_id, ("", "")), node.last_activated_at
+            self._nodes[node.node_id] = node.status, last
+            how = " before this start" if not before[0] and last < self._begun else ""
+            if node.status == before[0] == "online" and last != before[1]:
+                self.say(f"{node.name}: online again: it was gone for a moment")
+            elif node.status != before[0] and "online" in {node.status, before[0]}:
                 self.say(f"{node.name or node.node_id}: {node.status}{how}")
         for run in control.runs():
-            before, status = self._runs.get(run.id, ""), run.status
-            old, name = not before and run.started < self._begun, Path(run.folder).name
-            if old and status in BEGUN:  # so nodes are free, and `status` says what is so
+            before, name = self._runs.get(run.id, ""), Path(run.folder).name or run.id
+            old, self._runs[run.id] = not before and run.started < self._begun, run.status
+            if old and run.status in BEGUN:  # so nodes are free, and `status` says what is so
                 control.stop(run.id)
-                status = "finished:stopped"
+                self._runs[run.id] = "finished:stopped"
                 how = f"fedhet resume {run.folder or 'RUN'} --superlink {self.folder.tls}"
-                self.say(f"run {name or run.id} ended with the last server; to go on: {how}")
-            elif status != before and not old:
-                self.say(f"run {name or run.id}: {status}")
-            self._runs[run.id] = status
+                self.say(f"run {name} ended with the last server; to go on: {how}")
+            elif run.status != before and not old:
+                self.say(f"run {name}: {run.status}")
 
 
 def _leave(proxy: uvicorn.Server, thread: threading.Thread) -> None:

@@ -22,6 +22,7 @@ from fedhet.protocol.messages import SUM, TRAIN, Instruction, Reply, arrays_of, 
 from fedhet.protocol.payload import Array, Payload
 
 Floats = NDArray[np.float64]
+Ranges = Mapping[str, tuple[float, float]]
 MAX_METRICS = 100
 BLOCK = 1 << 16  # floats that are float64 at a time: they stay in the cache
 DIGEST = r"[0-9a-f]{64}"
@@ -61,11 +62,7 @@ class Checked:
 
 
 def check_trained(
-    info: ClientInfo,
-    reply: Reply,
-    round_: int,
-    config: RunConfig,
-    ranges: Mapping[str, tuple[float, float]],
+    info: ClientInfo, reply: Reply, round_: int, config: RunConfig, ranges: Ranges
 ) -> None:
     """Raise Rejected unless this is the client's answer to a train message of this round.
 
@@ -91,7 +88,7 @@ def check_origin(info: ClientInfo, reply: Reply, round_: int) -> None:
         raise Rejected(f"reply of client '{client}' for round {number}, expected round {round_}")
 
 
-def check_metrics(reply: Reply, ranges: Mapping[str, tuple[float, float]] | None = None) -> None:
+def check_metrics(reply: Reply, ranges: Ranges | None = None) -> None:
     """Raise Rejected unless metrics have declared names and are within their ranges.
 
     ``ranges`` are those of a method's own metrics, by name. Accuracies are percentages.
@@ -201,8 +198,6 @@ def form(array: Array) -> str:
     return f"{array.dtype}{list(array.shape)}"
 
 
-# --- what comes down to a client --------------------------------------------------------------
-
 FIRST = {messages.QUERY, messages.INTRODUCE}  # before any round
 STATELESS = FIRST | {messages.AGREE, messages.UNMASK}
 OF_SUMS = {TRAIN, messages.OWNERS, messages.CONFUSION, *STATELESS} - {messages.QUERY}
@@ -268,9 +263,6 @@ def check_ids(ids: Array, allowed: Array) -> None:
     """Raise Refused unless class ids ascend, each once and each of those that may come."""
     if (np.diff(ids) <= 0).any() or not np.isin(ids, allowed).all():
         raise Refused(f"classes {ids[:20].tolist()} do not ascend within {allowed[:20].tolist()}")
-
-
-# --- how far uploads go -----------------------------------------------------------------------
 
 
 SPREAD = 10.0  # honest representations were seen at 12 times the median: FedGH, synthetic:800x20

@@ -114,9 +114,7 @@ def _damaged(whole: bytes, error: Exception) -> Message:
     from flwr.app.message import make_message  # why: a reply to no message at hand
     from flwr.app.metadata import Metadata  # why: as above
     from flwr.proto.message_pb2 import Message as Sent  # why: what a reply is packed as
-
-    # why: a reply has a head before it
-    from flwr.supercore.inflatable.inflatable_object import get_object_body
+    from flwr.supercore.inflatable.inflatable_object import get_object_body  # why: as above
 
     answered = ""
     with contextlib.suppress(Exception):  # bytes of the other side may be anything
@@ -137,8 +135,7 @@ def posted(message: Message, identity: str = "") -> str:
 
 def _version(component: str) -> Any:
     """Return what adds our version to calls; servers of Flower's refuse those without."""
-    # why: as above
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor  # why: its header
 
     return RuntimeVersionHttpInterceptor(component_name=component)
 
@@ -203,16 +200,13 @@ class Control:
 
     def start(self, app: Path, envelope: str) -> int:
         """Submit the app in a folder with this run configuration; returns the run's id."""
-        from flwr.common.serde import (
-            fab_to_proto,  # why: the app as the call takes it
-            user_config_to_proto,  # why: the run configuration as the call takes it
-        )
+        from flwr.common import serde  # why: app and run configuration as the call takes them
         from flwr.supercore.fab import Fab  # why: the app and its digest
 
         content = packed_app(app)
         asked = control.StartRunRequest(
-            fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
-            override_config=user_config_to_proto({"config": envelope}),
+            fab=serde.fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
+            override_config=serde.user_config_to_proto({"config": envelope}),
         )
         with _calling():
             answer = self._client.StartRun(asked)
@@ -265,8 +259,7 @@ def activate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", heartbeat:
 
     ``heartbeat`` is the interval in seconds that it promises.
     """
-    # why: what the SuperLink compares is these bytes, not the key
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes  # why: what it compares
 
     asked = public_key_to_bytes(key.public_key())
     request = fleet.ActivateNodeRequest(public_key=asked, heartbeat_interval=heartbeat)
@@ -280,11 +273,8 @@ def deactivate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", node: in
 
 def _fleet(address: str, ca: bytes, key: Any, call: str, request: Any) -> None:
     """Make a call of Flower's client of the Fleet API, signed with ``key``."""
-    # why: a SuperNode tells only "failed", here the server's number says what is wrong
-    from flwr.supernode.fleet_http_client import FleetHttpClient
-
-    # why: signs the call as a SuperNode does
-    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+    from flwr.supernode.fleet_http_client import FleetHttpClient  # why: tells the server's code
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  # why: signs
 
     own = [_version("SuperNode"), NodeAuthHttpInterceptor(key, key.public_key())]
     link = FleetHttpClient.from_server_address(address, False, ca, own)
@@ -294,8 +284,7 @@ def _fleet(address: str, ca: bytes, key: Any, call: str, request: Any) -> None:
 
 def runtime_api(address: str, *more: Any) -> Any:
     """Return a client of the Runtime API of a SuperNode with ``--isolation process``."""
-    # why: the same API that Flower's executor and its ClientApp programs call
-    from flwr.supercore.runtime import RuntimeHttpClient
+    from flwr.supercore.runtime import RuntimeHttpClient  # why: what ClientApps' programs call
 
     own = [_version("flwr-clientapp"), *more]
     return RuntimeHttpClient.from_server_address(address, True, None, own)
@@ -314,9 +303,7 @@ class Task:
     def next(cls, address: str, client: Any) -> "Task | None":
         """Return the next task of the SuperNode at ``address``, if ``client`` is told of one."""
         from flwr.supercore.constant import TaskType  # why: the kinds of tasks
-
-        # why: the token belongs to every later call about the task
-        from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
+        from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor  # why: in later calls
 
         request = runtime.AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
         reply = client.AcquireTask(request)
@@ -329,8 +316,7 @@ class Task:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # why: the end of a task, with the context for the next one
-        from flwr.supernode.runtime.run_clientapp import push_task_output
+        from flwr.supernode.runtime.run_clientapp import push_task_output  # why: ends a task
 
         try:
             status = "failed" if self._context is None else "completed"
@@ -341,8 +327,7 @@ class Task:
 
     def pull(self) -> tuple[Message, Context, bytes, tuple[int, int, int]]:
         """Return the message, its context, the app that the server sent, and the task's ids."""
-        # why: what a ClientApp's program does first
-        from flwr.supernode.runtime.run_clientapp import pull_task_input
+        from flwr.supernode.runtime.run_clientapp import pull_task_input  # why: begins a task
 
         message, context, _, fab = pull_task_input(self._client)
         ids = TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id
@@ -350,8 +335,7 @@ class Task:
 
     def push(self, reply: Message, context: Context) -> None:
         """Send the reply, and keep the context for the next message."""
-        # why: what a ClientApp's program does last
-        from flwr.supernode.runtime.run_clientapp import push_message
+        from flwr.supernode.runtime.run_clientapp import push_message  # why: sends a reply
 
         push_message(self._client, reply, context)
         self._context = context

@@ -33,9 +33,7 @@ from fedhet.protocol.messages import WIRE, Id, Instruction, Name, Reply, SumReco
 from fedhet.rng import generator
 from fedhet.sums.masks import SumKey
 
-# --- what a client declares -------------------------------------------------------------------
-
-
+log = logging.getLogger("fedhet")
 EXACT = 2**53  # counts below are exact as floats, too
 Count = Annotated[StrictInt, Field(ge=1, lt=EXACT)]
 
@@ -124,12 +122,6 @@ def check_name(policy: str, client: str, node: int, online: Mapping[int, NodeInf
     else:
         return
     raise ValueError(f"client id '{client}' {wrong} (client-keys={policy})")
-
-
-# --- who takes part ---------------------------------------------------------------------------
-
-
-log = logging.getLogger("fedhet")
 
 
 class Roster:
@@ -254,8 +246,7 @@ class Roster:
         self.keys.pop(client, None)
 
     def _with_ids(self, info: ClientInfo) -> ClientInfo:
-        strange = sorted(set(info.seen_names) - set(self.classes))
-        if strange:
+        if strange := sorted(set(info.seen_names) - set(self.classes)):
             text = f"has class '{strange[0]}', which the run does not name"
             raise ValueError(f"client '{info.client}' {text}")
         own = zip(info.seen_names, info.images, strict=True)
@@ -297,9 +288,6 @@ class Roster:
         self.keys = {client: SumKey.load(key) for client, key in kept.get("keys", {}).items()}
 
 
-# --- the query phase --------------------------------------------------------------------------
-
-
 QUERY_PATIENCE = 30.0  # seconds that a round waits for a node that has just been asked
 QUERY_TTL = 600.0  # seconds in which an answer still counts: a large private folder takes long
 QUERY_TRIES = 3
@@ -312,13 +300,9 @@ class Handshake:
     """Keeps a roster's nodes up to date; remembers who was asked, and how often."""
 
     def __init__(
-        self,
-        grid: Grid,
-        experiment: str,
-        roster: Roster,
-        config: RunConfig | None = None,
+        self, grid: Grid, experiment: str, roster: Roster, config: RunConfig | None = None,
         state_dir: str = "",
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Take a ``state_dir`` of simulated clients."""
         self.grid, self.experiment, self.roster = grid, experiment, roster
         self.config, self.state_dir = config or RunConfig(), state_dir
@@ -334,13 +318,9 @@ class Handshake:
         return Instruction(self.experiment, state_dir=self.state_dir, **values)
 
     def message(
-        self,
-        kind: str,
-        client: str,
-        round_: int,
-        arrays: ArrayRecord | None = None,
+        self, kind: str, client: str, round_: int, arrays: ArrayRecord | None = None,
         about: SumRecord | None = None,
-    ) -> Message:
+    ) -> Message:  # fmt: skip
         """Return a request to a client, which names the generation that it must go on from."""
         config, roster = self.config, self.roster
         what = self.instruction(
@@ -385,8 +365,7 @@ class Handshake:
             away = [client for client in roster.ids if client not in roster.nodes]  # if resumed
             missing = f" (without {', '.join(away)})" if away else ""
             now = time.monotonic()
-            working = simulated and self._asked  # however long it takes
-            late = now > begun + timeout and not working
+            late = now > begun + timeout and not (simulated and self._asked)  # that may take long
             if late or self._over(expected, settled=now - news > SETTLE_SECONDS):
                 break
             of = f"{come} of {expected} have" if expected else f"{come} have"
@@ -402,16 +381,14 @@ class Handshake:
             while self._notices and time.monotonic() < deadline:
                 self._notices.poll()
                 self._notices.pause()
-            none = f"no client joined within {within}"
-            if self._over(expected, settled=True):
-                none = "no node can take part in this run"
+            final = self._over(expected, settled=True)
+            none = "no node can take part in this run"
+            none = none if final else f"no client joined within {within}"
             raise RunFailed(f"{none}: {reasons or 'no node is online'}")
-        name, least = "min-replies", config.min_replies
-        if config.summed:
-            name, least = "sum-min", config.sum_min
+        least = config.sum_min if config.summed else config.min_replies
         came = f"{come} of {expected or least} clients{missing}"
         if come < least and not simulated:  # every round would be lost
-            needed = f"{name}={least} are needed"
+            needed = f"{'sum-min' if config.summed else 'min-replies'}={least} are needed"
             raise RunFailed(f"{came} came within {within}{refused}, {needed}")
         if not expected or come >= expected:
             return ""

@@ -184,15 +184,11 @@ class Mail:
 
 
 def exchange(
-    grid: Grid,
-    messages: Mapping[str, Message],
-    timeout: float,
+    grid: Grid, messages: Mapping[str, Message], timeout: float,
     limit: Callable[[str], int] = lambda _: QUERY_BYTES,
     enough: Callable[[str, Reply], bool] = lambda *_: False,
-    mail: Mail | None = None,
-    least: float = math.inf,
-    after: float = 0.0,
-) -> list[tuple[str, Reply]]:
+    mail: Mail | None = None, least: float = math.inf, after: float = 0.0,
+) -> list[tuple[str, Reply]]:  # fmt: skip
     """Send clients a message each; return their replies as they came, each decoded on arrival.
 
     ``limit`` is the bytes above which a client's reply is refused unread. Those that are missing

@@ -43,9 +43,6 @@ WIRE = pydantic.ConfigDict(extra="forbid")  # of a class that is read from the o
 Wired = TypeVar("Wired")
 
 
-# --- dataclasses and arrays in Flower's records -----------------------------------------------
-
-
 def to_wire(values: Any) -> dict[str, Any]:
     """Return the fields of a dataclass as Flower's records take them, without None."""
     pairs = ((one.name.replace("_", "-"), getattr(values, one.name)) for one in fields(values))
@@ -121,9 +118,6 @@ def message_bytes(message: Message) -> int:
     )
 
 
-# --- requests ---------------------------------------------------------------------------------
-
-
 class SumRecord:
     """Base of what a request says of a sum: dataclasses of :mod:`fedhet.sums.masks`."""
 
@@ -143,25 +137,17 @@ class Instruction:
     nonce: Text = ""  # makes the message's id a secret of its addressee: see handshake
 
     def reply(
-        self,
-        client: str,
-        metrics: Mapping[str, float] | None = None,
-        arrays: Sequence[Array] = (),
-        **info: Any,
-    ) -> "Reply":
+        self, client: str, metrics: Mapping[str, float] | None = None,
+        arrays: Sequence[Array] = (), **info: Any,
+    ) -> "Reply":  # fmt: skip
         """Return a client's reply to this instruction, with these texts beside its id and round."""
         return Reply({"client": client, "round": self.round, **info}, metrics or {}, arrays)
 
 
-def request(  # noqa: PLR0913
-    kind: str,
-    node: int,
-    what: Instruction,
-    ttl: float,
-    arrays: ArrayRecord | None = None,
-    *,
+def request(  # noqa: PLR0913, PLR0917
+    kind: str, node: int, what: Instruction, ttl: float, arrays: ArrayRecord | None = None,
     about: SumRecord | None = None,
-) -> Message:
+) -> Message:  # fmt: skip
     """Return a message to ``node``: query, train or evaluate; ``about`` is what a sum needs.
 
     After ``ttl`` seconds Flower drops it and its reply.
@@ -187,9 +173,6 @@ def instruction(message: Message) -> Instruction:
     if config is None or len(config) < len(fields(Instruction)):
         raise ValueError("an instruction has all of its keys")
     return from_wire(Instruction, config)
-
-
-# --- replies ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

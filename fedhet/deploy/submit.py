@@ -18,6 +18,8 @@ from fedhet.records.run_folder import LOCK, held
 POLL = 0.2  # seconds between looks at rounds.jsonl
 ASK = 5.0  # seconds between questions to the SuperLink
 ASK_END = 1.0  # the same once the run folder says that the run is over
+GONE = 2  # questions in a row at which the run's process is away before it is taken for dead
+DIED = "finished:failed", "its process on the server ended without a word"
 SILENCES = 24  # questions in a row without an answer before we give up
 
 
@@ -82,18 +84,14 @@ def _follow(
     launch: Launch, control: Control, run_id: int, reader: Reader, waiting: Waiting
 ) -> tuple[str, str]:
     """Follow a submitted run; ask again if the SuperLink is away for a while."""
-    asked, silent, begun = time.monotonic(), 0, False
-    process = Waiting("the run's process", reader.tell)
+    # The run's process holds the folder's lock, if that is here. One that let go without a word is
+    # dead, which Flower notices by its missing heartbeats a minute later.
+    asked, silent, begun, gone = time.monotonic(), 0, False, 0
+    starting = Waiting("the run's process", reader.tell)
     while True:
         reader.read()
         ended = launch.status()[0]
         if time.monotonic() - asked > (ASK_END if ended and not silent else ASK):
-            # It holds the folder's lock, if that is here. Flower misses it a minute later.
-            if ended or held(launch.folder.path / LOCK):
-                process.over()
-                begun = True
-            else:
-                process.failed("it has ended without a word" if begun else "the server starts it")
             try:
                 with waiting.answer():
                     status, details = control.status(run_id)
@@ -103,8 +101,16 @@ def _follow(
                 waiting.failed(str(error))
                 if silent > SILENCES:
                     raise RunFailed(f"{waiting.what} does not answer: {error}") from error
+            asked, alive = time.monotonic(), bool(ended) or held(launch.folder.path / LOCK)
+            begun, gone = begun or alive, 0 if alive else gone + 1
+            if not begun:
+                starting.failed("the server starts it")
+            dead = begun and gone and not launch.status()[0]
+            if dead and (gone >= GONE or status == "finished:stopped"):  # by a server's next start
+                with contextlib.suppress(UserError, RunFailed):
+                    control.stop(run_id)
+                return DIED
             if status.startswith("finished"):
                 reader.read()
                 return status, details
-            asked = time.monotonic()
         time.sleep(POLL)

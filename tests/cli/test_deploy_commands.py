@@ -191,21 +191,20 @@ def submitted(folder, where="local", said=print, **launched):
     submit.submit_remote(started, where, lambda _: None, said)
 
 
-def test_a_run_whose_process_dies_is_said_to_wait_for_it(superlink, monkeypatch, folder):
-    """Flower notices by its heartbeats, a minute later."""
+def test_a_run_whose_process_dies_without_a_word_is_given_up(superlink, monkeypatch, folder):
+    """Flower would notice by its heartbeats, a minute later."""
     monkeypatch.setattr("fedhet.deploy.network.TOLD_AFTER", 0.0)
     for name in ("ASK", "POLL"):
         monkeypatch.setattr(submit, name, 0.0)
+    superlink.start, superlink.status = lambda *_: 1, Mock(return_value=("running", ""))
     folder.wait_for("waiting 5 s or more")  # of a server that was killed: no news of this one
-    answers, said = [("running", "")] * 3 + [("finished:failed", "no heartbeat")], []
-    superlink.start, superlink.status = lambda *_: 1, lambda _: answers.pop(0)
-    locked = iter([False, True])
+    superlink.stop, said = Mock(), []
+    locked = iter([False, False, True, True])
     monkeypatch.setattr(submit, "held", lambda _: next(locked, False))
-    with pytest.raises(RunFailed, match="finished:failed: no heartbeat"):
+    with pytest.raises(RunFailed, match="its process on the server ended without a word"):
         submitted(folder, said=said.append)
-    waits = [line for line in said if "the run's process" in line]
-    assert len(waits) == 3 and waits[0].endswith("the server starts it")
-    assert waits[1].endswith("answered") and waits[2].endswith("without a word")
+    assert superlink.status.call_count == 6 and superlink.stop.called
+    assert sum(line.startswith("waiting for the run's process since") for line in said) == 1
     assert not any("5 s or more" in line for line in said)
     assert folder.read_summary()["status"] == "failed"
 

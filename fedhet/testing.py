@@ -18,8 +18,8 @@ from fedhet.clients.base import MethodClient, Setup
 from fedhet.config.load import build_config, envelope
 from fedhet.config.registry import Method, find_method
 from fedhet.config.schema import RunConfig
-from fedhet.engines.grid import FIRST_NODE, Inline, answered, contexts_of
-from fedhet.engines.launch import Launch
+from fedhet.engines.grid import Inline
+from fedhet.engines.launch import FIRST_NODE, Launch, answered, contexts_of
 from fedhet.plugins import giving, name_of
 from fedhet.protocol.flower import NO_REPLY, NodeInfo, is_simulated
 from fedhet.protocol.handshake import ClientInfo, Roster

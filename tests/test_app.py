@@ -13,8 +13,8 @@ from torch import nn
 
 import fedhet
 from fedhet.config.registry import METHODS
-from fedhet.engines.grid import FIRST_NODE, Inline, contexts_of
-from fedhet.engines.launch import one_run
+from fedhet.engines.grid import Inline
+from fedhet.engines.launch import FIRST_NODE, contexts_of, one_run
 from fedhet.errors import Damaged
 from fedhet.plugins import is_given, name_of
 from fedhet.protocol.flower import simulating

@@ -5,7 +5,7 @@ import pytest
 from helpers.tiny import tiny
 
 from fedhet.config.schema import kebab
-from fedhet.engines.grid import answered
+from fedhet.engines.launch import answered
 from fedhet.errors import Refused
 from fedhet.protocol.messages import arrays_of, to_record
 from fedhet.site.privacy import Budget, sigma, spent

@@ -10,7 +10,7 @@ from helpers.patched import without_masks
 from fedhet import load_sweep
 from fedhet.deploy.certs import make
 from fedhet.engines import session
-from fedhet.engines.grid import FIRST_NODE
+from fedhet.engines.launch import FIRST_NODE
 from fedhet.errors import Damaged, UserError
 from fedhet.protocol.messages import AGREE, OWNERS, TRAIN, UNMASK, Reply, answer, arrays_of
 from fedhet.records.run_folder import RunFolder

@@ -25,7 +25,7 @@ from fedhet import errors
 from fedhet.clients.base import MethodClient, Setup
 from fedhet.config.load import check_kind, envelope, from_run_config
 from fedhet.config.registry import find_method
-from fedhet.config.schema import METRICS, RunConfig
+from fedhet.config.schema import RunConfig
 from fedhet.errors import Code, Damaged, Refused, RunFailed, UserError, brief, coded, one_line
 from fedhet.files import check_id, folder_size
 from fedhet.models import build_model
@@ -37,7 +37,7 @@ from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.messages import QUERY, Reply, answer, message_bytes, to_wire
 from fedhet.rng import one_blas_thread
 from fedhet.site import limits, local_data
-from fedhet.site.limits import NOTHING, History, Limits, say, state_root
+from fedhet.site.limits import NOTHING, History, say, state_root
 from fedhet.site.local_data import LocalData
 from fedhet.site.privacy import UploadProtection
 from fedhet.site.state import DATA, SUM_KEY, FileStore
@@ -106,16 +106,14 @@ class Request:
         self,
         message: Message,
         context: Context,
+        run_config: Mapping[str, Any],
         history: History = NOTHING,
-        run_config: Mapping[str, Any] | None = None,
         own: OwnSite | None = None,
     ) -> None:
         self.message, self.context, self.own = message, context, own
-        run_config = context.run_config if run_config is None else run_config
-        self.kind = message.metadata.message_type
-        self.node: Mapping[str, Any] = context.node_config
+        self.kind, self.node = message.metadata.message_type, context.node_config
         self.untold: Sequence[str] = ()  # names of classes of this node's own that take no part
-        self.limits: Limits = limits.read_limits(self.node)
+        self.limits = limits.read_limits(self.node)
         limits.check_modules(self.limits, run_config)  # before any of them is imported
         self.text = str(run_config.get("config", ""))
         if not self.text:  # plain `flwr run`: the scalars are the configuration
@@ -131,8 +129,10 @@ class Request:
         if not self.simulated:
             limits.check_means(self.limits, history, lambda: cannot_prove(self.node))
             self.limits.check("max_disk", folder_size(state_root(self.node)))
-        shares = self.method.client.shares_model
-        about = self.config, history, self.what.experiment
+        about, shares = (
+            (self.config, history, self.what.experiment),
+            self.method.client.shares_model,
+        )
         limits.check_run(self.limits, *about, shares_model=shares)
 
     def data(self) -> LocalData:
@@ -231,7 +231,7 @@ def _answered(handler: Handler, own: OwnSite | None, message: Message, context: 
             without_denormals(), giving({} if own is None else own.objects),
             history.asked(message, run_config) as note,
         ):  # fmt: skip
-            reply = handler(Request(message, context, history, run_config, own))
+            reply = handler(Request(message, context, run_config, history, own))
             note(reply)
             return answer(message, reply)
     except (Exception, SystemExit) as error:  # a client's fault, which the server is told
@@ -298,16 +298,11 @@ def train(asked: Request) -> Reply:
         del own["num-examples"]
         reply = part.trained(what, own, client.saved_digest)
     asked.limits.check("max_upload_bytes", sum(array.nbytes for array in reply.arrays))
-    seconds = time.monotonic() - started
-    figures = [
-        f"{METRICS[name].title} {METRICS[name].text(own[key])}"
-        for name in dict.fromkeys(["accuracy", asked.config.metric])
-        if not math.isnan(own.get(key := f"test_{name}", math.nan))
-    ]
+    seconds, accuracy = time.monotonic() - started, own.get("test_accuracy", math.nan)
+    scored = "not evaluated" if math.isnan(accuracy) else f"test accuracy {accuracy:.2f} %"
     say(lambda: (
-        f"round {what.round}: {'test ' * bool(figures)}{', '.join(figures) or 'not evaluated'}, "
-        f"{seconds:.1f} s, {message_bytes(message):,} bytes received, "
-        f"{message_bytes(answer(message, reply)):,} sent"
+        f"round {what.round}: {scored}, {seconds:.1f} s, {message_bytes(message):,} bytes "
+        f"received, {message_bytes(answer(message, reply)):,} sent"
     ))  # fmt: skip
     return reply
 
@@ -462,24 +457,19 @@ def _step(message: Message, context: Context) -> str:
 
 # --- the apps ----------------------------------------------------------------------------------
 
-HANDLERS: tuple[tuple[str, str, Handler], ...] = (  # kind of message, action, what answers it
-    ("query", "", query),
-    ("query", "introduce", introduce),
-    ("train", "", train),
-    ("train", "owners", owners),
-    ("train", "agree", sign),
-    ("train", "unmask", open_shares),
-    ("evaluate", "", evaluate),
-    ("evaluate", "confusion", confusion),
-)
+HANDLERS: dict[str, Handler] = {  # by kind of message
+    messages.QUERY: query, messages.INTRODUCE: introduce, messages.TRAIN: train,
+    messages.OWNERS: owners, messages.AGREE: sign, messages.UNMASK: open_shares,
+    messages.EVALUATE: evaluate, messages.CONFUSION: confusion,
+}  # fmt: skip
 
 
 def make_app(own: OwnSite | None = None) -> ClientApp:
     """Return a ClientApp of ours, or one with somebody's ``own`` data and models."""
     made = ClientApp()
-    for kind, action, handler in HANDLERS:
-        decorate = getattr(made, kind)
-        (decorate(action) if action else decorate())(partial(_answered, handler, own))
+    for kind, handler in HANDLERS.items():
+        name, *action = kind.split(".")
+        getattr(made, name)(*action)(partial(_answered, handler, own))
     return made
 
 

@@ -49,7 +49,7 @@ from fedhet.records.summary import confusion_rows, headline, imbalance, out_of_p
 from fedhet.site.privacy import sigma
 from fedhet.strategies.rules import Rule, capped
 from fedhet.sums.contribution import Own, Summand, Vector, sum_unit
-from fedhet.sums.server import SumAggregator, SumLedger, SumPlan
+from fedhet.sums.server import SumAggregator, SumLedger
 
 log = logging.getLogger("fedhet")
 Replies = Sequence[tuple[str, Reply]]  # with their clients
@@ -279,8 +279,8 @@ class MethodStrategy(Strategy, Generic[P]):
         assert payload is not None
         summand = self.contribution(payload, Own(self.config, self.classes, every, images))
         rows = self.sends_class_rows(self.config, self.params)
-        plan = SumPlan(len(summand.flat), self.metric_ranges, rows, folder.attempts)
-        self.aggregator = SumAggregator(self.config, self.ledger, handshake, plan)
+        about = handshake, self.ledger, len(summand.flat), self.metric_ranges
+        self.aggregator = SumAggregator(*about, by_class=rows, attempts=folder.attempts)
 
     def start(
         self,

@@ -299,7 +299,8 @@ class Member:
         return masks.cohort_digest({c: self.keys[c].public for c in members}, sent)
 
     def _secrets(self, kept: Commitment) -> masks.Secrets:
-        attempt = [self.run, kept.round, kept.attempt, bytes.fromhex(kept.digest)]
+        digest = bytes.fromhex(kept.digest)
+        attempt: list[masks.Part] = [self.run, kept.round, kept.attempt, digest]
         public = {client: self.keys[client].public for client in kept.cohort}
         return masks.Secrets(self.client, self.private, public, attempt)
 
@@ -343,7 +344,7 @@ class _Summing(Protocol):
     noise_on_steps: bool
 
     @property
-    def metric_ranges(self) -> Mapping[str, tuple[float, float]]: ...
+    def metric_ranges(self) -> contribution.Ranges: ...
     def contribution(self, upload: Payload, own: Own) -> Summand: ...
 
 

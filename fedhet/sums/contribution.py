@@ -22,6 +22,7 @@ from fedhet.protocol.payload import Array
 
 UNIT = 4096  # images that a weight of 1 stands for, unless `max-images` says it
 Vector = NDArray[np.float64]  # (L,), the same L for every client of a run
+Ranges = Mapping[str, tuple[float, float]]  # of a method's metrics, by name
 
 
 @dataclass(frozen=True)
@@ -93,17 +94,6 @@ def too_few(owners: Vector, min_owners: int) -> int:
     return int(((rounded > 0) & (rounded < min_owners)).sum())
 
 
-def about_few(owners: Vector, min_owners: int) -> str:
-    """Return a line about :func:`too_few` in a sum (C,) of owners."""
-    few, owned = too_few(owners, min_owners), int((np.rint(owners) > 0).sum())
-    line = f"{few} of {owned} classes have fewer than sum-owners={min_owners} owners and stay apart"
-    if few < owned:
-        return line
-    most = round(float(owners.max()))
-    share = f"sum-owners={most} would share some" if most > 1 else "raise classes-per-client"
-    return f"{line}: each client trains alone; {share}"
-
-
 # --- metrics ----------------------------------------------------------------------------------
 
 ACCURACIES = ("test_accuracy", "val_accuracy", "test_accuracy_before", "val_accuracy_before")
@@ -151,7 +141,7 @@ class SumMetrics:
     The metrics beside accuracy come last: the hash chain covers the ``chained`` entries before.
     """
 
-    def __init__(self, largest: float, own: Mapping[str, tuple[float, float]]) -> None:
+    def __init__(self, largest: float, own: Ranges) -> None:
         self.largest = largest
         bounds = {name: max(map(abs, pair)) for name, pair in sorted(own.items())}
         self.scales = dict.fromkeys(ACCURACIES, 100.0) | {"train_loss": 1.0}

@@ -13,7 +13,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhet.config.schema import BESIDE_ACCURACY, METRICS, RunConfig
+from fedhet.config.schema import BESIDE_ACCURACY, METRICS
 from fedhet.errors import Rejected
 from fedhet.files import client_order
 from fedhet.protocol import messages
@@ -34,7 +34,7 @@ from fedhet.protocol.payload import Array, Payload, blank
 from fedhet.records.ledger import Ledger, next_attempt
 from fedhet.records.summary import EVERYBODY, UNSUMMED
 from fedhet.sums import masks
-from fedhet.sums.contribution import SPENT, SumMetrics, Vector, about_few, matrix_of, too_few
+from fedhet.sums.contribution import SPENT, Ranges, SumMetrics, Vector, matrix_of, too_few
 from fedhet.sums.masks import Cohort, Introduction, Opened, SumKey, SumTerms, Survivors, Words
 
 log = logging.getLogger("fedhet")
@@ -150,55 +150,46 @@ class SumUpload(Payload):
         return self.words.size
 
 
-@dataclass
-class Attempt:
-    """Attempt ``cohort.attempt`` at a sum of ``length`` words, in a round.
+class Attempt(Collector):
+    """Attempt ``about.attempt`` at a sum of ``length`` words, with messages, in a round.
 
     Messages that unmask count in ``ledger``.
     """
 
-    handshake: Handshake
-    ledger: Ledger
-    config: RunConfig
-    round: int
-    cohort: Cohort
-    length: int
-    _refused: dict[str, str] = field(default_factory=dict)  # who does not help to unmask, and why
-    _signatures: dict[str, bytes] = field(default_factory=dict)  # of who is left
+    def __init__(
+        self, handshake: Handshake, ledger: Ledger, round_: int, about: Cohort, length: int
+    ) -> None:
+        config, keys = handshake.config, handshake.roster.keys
+        self.agrees = all(c in keys and keys[c].certificate for c in about.members)
+        terms = SumTerms(config.sum_min, config.sum_threshold, agreed=self.agrees)
+        super().__init__(about.members, length, terms)
+        self.handshake, self.config, self.counts = handshake, config, ledger.round.counts
+        self.round, self.about = round_, about
+        self.limit = 4 * length + masks.BOX_BYTES * len(about.members) + QUERY_BYTES  # of an upload
+        self._refused: dict[str, str] = {}  # who does not help to unmask, and why
+        self._signatures: dict[str, bytes] = {}  # of who is left
 
-    def __post_init__(self) -> None:
-        self.members = list(self.cohort.members)
-        keys = self.handshake.roster.keys
-        self.agrees = all(c in keys and keys[c].certificate for c in self.members)
-        terms = SumTerms(self.config.sum_min, self.config.sum_threshold, agreed=self.agrees)
-        self.collector = Collector(self.members, self.length, terms)
-
-    @property
-    def limit(self) -> int:
-        """Bytes above which an upload is refused unread."""
-        return 4 * self.length + masks.BOX_BYTES * len(self.members) + QUERY_BYTES
-
-    def take(self, client: str, reply: Reply) -> Payload:
+    def upload(self, client: str, reply: Reply) -> Payload:
         """Add one upload and return its traffic; raise Rejected if it is not as agreed."""
         check_origin(self.handshake.roster.infos[client], reply, self.round)
-        self.collector.take(client, reply.arrays)
+        self.take(client, reply.arrays)
         return SumUpload(*reply.arrays)
 
-    def total(self, deadline: float) -> Vector:
+    def sum(self, deadline: float) -> Vector:
         """Return the sum (L,) float64; raise Rejected if it cannot be had until then."""
-        count, config = len(self.collector.close()), self.config
+        count, config = len(self.close()), self.config
         if count < config.min_replies:
             raise Rejected(f"{count} of min-replies={config.min_replies} uploads came")
         try:
             # Where a member is gone and keys have proofs, the survivors first sign who is left.
-            if self.collector.gone and self.agrees:
+            if self.gone and self.agrees:
                 self._ask(messages.AGREE, deadline)
-                if self._missing(messages.AGREE):
-                    signed, needed = len(self._signatures), self.collector.needed
-                    raise Rejected(f"{signed} of {needed} survivors signed the list of survivors")
+                if self._silent(messages.AGREE):
+                    signed = f"{len(self._signatures)} of {self.needed} survivors signed"
+                    raise Rejected(f"{signed} the list of survivors")
             self._ask(messages.UNMASK, deadline)
-            words, largest = self.collector.total(), config.sum_range
-            total = masks.from_words(words, masks.fraction_bits(self.cohort.size, largest))
+            words, largest = self.total(), config.sum_range
+            total = masks.from_words(words, masks.fraction_bits(self.about.size, largest))
             if (np.abs(total) > count * largest).any():  # masks of other payloads, or a false seed
                 raise Rejected(f"the sum has entries beyond {count} x sum-range={largest:g}")
         except Rejected as error:
@@ -206,24 +197,23 @@ class Attempt:
             raise Rejected(f"{error} ({why})" if why else str(error)) from error
         return total
 
-    def _missing(self, kind: str) -> list[str]:
+    def _silent(self, kind: str) -> list[str]:
         """Return the survivors whose answer is still needed."""
         if kind == messages.UNMASK:
-            return self.collector.missing()
-        if len(self._signatures) >= self.collector.needed:
-            return []
-        return [c for c in self.collector.survivors if c not in self._signatures]
+            return self.missing()
+        enough = len(self._signatures) >= self.needed
+        return [c for c in self.survivors if not enough and c not in self._signatures]
 
     def _take(self, kind: str, client: str, reply: Reply) -> bool:
         """Take an answer, and note one that is refused; return whether there are enough."""
-        self.ledger.round.counts["uplink_message_bytes"] += reply.message_bytes
+        self.counts["uplink_message_bytes"] += reply.message_bytes
         if reply.says("undelivered"):
             log.info("client %s does not answer: %s", client, reply.error)
             return False
         try:
             check_origin(self.handshake.roster.infos[client], reply, self.round)
             if kind == messages.UNMASK:
-                self.collector.answer(client, messages.from_wire(Opened, reply.info))
+                self.answer(client, messages.from_wire(Opened, reply.info))
             else:
                 signature = reply.info.get("signature")
                 if not isinstance(signature, bytes) or not 0 < len(signature) <= masks.LONGEST:
@@ -231,32 +221,31 @@ class Attempt:
                 self._signatures[client] = signature
         except ValueError as error:
             self._refused[client] = str(error)
-        return not self._missing(kind)
+        return not self._silent(kind)
 
     def _ask(self, kind: str, deadline: float) -> None:
         """Send messages of a kind to those that are missing, until nobody is or the time is up."""
         grid, nodes = self.handshake.grid, self.handshake.roster.nodes
         simulated, tries = is_simulated(grid), 0
-        limit = QUERY_BYTES + (masks.SHARE_BYTES + masks.SECRET_BYTES) * len(self.members)
+        limit = QUERY_BYTES + (masks.SHARE_BYTES + masks.SECRET_BYTES) * len(self.cohort)
         while (left := deadline - time.monotonic()) > 0:
-            silent = [client for client in self._missing(kind) if client not in self._refused]
+            silent = [client for client in self._silent(kind) if client not in self._refused]
             if not silent or (simulated and tries == TRIES):
                 break
             if tries and not simulated:
                 time.sleep(min(AGAIN, left))
                 self.handshake.query(patience=0.0)
             tries += 1
-            alive, requests = tuple(self.collector.survivors), {}
-            signed = tuple(self._signatures.get(c, b"") for c in alive) if self._signatures else ()
+            about, requests = Survivors(tuple(self.survivors), self.about.attempt), {}
+            signed = tuple(self._signatures.get(c, b"") for c in self.survivors if self._signatures)
             for client in (client for client in silent if client in nodes):
-                about = Survivors(alive, self.cohort.attempt)
                 if kind == messages.UNMASK:
-                    boxes = self.collector.boxes_for(client).tobytes()
-                    about = Survivors(alive, self.cohort.attempt, boxes, signed)
+                    boxes = self.boxes_for(client).tobytes()
+                    about = replace(about, boxes=boxes, signatures=signed)
                 what = self.handshake.instruction(round=self.round)
                 requests[client] = messages.request(kind, nodes[client], what, left, about=about)
             sent = sum(map(messages.message_bytes, requests.values()))
-            self.ledger.round.counts["downlink_message_bytes"] += sent
+            self.counts["downlink_message_bytes"] += sent
             exchange(grid, requests, left, lambda _: limit, partial(self._take, kind))
 
 
@@ -313,19 +302,6 @@ class SumLedger(Ledger):
         self.entries = dict(kept.get("entries", {}))
 
 
-@dataclass(frozen=True)
-class SumPlan:
-    """What a method's sums are: ``length`` floats of each client, ``ranges`` of its own metrics.
-
-    ``by_class``: they are rows of classes. ``attempts`` is the file that counts attempts.
-    """
-
-    length: int
-    ranges: Mapping[str, tuple[float, float]]
-    by_class: bool
-    attempts: Path
-
-
 class _Method(Protocol):
     """What combines a round's sum."""
 
@@ -337,28 +313,42 @@ class _Method(Protocol):
 class SumAggregator:
     """Checks and books the rounds of a run with ``secure-sum``, whose server sees sums alone.
 
-    The loop over rounds uses it as it does :class:`fedhet.strategies.base.PlainAggregator`.
-    Keys are told after a crash of the server again, and a key once a renewed certificate proves it.
+    The loop over rounds uses it as it does :class:`fedhet.strategies.base.PlainAggregator`. A
+    method's sums are ``length`` floats of each client, rows of classes if ``by_class``, and metrics
+    within ``ranges``. The file ``attempts`` counts attempts. Keys are told after a crash of the
+    server again, and a key once a renewed certificate proves it.
     """
 
     train_share = 0.75  # of a round's time that waiting for training may take
 
     def __init__(
-        self, config: RunConfig, ledger: SumLedger, handshake: Handshake, plan: SumPlan
+        self,
+        handshake: Handshake,
+        ledger: SumLedger,
+        length: int,
+        ranges: Ranges,
+        *,
+        by_class: bool,
+        attempts: Path,
     ) -> None:
-        self.config, self.ledger, self.handshake, self.plan = config, ledger, handshake, plan
+        self.handshake, self.ledger, self.config = handshake, ledger, (config := handshake.config)
+        self.length, self.ranges, self.attempts = length, ranges, attempts
         self.roster = handshake.roster
-        self.about: Cohort | None = None  # what a train message says of the sum
         self.evaluates = not config.sum_metrics  # an accuracy of one client alone is not told
-        self.metrics = SumMetrics(config.sum_range, plan.ranges)
+        self.metrics = SumMetrics(config.sum_range, ranges)
         self.introduced: dict[str, set[tuple[str, SumKey]]] = {}  # keys that a client was told
         self.strange: dict[str, set[str]] = {}  # of whom a client does not accept the key
         self._short = min(PATIENCE, 0.25 * config.round_timeout)  # seconds of a small exchange
-        self.counts_owners = config.sum_owners > 1 and plan.by_class
+        self.counts_owners = config.sum_owners > 1 and by_class
         self.shared: tuple[int, ...] | None = None  # classes whose rows may be summed
         self._counted: list[str] | None = None  # of whom: a resumed run counts again
         self.few = 0  # classes whose rows may not
         self._attempt: Attempt | None = None
+
+    @property
+    def about(self) -> Cohort | None:
+        """What a train message says of the sum."""
+        return self._attempt.about if self._attempt is not None else None
 
     def limit(self, expected: Payload | None) -> int:
         """Return the bytes above which a reply is refused unread."""
@@ -368,7 +358,7 @@ class SumAggregator:
 
     def members(self, round_: int, clients: list[str], deadline: float) -> list[str]:
         """Return who is asked to train: the cohort of the round's attempt, or nobody."""
-        self._attempt, self.about = None, None
+        self._attempt = None
         clients = self._introduced(clients)
         try:
             if self.counts_owners:
@@ -377,31 +367,28 @@ class SumAggregator:
         except Rejected as error:
             self.ledger.skip(f"owners cannot be counted: {error}")
             return []
-        length = self.plan.length + len(self.metrics) * self.config.sum_metrics
-        self._attempt = attempt = self._new(round_, clients, length)
-        if len(clients) < attempt.collector.min_survivors:
-            return []
-        self.about = attempt.cohort
-        return clients
+        length = self.length + len(self.metrics) * self.config.sum_metrics
+        self._attempt = self._new(round_, clients, length)
+        return clients if len(clients) >= self._attempt.min_survivors else []
 
     def _new(self, round_: int, members: list[str], length: int) -> Attempt:
         size = max(self.config.cohort(len(self.roster.ids)), len(members))
-        number = next_attempt(self.plan.attempts)
-        cohort = Cohort(tuple(sorted(members)), number, size, self.shared)
-        return Attempt(self.handshake, self.ledger, self.config, round_, cohort, length)
+        about = Cohort(tuple(sorted(members)), next_attempt(self.attempts), size, self.shared)
+        return Attempt(self.handshake, self.ledger, round_, about, length)
 
     def _introduced(self, members: list[str]) -> list[str]:
         """Tell everybody online the keys that are new to them; return who accepts each other.
 
         Those whom most do not accept are left out, and then those who do not accept all.
         """
-        shake, roster, requests, failed = self.handshake, self.roster, {}, set[str]()
-        every = set(roster.keys.items())
-        due = {c: every - self.introduced.get(c, set()) for c in sorted(roster.nodes)}
-        for client in (c for c, new in due.items() if new):
-            about = Introduction.of(dict(sorted(due[client], key=lambda pair: pair[0])))
-            kind, node, what = messages.INTRODUCE, roster.nodes[client], shake.instruction()
-            requests[client] = messages.request(kind, node, what, PATIENCE, about=about)
+        shake, roster, requests = self.handshake, self.roster, {}
+        every, failed, new = set(roster.keys.items()), set[str](), dict[str, set[str]]()
+        for client in sorted(roster.nodes):
+            if due := every - self.introduced.get(client, set()):
+                about = Introduction.of(dict(sorted(due, key=lambda pair: pair[0])))
+                kind, node, what = messages.INTRODUCE, roster.nodes[client], shake.instruction()
+                requests[client] = messages.request(kind, node, what, PATIENCE, about=about)
+                new[client] = set(about.members)
         for client, reply in exchange(shake.grid, requests, self._short):
             strangers = reply.info.get("strangers")
             if reply.error or not isinstance(strangers, list | tuple):
@@ -410,12 +397,11 @@ class SumAggregator:
                     why = reply.error or "its answer is invalid"
                     self.ledger.fail(client, f"not introduced: {why}")
                 continue
-            self.introduced.setdefault(client, set()).update(due[client])
-            known = self.strange.setdefault(client, set())
-            known.difference_update(name for name, _ in due[client])
-            known.update(map(str, strangers))
+            self.introduced[client] = every
+            known = self.strange.get(client, set()) - new[client]
+            self.strange[client] = known.union(map(str, strangers))
         members = [c for c in members if c not in failed and c in self.introduced]
-        refusals = {m: sum(m in self.strange[other] for other in members) for m in members}
+        refusals = Counter(name for other in members for name in self.strange[other])
         trusted, agreeing = {m for m in members if 2 * refusals[m] < len(members)}, []
         for client in members:
             names = ", ".join(sorted(self.strange[client] & trusted))
@@ -445,8 +431,11 @@ class SumAggregator:
             self.shared = tuple(np.flatnonzero(owners >= enough).tolist())
             self.few = too_few(owners, enough)
             if self.few not in {0, before} and self.counts_owners:
-                log.warning("round %d: %s", round_, about_few(owners, enough))
-            self._counted = sorted(attempt.collector.survivors, key=client_order)
+                owned = int((owners > 0).sum())
+                about = f"{self.few} of {owned} classes have fewer than sum-owners={enough} owners"
+                alone = ": each client trains alone" * (self.few == owned)
+                log.warning("round %d: %s and stay apart%s", round_, about, alone)
+            self._counted = sorted(attempt.survivors, key=client_order)
             members = self.ledger.online(self._counted)
         return members
 
@@ -466,19 +455,19 @@ class SumAggregator:
 
     def _ask(self, attempt: Attempt, kind: str, timeout: float, deadline: float) -> Vector:
         """Send a message of a kind to the members of an attempt; return the sum of their words."""
-        counts = self.ledger.round.counts
-        members = attempt.members if len(attempt.members) >= attempt.collector.min_survivors else []
-        about, message = attempt.cohort, self.handshake.message
+        members = attempt.cohort if len(attempt.cohort) >= attempt.min_survivors else []
+        about, message = attempt.about, self.handshake.message
         requests = {c: message(kind, c, attempt.round, about=about) for c in members}
-        counts["downlink_message_bytes"] += sum(map(messages.message_bytes, requests.values()))
+        sent = sum(map(messages.message_bytes, requests.values()))
+        attempt.counts["downlink_message_bytes"] += sent
         grid = self.handshake.grid
         for client, reply in exchange(grid, requests, timeout, lambda _: attempt.limit):
-            counts["uplink_message_bytes"] += reply.message_bytes
+            attempt.counts["uplink_message_bytes"] += reply.message_bytes
             try:
-                attempt.take(client, reply)
+                attempt.upload(client, reply)
             except Rejected as reason:
                 self.ledger.fail(client, f"{kind.rpartition('.')[2]}: {reason}")
-        return attempt.total(deadline)
+        return attempt.sum(deadline)
 
     # --- the replies -------------------------------------------------------------------------
 
@@ -497,27 +486,27 @@ class SumAggregator:
             else:
                 self.ledger.spend(client, reply.metrics)
         try:
-            total = attempt.total(deadline)
+            total = attempt.sum(deadline)
         except Rejected as error:
             self.ledger.skip(f"the sum failed: {error}")
             return None
         finally:
             self._attempt = None
-        length, survivors, means = self.plan.length, attempt.collector.survivors, {}
+        length, means = self.length, {}
         if self.config.sum_metrics:
-            few = attempt.collector.terms.min_members
-            means = self.metrics.means(total[length:], len(survivors), few)
-        accepted = [taken[client] for client in sorted(survivors, key=client_order)]
+            few, count = attempt.terms.min_members, len(attempt.survivors)
+            means = self.metrics.means(total[length:], count, few)
+        accepted = [taken[client] for client in sorted(attempt.survivors, key=client_order)]
         self.ledger.add_total(total[: length + self.metrics.chained], means)
         return Checked(round_, accepted, total[:length])
 
     def _valid(self, attempt: Attempt, client: str, reply: Reply) -> Valid:
         """Add one upload; raise Rejected with the reason if it is not as agreed."""
         info = self.roster.infos[client]
-        check_trained(info, reply, attempt.round, self.config, self.plan.ranges)
+        check_trained(info, reply, attempt.round, self.config, self.ranges)
         if self.config.sum_metrics and reply.metrics.keys() - {SPENT}:
             raise Rejected("reply with single metrics, which this run sums (sum-metrics)")
-        return Valid(info, attempt.take(client, reply), reply)
+        return Valid(info, attempt.upload(client, reply), reply)
 
     def combine(self, checked: Checked, method: _Method) -> Mapping[str, float]:
         """Combine the sum; book who is in it: those clients continue from this round.

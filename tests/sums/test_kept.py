@@ -147,7 +147,7 @@ def test_a_run_that_began_with_masked_sums_keeps_them(tmp_path) -> None:
     def asked(mode: str) -> Request:
         given = {"config": envelope(small(tmp_path, secure_sum=mode), {})}
         message = request("query", 1, Instruction("run"), 1.0)
-        return Request(message, Context(1, 1, node, RecordDict(), given, 0))
+        return Request(message, Context(1, 1, node, RecordDict(), given, 0), given)
 
     asked("off").store("a")  # a run of its own
     asked("masked").member("a").key(None)

@@ -267,7 +267,7 @@ def test_who_goes_offline_after_the_count_is_left_out_and_the_others_are_counted
     tmp_path, monkeypatch
 ):
     """On a network the server looks who is there while it waits for the sum of owners."""
-    total, totals = Attempt.total, []
+    total, totals = Attempt.sum, []
 
     def leave(self, deadline):
         totals.append(total(self, deadline))
@@ -275,7 +275,7 @@ def test_who_goes_offline_after_the_count_is_left_out_and_the_others_are_counted
             del self.handshake.roster.nodes["4"]
         return totals[-1]
 
-    monkeypatch.setattr(Attempt, "total", leave)
+    monkeypatch.setattr(Attempt, "sum", leave)
     folder, grid = simulate(config(tmp_path, **OWNED, sum_owners=3, rounds=2))
     first, second = folder.read_rounds()
     assert [(f["client"], f["reason"]) for f in first["failures"]] == [("4", "offline")]

@@ -156,11 +156,11 @@ def coded(code: Code) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def refusing(code: Code = Code.PAYLOAD, text: str = "") -> Iterator[None]:
-    """Raise Refused for a ValueError within this block, with this text or the error's."""
+def refusing(code: Code = Code.PAYLOAD, text: str = "", *more: type[Exception]) -> Iterator[None]:
+    """Raise Refused for a ValueError, or ``more``, in this block, with this text or the error's."""
     try:
         yield
-    except ValueError as error:
+    except (ValueError, *more) as error:
         raise Refused(text or str(error), code) from error
 
 

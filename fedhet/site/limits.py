@@ -20,13 +20,13 @@ from typing import Any, Literal
 
 import yaml
 from flwr.app import Message
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from fedhet import plugins
 from fedhet.config.schema import Lists, RunConfig, Schema, Words, kebab
 from fedhet.data.cache import Dataset
 from fedhet.data.inputs import Form, load_inputs
-from fedhet.errors import Code, Damaged, Refused, UserError, one_line
+from fedhet.errors import Code, Damaged, Refused, UserError, one_line, refusing
 from fedhet.files import parse_object, private_folder, read_json, read_jsonl, read_yaml
 from fedhet.models.names import kinds_of, parse
 from fedhet.protocol.messages import CONFUSION, EVALUATE, OWNERS, QUERY, TRAIN, Reply, from_wire
@@ -79,10 +79,8 @@ class History:
     def lines(self) -> list[dict[str, Any]]:
         """Return all lines, the oldest first; raise Refused for a damaged file."""
         if self._lines is None:
-            try:
+            with refusing(Code.STATE, "", OSError):
                 self._lines = read_jsonl(self.folder / NAME) if self.folder else []
-            except (Damaged, OSError) as error:
-                raise Refused(f"the history of this site: {error}", Code.STATE) from error
         return self._lines
 
     def missing(self) -> bool:
@@ -107,11 +105,10 @@ class History:
         if not line.get("dp-clip"):
             return math.inf
         assert self.folder is not None
-        try:
+        text = f"an account of run '{run}' cannot be read"
+        with refusing(Code.STATE, text, OSError, KeyError, TypeError):
             paths = (self.folder / run).glob(f"*/{NOTE}.json")
             spent = [from_wire(Account, read_json(path)).epsilon for path in paths]
-        except (Damaged, OSError, KeyError, TypeError, ValueError) as error:
-            raise Refused(f"an account of run '{run}' cannot be read", Code.STATE) from error
         return max(spent, default=float(line["dp-epsilon"]))  # without account: all of it
 
     def _answered(self) -> list[dict[str, Any]]:
@@ -147,15 +144,13 @@ class History:
         path = self.folder / NAME
         if len(lines) >= MOST_LINES:
             raise Refused(f"'{path}' is full: --new-data begins anew", Code.STATE)
-        try:
+        with refusing(Code.STATE, "", OSError):  # which names the file
             private_folder(self.folder)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
             with open(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError as error:
-            raise Refused(f"'{path}' cannot be written: {error}", Code.STATE) from error
         known = any(one["question"] == line["question"] for one in lines)
         about = line["run"] if known else asked(line)
         self._lines = [*lines, line]
@@ -342,12 +337,10 @@ def read_limits(node: Mapping[str, Any]) -> Limits:
     goes to the server, so it says nothing of the file's place or content; this node's own log does.
     """
     own: dict[str, Any] = {"min-class": MIN_CLASS} if node.get("data-dir") else {}
-    try:
+    with refusing(Code.LIMITS_FILE, "limits: the file of this site is not valid", UserError):
         values = read_yaml(Path(str(node["limits"]))) if node.get("limits") else {}
         own |= {"form": {}} if "columns" in values else {}  # it could give others their names
         return Limits.model_validate(own | values)
-    except (UserError, ValidationError) as error:
-        raise Refused("limits: the file of this site is not valid", Code.LIMITS_FILE) from error
 
 
 def draft(config: RunConfig, dataset: Dataset, *, certified: bool) -> str:

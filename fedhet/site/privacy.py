@@ -173,9 +173,7 @@ def _scale(squares: Sequence[float], length: float) -> float:
 def _comparable(upload: Sequence[Array], received: Sequence[Array]) -> bool:
     """Return whether shapes, dtypes and integers are equal: rows belong to the same classes."""
     return len(upload) == len(received) and all(
-        a.shape == b.shape
-        and a.dtype == b.dtype
-        and (np.issubdtype(a.dtype, np.floating) or np.array_equal(a, b))
+        (a.shape, a.dtype) == (b.shape, b.dtype) and (a.dtype.kind == "f" or np.array_equal(a, b))
         for a, b in zip(upload, received, strict=True)
     )
 
@@ -210,10 +208,7 @@ class Budget:
     def __init__(
         self, store: "FileStore", config: RunConfig, client: str, *, simulated: bool = False
     ) -> None:
-        self.store = store
-        self.config = config
-        self.client = client
-        self.simulated = simulated
+        self.store, self.config, self.client, self.simulated = store, config, client, simulated
         self.account = self._read()
 
     def check(self, round_: int, source: int) -> None:
@@ -247,8 +242,8 @@ class Budget:
         if not any(array.size for array in upload if array.dtype.kind == "f"):
             self.open()
             return list(upload)
-        digest = self._booked(round_, [*upload, *received])
-        rng = self._drawn(round_) if self.simulated else np.random.default_rng(int(digest, 16))
+        digest, drawn = self._booked(round_, [*upload, *received])
+        rng = drawn if self.simulated else np.random.default_rng(int(digest, 16))
         return privatise(upload, received, self.config, rng)
 
     def share(self, update: Vector, steps: int, round_: int, *, attempt: int) -> NDArray[np.int64]:
@@ -262,22 +257,22 @@ class Budget:
         be that client's vector under its own share of the noise alone.
         """
         own = [np.array([steps])] if self.simulated else [np.array([steps, attempt])]
-        digest = self._booked(round_, [update, *own])
-        seed = self._drawn(round_).bytes(32) if self.simulated else bytes.fromhex(digest)
+        digest, drawn = self._booked(round_, [update, *own])
+        seed = drawn.bytes(32) if self.simulated else bytes.fromhex(digest)
         return discrete_gaussian(steps, update.size, RandomBits(seed))
 
-    def _drawn(self, round_: int) -> np.random.Generator:
-        return generator(self.config.seed, "dp", self.client, round_)
-
-    def _booked(self, round_: int, arrays: Sequence[Array]) -> str:
-        """Book an upload of these arrays, unless it is the last one again; return its digest."""
+    def _booked(self, round_: int, arrays: Sequence[Array]) -> tuple[str, np.random.Generator]:
+        """Book an upload, unless it is the last one again: its digest, a simulation's generator."""
         with self._changing() as account:
-            digest = _digest(bytes.fromhex(account.secret), round_, arrays)
-            if account.digest != digest:
+            keyed = hashlib.blake2b(key=bytes.fromhex(account.secret), digest_size=32)
+            for array in (np.array([round_, len(arrays)]), *arrays):
+                keyed.update(f"{array.dtype.str}{array.shape}".encode())
+                keyed.update(np.ascontiguousarray(array).tobytes())
+            if account.digest != (digest := keyed.hexdigest()):
                 if account.uploads >= self.config.rounds:
                     raise self._spent(account)
                 account.uploads, account.round, account.digest = account.uploads + 1, round_, digest
-        return digest
+        return digest, generator(self.config.seed, "dp", self.client, round_)
 
     def open(self) -> None:
         """Open an account for a client that sends nothing: the next round must find one."""
@@ -289,12 +284,10 @@ class Budget:
         """Take up the account as it is now, checked again, and write down what becomes of it."""
         with self.store.alone():
             before, account = self.account, self._read()
-            if account is not None:
-                self._check_agreed(account)
-            elif before is not None:
+            if account is None and before is not None:
                 raise Refused("the account of the privacy budget is missing", Code.STATE)
-            else:
-                account = Account(_agreed(self.config), secrets.token_hex(32))
+            account = account or Account(_agreed(self.config), secrets.token_hex(32))
+            self._check_agreed(account)
             yield account
             self.account = account
             self.store.write_note(NOTE, asdict(account))
@@ -330,17 +323,8 @@ class Budget:
 
 def _agreed(config: RunConfig) -> dict[str, Any]:
     """Return what an account holds for: all that decides what an upload costs."""
-    found = {key: getattr(config, key) for key in _AGREED}
-    return found | {key: getattr(config, key) for key in (_OF_SUMS if config.summed else ())}
-
-
-def _digest(secret: bytes, round_: int, arrays: Sequence[Array]) -> str:
-    """Return a keyed hash of all that the noised upload depends on."""
-    found = hashlib.blake2b(key=secret, digest_size=32)
-    for array in (np.array([round_, len(arrays)]), *arrays):
-        found.update(f"{array.dtype.str}{array.shape}".encode())
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()
+    keys = (*_AGREED, *_OF_SUMS) if config.summed else _AGREED
+    return {key: getattr(config, key) for key in keys}
 
 
 # --- how an upload is protected ----------------------------------------------------------------

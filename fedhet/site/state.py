@@ -68,9 +68,7 @@ class FileStore:
     """
 
     def __init__(self, folder: Path, *, sync: bool) -> None:
-        self.folder = folder
-        self.sync = sync
-        self._source_aside = -1  # the generation that was loaded from aside
+        self.folder, self.sync = folder, sync
 
     def path(self, generation: int) -> Path:
         """Return the file of one generation."""
@@ -82,7 +80,6 @@ class FileStore:
         ``digest`` is the server's, where one asks. Raises Refused if the generation is
         missing, damaged or another one.
         """
-        self._source_aside = -1
         try:
             return self._read(self.path(generation), generation, digest)
         except Refused:
@@ -91,9 +88,7 @@ class FileStore:
             aside = self._aside(generation)
             if not digest or not aside.exists():
                 raise
-            found = self._read(aside, generation, digest)
-            self._source_aside = generation
-            return found
+            return self._read(aside, generation, digest)
 
     def best(self) -> int | None:
         """Return the generation that :meth:`keep_best` kept; None: there is none."""
@@ -128,16 +123,13 @@ class FileStore:
             raise Refused(text, Code.STATE_LOST) from error
         client = said.get("client", "")
         own = digest_of(client, generation, bundle)
-        wrong = ""
         if said.get("digest") != own:
-            wrong = f"': generation {generation} is damaged: its digest differs"
-        elif digest and digest != own:
-            wrong = (
-                f"' of client '{client}' is not the generation {generation} that the server asks "
-                "for: it is another client's, another run's, or older"
-            )
-        if wrong:
-            raise Refused(f"state '{path}{wrong}", Code.STATE_LOST)
+            text = f"state '{path}': generation {generation} is damaged: its digest differs"
+            raise Refused(text, Code.STATE_LOST)
+        if digest and digest != own:
+            text = f"state '{path}' of client '{client}' is not the generation {generation} that"
+            other = "it is another client's, another run's, or older"
+            raise Refused(f"{text} the server asks for: {other}", Code.STATE_LOST)
         return bundle
 
     def generations(self, suffix: str = ".safetensors") -> list[int]:
@@ -150,7 +142,7 @@ class FileStore:
 
         Returns the digest. Raises Refused if it cannot be written; older generations then stay.
         """
-        if self._source_aside == source:
+        if not self.path(source).exists():  # it was loaded from aside, or is the first
             self._move(source, aside=False)
         digest = digest_of(self.folder.name, generation, bundle)
         before, aside = self.generations(), self.generations(".aside")
@@ -192,8 +184,6 @@ class FileStore:
     def read_note(self, name: str) -> dict[str, Any] | None:
         """Return what was last written under ``name``; None: nothing. Refused: damaged."""
         path = self.folder / f"{name}.json"
-        if not self.folder.exists():  # nor can it be made, perhaps: that is for who writes
-            return None
         try:
             note = read_json(path)
         except FileNotFoundError:
@@ -216,17 +206,14 @@ class FileStore:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Lock the client within this block, since a repeated message may run in parallel."""
-        lock = FileLock(self.folder / LOCK, mode=0o600)
         try:
             self._make()
-            lock.acquire()
+            locked = FileLock(self.folder / LOCK, mode=0o600).acquire()
         except OSError as error:
             text = f"state '{self.folder}': cannot be locked: {error}"
             raise Refused(text, Code.STATE) from error
-        try:
+        with locked:
             yield
-        finally:
-            lock.release()
 
     def _write(self, path: Path, write: Callable[[Path], object], what: str) -> None:
         try:

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from pydantic.dataclasses import dataclass as wired
 
 from fedhet.config.schema import RunConfig
-from fedhet.errors import Code, Refused, UserError
+from fedhet.errors import Code, Refused, UserError, refusing
 from fedhet.protocol.messages import Instruction, Reply, from_wire, pack, unpack
 from fedhet.protocol.payload import Empty, Payload
 from fedhet.site.local_data import LocalData
@@ -325,14 +325,9 @@ class Member:
             self.keys = {client: SumKey.load(key) for client, key in (others or {}).items()}
             self.kept = from_wire(Commitment, last) if last is not None else None
 
-    @contextlib.contextmanager
-    def _sound(self) -> Iterator[None]:
-        """Raise Refused for a note that cannot be read within this block."""
-        try:
-            yield
-        except (KeyError, TypeError, ValueError) as error:
-            text = f"the notes of client '{self.client}' for sums are damaged"
-            raise Refused(text, Code.STATE) from error
+    def _sound(self) -> contextlib.AbstractContextManager[None]:
+        text = f"the notes of client '{self.client}' for sums are damaged"
+        return refusing(Code.STATE, text, KeyError, TypeError)
 
 
 # --- parts of a sum ----------------------------------------------------------------------------

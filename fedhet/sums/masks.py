@@ -74,12 +74,9 @@ def fraction_bits(clients: int, largest: float) -> int:
     The largest f with clients x largest x 2^f < 2^30. Raises ValueError if not even whole numbers
     fit.
     """
-    bits = 0
-    while clients * largest * 2.0**bits < 2.0**SUM_BITS:
-        bits += 1
-    if not bits:
+    if not clients * largest < 2.0**SUM_BITS:
         raise ValueError(f"{clients} clients with entries up to {largest:g} do not fit 32 bits")
-    return bits - 1
+    return SUM_BITS - math.frexp(clients * largest)[1]
 
 
 def grid(vector: Vector, bits: int, largest: float) -> NDArray[np.int64]:
@@ -89,8 +86,7 @@ def grid(vector: Vector, bits: int, largest: float) -> NDArray[np.int64]:
     """
     if not np.isfinite(vector).all() or (np.abs(vector) > largest).any():
         raise Refused(f"an entry is not finite, or beyond sum-range={largest:g}", Code.RANGE)
-    steps: NDArray[np.int64] = np.rint(np.ldexp(vector, bits)).astype(np.int64)
-    return steps
+    return np.asarray(np.rint(np.ldexp(vector, bits)), np.int64)
 
 
 def to_words(steps: NDArray[np.int64]) -> Words:
@@ -134,18 +130,12 @@ class Secrets:
     """
 
     def __init__(
-        self,
-        client: str,
-        private: X25519PrivateKey,
-        keys: Mapping[str, bytes],
-        attempt: Sequence[Part],
+        self, client: str, own: X25519PrivateKey, keys: Mapping[str, bytes], attempt: Sequence[Part]
     ) -> None:
         """Raise ValueError for a key that gives no secret (a point of small order)."""
         self.client, self.attempt = client, attempt
-        self._shared = {
-            other: private.exchange(X25519PublicKey.from_public_bytes(key))
-            for other, key in keys.items()
-        }
+        public = {other: X25519PublicKey.from_public_bytes(key) for other, key in keys.items()}
+        self._shared = {other: own.exchange(key) for other, key in public.items()}
 
     def key(self, other: str, purpose: str, first: str, second: str) -> bytes:
         """Return the key for one purpose that this client and ``other`` share."""
@@ -242,10 +232,9 @@ class SumKey:
     @classmethod
     def of_fields(cls, parts: Sequence[bytes] | None) -> "SumKey":
         """Return the key of these fields; raise ValueError, in one line, if they are none."""
-        if parts is None or len(parts) != len(fields(cls)):
+        if len(parts or ()) != len(names := [one.name for one in fields(cls)]):
             raise ValueError("a key comes with its certificate and its signature")
-        names = (one.name for one in fields(cls))
-        return from_wire(cls, dict(zip(names, parts, strict=True)))
+        return from_wire(cls, dict(zip(names, parts or (), strict=True)))
 
     def dump(self) -> list[str]:
         """Return its fields as texts, for a checkpoint or a note."""

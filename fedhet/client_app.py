@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -129,21 +129,20 @@ class Request:
         if not self.simulated:
             limits.check_means(self.limits, history, lambda: cannot_prove(self.node))
             self.limits.check("max_disk", folder_size(state_root(self.node)))
-        about, shares = (
-            (self.config, history, self.what.experiment),
-            self.method.client.shares_model,
-        )
-        limits.check_run(self.limits, *about, shares_model=shares)
+        shares, experiment = self.method.client.shares_model, self.what.experiment
+        limits.check_run(self.limits, self.config, history, experiment, shares_model=shares)
 
+    @cached_property
     def data(self) -> LocalData:
-        """Return this client's id and examples, without classes that are too rare to take part."""
+        """This client's id and examples, without classes that are too rare to take part."""
         with coded(Code.DATA):
             if self.own is None:
                 data = local_data.load_local(self.config, self.node, simulated=self.simulated)
             else:
                 data = self.own.data(self.context, self.config)
         self.limits.check_columns(data.dataset.inputs.columns)
-        self._check_same_data(data)
+        if not self.simulated:
+            self._check_same_data(data)
         data, rare = local_data.without_rare(data, self.limits.min_class or 0)
         if self.node.get("data-dir") and not self.config.classes:
             self.untold = rare
@@ -154,17 +153,13 @@ class Request:
 
     def _check_same_data(self, data: LocalData) -> None:
         """Raise Refused if a deployed client's data are not those of its state of this run."""
-        if self.simulated:
-            return
         store, own = self.store(data.client), {"digest": data.dataset.digest}
-        note = store.read_note(DATA)
-        lost = note is None and self.what.generation > 0 and store.generations()  # but no note
-        if note not in (None, own) or lost:
-            raise Refused(
-                "this node's data are not those that it had in this run: give them back, or begin "
-                "anew with fedhet node --new-data", Code.DATA, "other data than before",
-            )  # fmt: skip
-        if note is None and self.kind != QUERY and self.what.generation == 0:
+        note, begun = store.read_note(DATA), self.what.generation > 0
+        if note not in (None, own) or (note is None and begun and store.generations()):
+            text = "this node's data are not those that it had in this run: give them back, or"
+            word = "other data than before"
+            raise Refused(f"{text} begin anew with fedhet node --new-data", Code.DATA, word)
+        if note is None and self.kind != QUERY and not begun:
             store.write_note(DATA, own)
 
     def device(self) -> torch.device:
@@ -174,12 +169,13 @@ class Request:
         torch.set_deterministic_debug_mode("warn" if device.type == "cuda" else "default")
         return device
 
-    def model(self, data: LocalData) -> str:
+    def model(self) -> str:
         """Return the name of the model that this client trains."""
+        data, simulated = self.data, self.simulated
         if self.own is not None:
             return self.own.models[data.index % len(self.own.models)]
         with coded(Code.MODEL):
-            return local_data.assigned_model(self.config, self.node, data, simulated=self.simulated)
+            return local_data.assigned_model(self.config, self.node, data, simulated=simulated)
 
     def store(self, client: str) -> FileStore:
         """Return where its private state is; the server names a place in a simulation only.
@@ -194,17 +190,13 @@ class Request:
             raise Refused("this run began with secure-sum=masked, which is now off")
         return store
 
-    def client(
-        self, protection: UploadProtection | None = None, data: LocalData | None = None
-    ) -> MethodClient[Any]:
+    def client(self, protection: UploadProtection | None = None) -> MethodClient[Any]:
         """Return the method's client, for this message."""
-        data, device = data or self.data(), self.device()
-        setup = Setup(
-            self.config, data, self.what.classes, self.model(data), device,
-            self.store(data.client), simulated=self.simulated, limits=self.limits,
+        return self.method.client(Setup(
+            self.config, self.data, self.what.classes, self.model(), self.device(),
+            self.store(self.data.client), simulated=self.simulated, limits=self.limits,
             protection=protection or UploadProtection(),
-        )  # fmt: skip
-        return self.method.client(setup)
+        ))  # fmt: skip
 
     def member(self, client: str = "") -> Member:
         """Return what this client keeps for the sums of the run, without its examples."""
@@ -244,17 +236,15 @@ def query(asked: Request) -> Reply:
     if refused:
         say(lambda: f"this run does without this node: {one_line(refused)}")
         return Reply({})
-    data = asked.data()
-    _check_own_choices(asked, data)
+    data = asked.data
+    _check_own_choices(asked)
     say(lambda: f"run {config.name or config.method}: state in {asked.store(data.client).folder}")
     info: dict[str, Any] = {
-        "client": data.client,
-        "clients": data.clients,
+        "client": data.client, "clients": data.clients,
         "classes": [name for name in data.dataset.classes if name not in asked.untold],
-        "model": parse(asked.model(data)).public,
-        "device": str(asked.device()),
+        "model": parse(asked.model()).public, "device": str(asked.device()),
         "inputs": data.dataset.inputs.text(),
-    }
+    }  # fmt: skip
     if config.summed:
         with coded(Code.PROOF):
             key = asked.member(data.client).key(NodeCertificate.of(asked.node))
@@ -262,22 +252,17 @@ def query(asked: Request) -> Reply:
     asked.store(data.client)  # refused where the run began with masked sums
     counts = data.class_counts()
     images = list(counts.values())
-    declared = {"seen": list(counts), "images": images, "train-images": sum(images)}
-    return Reply(info | declared)
+    return Reply(info | {"seen": list(counts), "images": images, "train-images": sum(images)})
 
 
-def _check_own_choices(asked: Request, data: LocalData) -> None:
+def _check_own_choices(asked: Request) -> None:
     """Raise in the handshake, with the reason, for what would fail in every round."""
-    config, node = asked.config, asked.node
+    config, node, of = asked.config, asked.node, asked.data.dataset
     if config.summed and node.get("data-dir") and not config.classes:
-        raise Refused(
-            "secure-sum needs `classes` in the run's configuration: without it, the names of "
-            "this node's folders would be its class list",
-            Code.CLASSES,
-        )
-    check_kind(config, data.dataset.inputs.kind)
+        text = "secure-sum needs `classes` in the run's configuration: without it, the names of"
+        raise Refused(f"{text} this node's folders would be its class list", Code.CLASSES)
+    check_kind(config, of.inputs.kind)
     if node.get("model"):
-        of = data.dataset
         with coded(Code.MODEL), torch.random.fork_rng(devices=[]):
             width = config.representation
             build_model(str(node["model"]), classes=len(of.classes), d=width, inputs=of.inputs)
@@ -285,15 +270,15 @@ def _check_own_choices(asked: Request, data: LocalData) -> None:
 
 def train(asked: Request) -> Reply:
     """Train for one round."""
-    started, what, message, data = time.monotonic(), asked.what, asked.message, asked.data()
-    part, before = _part_of(asked, data) if asked.config.summed else (None, None)
+    started, what, message = time.monotonic(), asked.what, asked.message
+    part, before = _part_of(asked)
     if before is not None:
         return before
-    client = asked.client(part, data)
+    client = asked.client(part)
     arrays, images, metrics = client.fit(read_arrays(message), to_wire(what))
     own = {"num-examples": float(images)} | {k: float(v) for k, v in metrics.items()}
     if part is None:
-        reply = what.reply(data.client, own, arrays, digest=client.saved_digest)
+        reply = what.reply(asked.data.client, own, arrays, digest=client.saved_digest)
     else:
         del own["num-examples"]
         reply = part.trained(what, own, client.saved_digest)
@@ -331,12 +316,15 @@ def _about_sum(asked: Request, kind: type[messages.Wired]) -> messages.Wired:
     return about
 
 
-def _part_of(asked: Request, data: LocalData) -> tuple[SumProtection, Reply | None]:
-    """Return a client's part of the sum that a message asks for, and its answer if it gave one.
+def _part_of(asked: Request) -> tuple[SumProtection | None, Reply | None]:
+    """Return a client's part of the sum that is asked for, if any, and its answer if it gave one.
 
     Raises Refused for a cohort that the client's rules forbid.
     """
     kind, config, what, method = asked.kind, asked.config, asked.what, asked.method.strategy
+    if not config.summed:
+        return None, None
+    data = asked.data
     cohort = _about_sum(asked, Cohort)
     with errors.refusing(Code.INSTRUCTION):
         masks.fraction_bits(cohort.size, config.sum_range)  # raises for a size that fits no word
@@ -376,34 +364,35 @@ def open_shares(asked: Request) -> Reply:
 
 def owners(asked: Request) -> Reply:
     """Answer with this client's part of a sum: its classes."""
-    part, before = _part_of(asked, asked.data())
+    part, before = _part_of(asked)
+    if part is None:
+        raise Refused("this run has no sums", Code.INSTRUCTION)
     return before or part.owners(asked.what)
 
 
 def confusion(asked: Request) -> Reply:
     """Count after the last round how often each class was taken for each other one."""
-    what, data = asked.what, asked.data()
-    part, before = _part_of(asked, data) if asked.config.summed else (None, None)
+    what = asked.what
+    part, before = _part_of(asked)
     if before is not None:
         return before
-    matrix = asked.client(part, data).confusion_matrix(what.generation, what.digest)
+    matrix = asked.client(part).confusion_matrix(what.generation, what.digest)
     if part is not None:
         return part.confusion(what, matrix.numpy())
     places = matrix.nonzero()
     cells = torch.cat([places, matrix[tuple(places.T)][:, None]], dim=1)
-    return what.reply(data.client, confusion=cells.flatten().tolist())
+    return what.reply(asked.data.client, confusion=cells.flatten().tolist())
 
 
 def evaluate(asked: Request) -> Reply:
     """Return the accuracy of a client that did not train in this round."""
     if asked.config.summed and asked.config.sum_metrics:
         raise Refused("with sum-metrics a single accuracy is not sent", Code.INSTRUCTION)
-    client, what = asked.client(), asked.what
-    _, images, metrics = client.evaluate([], to_wire(what))
+    _, images, metrics = asked.client().evaluate([], to_wire(asked.what))
     numbers = {k: float(v) for k, v in metrics.items()}
     if not asked.config.summed:
         numbers["num-examples"] = float(images)
-    return what.reply(client.setup.data.client, numbers)
+    return asked.what.reply(asked.data.client, numbers)
 
 
 # --- failures ----------------------------------------------------------------------------------
@@ -414,7 +403,10 @@ def _failure(error: BaseException, step: str) -> Reply:
 
     ``step`` says who was about to do what.
     """
-    code, text = code_of(error), brief(error)[:LONGEST]
+    known = (code for kind, code in KNOWN.items() if isinstance(error, kind))
+    code, text = next(known, Code.UNEXPECTED), brief(error)[:LONGEST]
+    if isinstance(error, UserError) and error.code:
+        code = Code(error.code)
     if code is Code.UNEXPECTED:
         _show(error, step)
         text += errors.place(error)
@@ -429,13 +421,6 @@ def _failure(error: BaseException, step: str) -> Reply:
     print(f"fedhet: failed (no. {number}): {text}", file=sys.stderr, flush=True)
     about = {"about": error.about} if isinstance(error, UserError) and error.about else {}
     return Reply({"error": code.value, "log": number, "state-lost": lost, **about})
-
-
-def code_of(error: BaseException) -> Code:
-    """Return the code that a deployed node sends for an error."""
-    if isinstance(error, UserError) and error.code:
-        return Code(error.code)
-    return next((code for kind, code in KNOWN.items() if isinstance(error, kind)), Code.UNEXPECTED)
 
 
 def _show(error: BaseException, step: str) -> None:

@@ -18,7 +18,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from flwr.app import Message
 from pydantic import Field
 
@@ -34,13 +33,10 @@ from fedhet.site.privacy import NOTE, Account, noise_multiplier
 
 NAME = "history.jsonl"
 SHAKE, ANSWERED = "handshake", "answered"
-STAGES = {
-    QUERY: SHAKE,
-    TRAIN: "training",
-    OWNERS: "owners of classes",
-    EVALUATE: "evaluation",
+STAGES = {  # of messages that ask for something of the data
+    QUERY: SHAKE, TRAIN: "training", OWNERS: "owners of classes", EVALUATE: "evaluation",
     CONFUSION: "confusion matrix",
-}  # messages that ask for something of the data
+}  # fmt: skip
 SUMS = ("sum-min", "sum-metrics", "sum-owners")
 SUM_MIN = 3  # fewest sites of a sum, and owners of a class: of two each knows the other's part
 # Keys of a run that the history shows, where they are set.
@@ -188,8 +184,7 @@ def told_by(reply: Reply) -> str:
 
 def begin_anew(folder: Path) -> Path | None:
     """Put the states and the history of a node aside, and return where they are now."""
-    old = {path.parent.parent for path in folder.glob("*/*/client.json")}
-    old |= {path for path in [folder / NAME] if path.exists()}
+    old = {path.parent.parent for path in folder.glob("*/*/client.json")} | {*folder.glob(NAME)}
     if not old:
         return None
     aside = folder / f"before-{datetime.now(UTC):%Y-%m-%d-%H%M%S}"
@@ -306,19 +301,19 @@ class Limits(Schema):
 
     def left_open(self) -> list[str]:
         """Return in plain words what whoever submits a run may choose here."""
-        divided = self.classes is not None or self.labels is not None
-        open_ = {
-            "the class: a run may take any column for it (target)": self.target is None,
-            "how a run divides it: ranges find a column's values (labels, or classes)": not divided,
-            "the columns that a run reads (columns)": self.columns is None,
-            "what counts as a gap: a run may have rows left out by it (form)": self.form is None,
-            "which rows stay together: counts tell them (group)": self.group is None,
-            "how many questions are answered (max-queries)": self.max_queries is None,
-            "how many runs train (max-runs)": self.max_runs is None,
-            "what all runs reveal together (total-epsilon)": self.total_epsilon is None,
-            "single uploads (secure-sum)": self.secure_sum is None,
+        divided = self.labels if self.classes is None else self.classes
+        limited = {
+            "the class: a run may take any column for it (target)": self.target,
+            "how a run divides it: ranges find a column's values (labels, or classes)": divided,
+            "the columns that a run reads (columns)": self.columns,
+            "what counts as a gap: a run may have rows left out by it (form)": self.form,
+            "which rows stay together: counts tell them (group)": self.group,
+            "how many questions are answered (max-queries)": self.max_queries,
+            "how many runs train (max-runs)": self.max_runs,
+            "what all runs reveal together (total-epsilon)": self.total_epsilon,
+            "single uploads (secure-sum)": self.secure_sum,
         }
-        return [text for text, so in open_.items() if so]
+        return [text for text, limit in limited.items() if limit is None]
 
 
 def shown(value: Any) -> str:
@@ -345,26 +340,21 @@ def read_limits(node: Mapping[str, Any]) -> Limits:
 
 def draft(config: RunConfig, dataset: Dataset, *, certified: bool) -> str:
     """Return a file of limits that allows runs like this one on this data, and little else."""
-    values: dict[str, Any] = {"target": config.target}
-    if any(some for _, some in config.labels):
-        values["labels"] = {name: list(some) for name, some in config.labels}
-    else:
-        values["classes"] = list(dataset.classes)
-    values |= {
+    ranges = any(values for _, values in config.labels)
+    values = {
+        "target": config.target, "labels": dict(config.labels) if ranges else None,
+        "classes": None if ranges else dataset.classes,
         "columns": sorted(columns_of(config) | {*dataset.inputs.columns}),
-        "group": list(config.group), "form": {k: [*v] for k, v in form_of(config).items()},
-        "min-class": MIN_CLASS, "max-queries": 20, "max-runs": 10,
-        "max-rounds": config.rounds, "modules": [], "max-disk": 10 << 30,
-        "secure-sum": "required" if certified else "",
+        "group": config.group, "form": form_of(config),
+        "min_class": MIN_CLASS, "max_queries": 20, "max_runs": 10,
+        "max_rounds": config.rounds, "modules": [], "max_disk": 10 << 30,
+        "secure_sum": "required" if certified else None,
     }  # fmt: skip
-    empty = {"modules", "group", "form"}  # which allow nothing then
-    kept = {key: value for key, value in values.items() if value or key in empty}
     lines = ["# What a run may do at this site; `fedhet node --check` says it in plain words."]
-    for key, value in kept.items():
-        flow = None if isinstance(value, list | dict) else False
-        text = yaml.safe_dump({key: value}, default_flow_style=flow, allow_unicode=True, width=1000)
-        field_ = Limits.model_fields[key.replace("-", "_")]
-        lines += [f"# {field_.description}", text.rstrip()]
+    for key, value in values.items():
+        if value or key in {"modules", "group", "form"}:  # which allow nothing then
+            lines.append(f"# {Limits.model_fields[key].description}")
+            lines.append(f"{kebab(key)}: {json.dumps(value, ensure_ascii=False)}")
     return "\n".join([*lines, "# total-epsilon: 8", ""])
 
 

@@ -22,6 +22,7 @@ from fedhet.models.names import parse
 from fedhet.rng import generator
 from fedhet.training.loop import Examples, Recent
 
+FOLDER = "image-folder"  # what a path alone means
 NODE_KEYS = {
     "partition-id", "num-partitions", "data-dir", "name", "model", "device", "state-dir",
     "limits", "key", "certificate", "ca",
@@ -41,9 +42,8 @@ class LocalData:
     def class_counts(self) -> dict[str, int]:
         """Return training examples per seen class, by class name, in label order."""
         labels, counts = np.unique(self.dataset.labels[self.split.train], return_counts=True)
-        return {
-            self.dataset.classes[label]: int(n) for label, n in zip(labels, counts, strict=True)
-        }
+        names = (self.dataset.classes[label] for label in labels)
+        return dict(zip(names, counts.tolist(), strict=True))
 
 
 def without_rare(data: LocalData, least: int) -> tuple[LocalData, list[str]]:
@@ -120,52 +120,36 @@ def load_local(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -
     A deployed node owns its paths: those of the run's configuration are ignored there. Raises
     UserError for a node configuration that names no client.
     """
-    unknown = sorted(set(node) - NODE_KEYS)
-    if unknown:
-        raise UserError(
-            f"node-config: unknown key '{unknown[0]}'; allowed: {', '.join(sorted(NODE_KEYS))}"
-        )
+    if unknown := sorted(set(node) - NODE_KEYS):
+        allowed = ", ".join(sorted(NODE_KEYS))
+        raise UserError(f"node-config: unknown key '{unknown[0]}'; allowed: {allowed}")
     if not simulated:
         config = config.model_copy(update={"data_path": "", "partition_file": ""})
         if node.get("data-dir"):
-            return _private(config, node)
-    if "partition-id" not in node or "num-partitions" not in node:
-        raise UserError(
-            'node-config: give data-dir="..." name="..." for private images, or '
-            "partition-id=K num-partitions=N for a partition"
-        )
-    if not simulated and config.dataset.startswith(HUB):
-        raise UserError(
-            f"dataset '{config.dataset}': a node does not download data: give data-dir=... with "
-            "its own examples"
-        )
+            name = check_id(str(node.get("name", "")), "node-config name")
+            dataset = open_private(config, str(node["data-dir"]))
+            check_groups(dataset, config)
+            every = np.arange(len(dataset.labels))
+            split = split_client(every, dataset, config.split, config.data_seed, name)
+            return LocalData(name, 0, 0, dataset, split)
+        if config.dataset.startswith(HUB):
+            text = f"dataset '{config.dataset}': a node does not download data"
+            raise UserError(f"{text}: give data-dir=... with its own examples")
+    if not {"partition-id", "num-partitions"} <= node.keys():
+        own = 'data-dir="..." name="..." for private images'
+        raise UserError(f"node-config: give {own}, or partition-id=K num-partitions=N")
     index, total = int(node["partition-id"]), int(node["num-partitions"])
     dataset, partition = load_partition(config, config.clients or total)
-    if not 0 <= index < len(partition.clients):
-        raise UserError(
-            f"partition-id: {index} is not allowed: there are {len(partition.clients)} clients"
-        )
-    client = partition.ids[index]
-    return LocalData(client, index, len(partition.clients), dataset, partition.clients[index])
+    if not 0 <= index < (count := len(partition.clients)):
+        raise UserError(f"partition-id: {index} is not allowed: there are {count} clients")
+    return LocalData(partition.ids[index], index, count, dataset, partition.clients[index])
 
 
 def client_name(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -> str:
     """Return the client's id; open its examples only where nothing else tells it."""
     if not simulated and node.get("data-dir"):
         return check_id(str(node.get("name", "")), "node-config name")
-    if config.partition in {"file", "natural"} or "partition-id" not in node:
-        return load_local(config, node, simulated=simulated).client
-    return str(int(node["partition-id"]))
-
-
-def _private(config: RunConfig, node: Mapping[str, Any]) -> LocalData:
-    """Return the client of a node's own folder of images, or of its own file."""
-    name = check_id(str(node.get("name", "")), "node-config name")
-    dataset = open_private(config, str(node["data-dir"]))
-    check_groups(dataset, config)
-    every = np.arange(len(dataset.labels))
-    split = split_client(every, dataset, config.split, config.data_seed, name)
-    return LocalData(name, 0, 0, dataset, split)
+    return load_local(config, node, simulated=simulated).client
 
 
 def open_private(config: RunConfig, path: str) -> Dataset:
@@ -176,11 +160,9 @@ def open_private(config: RunConfig, path: str) -> Dataset:
     """
     files = config.dataset in DATASETS
     if files and not config.classes and not config.labels:
-        raise Refused(
-            f"target: a run over nodes must name the classes (labels or classes), or the node "
-            f"would send the values of column '{config.target}' as their names",
-            Code.CLASSES,
-        )
+        told = f"the node would send the values of column '{config.target}' as their names"
+        text = f"target: a run over nodes must name the classes (labels or classes), or {told}"
+        raise Refused(text, Code.CLASSES)
     return open_examples(config, config.dataset if files else FOLDER, path, declared=True)
 
 
@@ -193,13 +175,11 @@ def assigned_model(
     """
     if node.get("model"):
         return str(node["model"])
-    if config.model_assignment == "random":
-        drawn = int(generator(config.seed, "model", data.client).integers(len(config.models)))
-    else:
-        drawn = data.index % len(config.models)
     if not simulated:
         check_no_weights(config)
-    return config.models[drawn]
+    if config.model_assignment == "random":
+        return str(generator(config.seed, "model", data.client).choice(config.models))
+    return config.models[data.index % len(config.models)]
 
 
 def check_no_weights(config: RunConfig) -> None:
@@ -209,13 +189,9 @@ def check_no_weights(config: RunConfig) -> None:
         of_folder = named.plain.startswith(MODEL_FOLDER)
         if named.weights or of_folder:
             own = f"{MODEL_FOLDER}FOLDER" if of_folder else f"{named.plain} weights=FILE"
-            raise UserError(
-                f"models: '{name}' is not allowed on a network, where nodes read only their own "
-                f"files: name another model, and start the node with --model '{own}'"
-            )
-
-
-FOLDER = "image-folder"  # what a path alone means
+            text = f"models: '{name}' is not allowed on a network, where nodes read only their own"
+            other = f"name another model, and start the node with --model '{own}'"
+            raise UserError(f"{text} files: {other}")
 
 
 # --- on the device ----------------------------------------------------------------------------
@@ -237,12 +213,10 @@ def choose_device(config: RunConfig, node: Mapping[str, Any]) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device.type == "cuda" and (device.index or 0) >= found:
-        raise UserError(
-            f"device: '{name}' is not available: torch finds {found} CUDA device(s); use auto or "
-            "cpu"
-        )
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        text = f"device: '{name}' is not available: torch finds {count} CUDA device(s)"
+        raise UserError(f"{text}; use auto or cpu")
     return device
 
 
@@ -269,18 +243,16 @@ def examples_of(
     key = (data.client, part, tuple(classes), str(device), dealt)
     if (kept := _ON_DEVICE.get(key)) is not None:
         return kept if kept.prepare is prepare else replace(kept, prepare=prepare)
-    own = data.dataset.classes
+    own, labels = data.dataset.classes, data.dataset.labels[index]
+    for label in np.unique(labels):
+        if own[label] not in classes:
+            text = f"class '{own[label]}' of client '{data.client}' is not a class of this run"
+            raise UserError(f"{text}; its classes: {', '.join(classes)}")
     position = {name: i for i, name in enumerate(classes)}
     to_global = np.array([position.get(name, -1) for name in own], dtype=np.int64)
-    labels = to_global[data.dataset.labels[index]]
-    if (labels < 0).any():
-        missing = own[int(data.dataset.labels[index][labels < 0][0])]
-        raise UserError(
-            f"class '{missing}' of client '{data.client}' is not a class of this run; its classes: "
-            f"{', '.join(classes)}"
-        )
     examples = torch.from_numpy(np.ascontiguousarray(data.dataset.examples[index]))
-    found = Examples(examples.to(device), torch.from_numpy(labels).to(device), prepare)
+    targets = torch.from_numpy(to_global[labels])
+    placed = Examples(examples.to(device), targets.to(device), prepare)
     if device.type != "cpu":  # there the memory map is the cache
-        _ON_DEVICE.put(key, found)
-    return found
+        _ON_DEVICE.put(key, placed)
+    return placed

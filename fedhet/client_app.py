@@ -281,7 +281,7 @@ def train(asked: Request) -> Reply:
         reply = what.reply(asked.data.client, own, arrays, digest=client.saved_digest)
     else:
         del own["num-examples"]
-        reply = part.trained(what, own, client.saved_digest)
+        reply = part.trained(own, client.saved_digest)
     asked.limits.check("max_upload_bytes", sum(array.nbytes for array in reply.arrays))
     seconds, accuracy = time.monotonic() - started, own.get("test_accuracy", math.nan)
     scored = "not evaluated" if math.isnan(accuracy) else f"test accuracy {accuracy:.2f} %"
@@ -330,7 +330,7 @@ def _part_of(asked: Request) -> tuple[SumProtection | None, Reply | None]:
         masks.fraction_bits(cohort.size, config.sum_range)  # raises for a size that fits no word
     sent = _digest_of_sent(asked, cohort)
     member, fewest = asked.member(data.client), asked.limits.min_class or 0
-    part = SumProtection(data, what.classes, config, method, cohort, sent, member, fewest)
+    part = SumProtection(data, config, method, what, cohort, sent, member, fewest)
     rows = kind == messages.CONFUSION or method.sends_class_rows(config, config.params)
     if kind != messages.OWNERS and (rows and config.sum_owners > 1) != (part.shared is not None):
         raise Refused("owners of classes must be counted before their rows are summed")
@@ -367,7 +367,7 @@ def owners(asked: Request) -> Reply:
     part, before = _part_of(asked)
     if part is None:
         raise Refused("this run has no sums", Code.INSTRUCTION)
-    return before or part.owners(asked.what)
+    return before or part.owners()
 
 
 def confusion(asked: Request) -> Reply:
@@ -378,7 +378,7 @@ def confusion(asked: Request) -> Reply:
         return before
     matrix = asked.client(part).confusion_matrix(what.generation, what.digest)
     if part is not None:
-        return part.confusion(what, matrix.numpy())
+        return part.confusion(matrix.numpy())
     places = matrix.nonzero()
     cells = torch.cat([places, matrix[tuple(places.T)][:, None]], dim=1)
     return what.reply(asked.data.client, confusion=cells.flatten().tolist())

@@ -110,28 +110,19 @@ def sigma(config: RunConfig) -> float:
     return config.dp_clip * noise_multiplier(config)
 
 
-def sum_sigma(config: RunConfig, entries: int, bits: int) -> float:
-    """Return the standard deviation of the noise on a sum of vectors of so many entries.
-
-    ``bits`` are those after the point of a word. Sensitivity is dp-clip and the rounding.
-    """
-    rounding = math.sqrt(entries) / 2 * 2.0**-bits
-    return (config.dp_clip + rounding) * noise_multiplier(config)
-
-
 def share_steps(config: RunConfig, entries: int, bits: int, clients: int) -> int:
     """Return the width of one client's share, steps of 2^-bits, in sums of ``clients`` clients.
 
-    A whole number, rounded up. UserError if its noise does not fit into words.
+    A whole number, rounded up. Sensitivity is dp-clip and the rounding of vectors of so many
+    ``entries``. UserError if the noise does not fit into words.
     """
-    share = sum_sigma(config, entries, bits) / math.sqrt(clients)
+    sensitivity = config.dp_clip + math.sqrt(entries) / 2 * 2.0**-bits
+    share = sensitivity * noise_multiplier(config) / math.sqrt(clients)
     needed = config.dp_clip + TAIL * share
     if needed > config.sum_range:
-        raise UserError(
-            f"sum-range: {config.sum_range:g} is too small for the noise of dp-epsilon="
-            f"{config.dp_epsilon:g} (standard deviation of a share: {share:.4g}): at least "
-            f"{needed:.4g} is needed"
-        )
+        noise = f"dp-epsilon={config.dp_epsilon:g} (standard deviation of a share: {share:.4g})"
+        text = f"sum-range: {config.sum_range:g} is too small for the noise of {noise}"
+        raise UserError(f"{text}: at least {needed:.4g} is needed")
     return math.ceil(math.ldexp(share, bits))
 
 

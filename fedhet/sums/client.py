@@ -345,12 +345,12 @@ class _Summing(Protocol):
 
 @dataclass
 class SumProtection(UploadProtection):
-    """One client's upload to one attempt at a sum."""
+    """One client's upload to one attempt at a sum, by a message of the server."""
 
     data: LocalData
-    classes: Sequence[str]
     config: RunConfig
     method: _Summing
+    what: Instruction
     cohort: Cohort
     sent: bytes  # digest of what came down
     member: Member
@@ -358,39 +358,39 @@ class SumProtection(UploadProtection):
     _steps: list[NDArray[np.int64]] = field(default_factory=list)  # of the vector's parts
 
     def __post_init__(self) -> None:
+        place = {name: position for position, name in enumerate(self.what.classes)}
+        images = dict(sorted((place[n], count) for n, count in self.data.class_counts().items()))
         self.shared = self.cohort.shared
+        self.own = Own(self.config, len(place), tuple(images), tuple(images.values()), self.shared)
 
-    def trained(self, what: Instruction, numbers: Mapping[str, float], digest: str) -> Reply:
+    def trained(self, numbers: Mapping[str, float], digest: str) -> Reply:
         """Return the masked vector of a client that has trained, with these ``numbers``."""
         shown = numbers
         if self.config.sum_metrics:
             entries = contribution.SumMetrics(self.config.sum_range, self.method.metric_ranges)
-            images, split = float(sum(self.own.images)), self.data.split
-            sizes = {"val": len(split.val), "test": len(split.test)}
+            sizes = {"val": len(self.data.split.val), "test": len(self.data.split.test)}
             summed = contribution.coarse(numbers, sizes, self.fewest) if self.fewest else numbers
-            self._put(entries.vector({**summed, contribution.IMAGES: images}))
+            images = {contribution.IMAGES: float(sum(self.own.images))}
+            self._put(entries.vector({**summed, **images}))
             shown = {name: value for name, value in numbers.items() if name == contribution.SPENT}
-        return self.masked(what, shown, digest=digest)
+        return self._masked(shown, digest=digest)
 
-    def owners(self, what: Instruction) -> Reply:
+    def owners(self) -> Reply:
         """Return the masked classes that this client has, with ones and zeros."""
         self._put(contribution.ownership(self.own))
-        return self.masked(what)
+        return self._masked()
 
-    def confusion(self, what: Instruction, matrix: NDArray[np.int64]) -> Reply:
+    def confusion(self, matrix: NDArray[np.int64]) -> Reply:
         """Return a masked confusion matrix; classes with too few owners have no entries."""
         own = self.own
         matrix[~((contribution.ownership(own) > 0) & own.shares(np.arange(own.classes)))] = 0
         self._put(contribution.cells_of(matrix, self.config.sum_range))
-        return self.masked(what)
+        return self._masked()
 
-    def masked(
-        self, what: Instruction, metrics: Mapping[str, float] | None = None, **info: str
-    ) -> Reply:
-        """Return the vector's parts as masked words, once they are written down."""
-        words = masks.to_words(np.concatenate(self._steps))
-        reply = what.reply(self.data.client, metrics, [words], **info)
-        return self.member.mask(what.round, self.cohort, self.sent, reply)
+    def _masked(self, metrics: Mapping[str, float] | None = None, **info: str) -> Reply:
+        words = np.concatenate(self._steps).astype(np.uint32)  # modulo 2^32
+        reply = self.what.reply(self.data.client, metrics, [words], **info)
+        return self.member.mask(self.what.round, self.cohort, self.sent, reply)
 
     def protect(self, upload: Payload, received: Payload, round_: int, budget: Budget) -> Payload:
         """Add the upload to this client's vector, and return an empty payload instead.
@@ -401,30 +401,19 @@ class SumProtection(UploadProtection):
         if clip and self.method.noise_on_steps:
             upload = upload.since(received)
         added = self.method.contribution(upload, self.own)
-        if clip:
-            self._put(clipped(added.values, clip), round_, budget)
-            self._put(added.counts)
-        else:
-            self._put(added.flat)
+        self._put(clipped(added.values, clip) if clip else added.values, budget if clip else None)
+        self._put(added.counts)
         return Empty()
 
-    def _put(self, vector: Vector, round_: int = 0, budget: Budget | None = None) -> None:
+    def _put(self, vector: Vector, budget: Budget | None = None) -> None:
         """Append a part of the vector in steps of the words' grid, noised if there is a budget."""
-        config, members = self.config, self.cohort.members
-        bits = masks.fraction_bits(self.cohort.size, config.sum_range)
+        config, cohort = self.config, self.cohort
+        bits = masks.fraction_bits(cohort.size, config.sum_range)
         steps = masks.grid(vector, bits, config.sum_range)
-        if budget is not None and not len(vector):
-            budget.open()
-        elif budget is not None:
-            fewest = self.member.terms_for(members).fewest(len(members))
+        if budget is not None and len(vector):
+            fewest = self.member.terms_for(cohort.members).fewest(len(cohort.members))
             sigma = share_steps(config, len(vector), bits, fewest)
-            steps = steps + budget.share(vector, sigma, round_, attempt=self.cohort.attempt)
+            steps += budget.share(vector, sigma, self.what.round, attempt=cohort.attempt)
+        elif budget is not None:
+            budget.open()
         self._steps.append(steps)
-
-    @property
-    def own(self) -> Own:
-        """What this client knows of itself."""
-        place = {name: position for position, name in enumerate(self.classes)}
-        images = dict(sorted((place[n], count) for n, count in self.data.class_counts().items()))
-        seen, counts = tuple(images), tuple(images.values())
-        return Own(self.config, len(self.classes), seen, counts, self.shared)

@@ -10,19 +10,16 @@ A proof is a client's certificate, signed by a CA that is not on the server, and
 import hashlib
 import math
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Annotated
 
 import numpy as np
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ec import (
-    ECDSA,
-    EllipticCurvePrivateKey,
-    EllipticCurvePublicKey,
-)
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -49,14 +46,11 @@ def encode(parts: Iterable[Part]) -> bytes:
     A text is UTF-8, a number (0 <= n < 2^32) 4 bytes, big endian. Raises OverflowError for another
     number.
     """
-    encoded = bytearray()
-    for part in parts:
-        if isinstance(part, str):
-            part = part.encode()  # noqa: PLW2901
-        elif isinstance(part, int):
-            part = part.to_bytes(4, "big")  # noqa: PLW2901
-        encoded += len(part).to_bytes(4, "big") + part
-    return bytes(encoded)
+    plain = [
+        p.encode() if isinstance(p, str) else p.to_bytes(4, "big") if isinstance(p, int) else p
+        for p in parts
+    ]
+    return b"".join(len(p).to_bytes(4, "big") + p for p in plain)
 
 
 # --- words ------------------------------------------------------------------------------------
@@ -87,11 +81,6 @@ def grid(vector: Vector, bits: int, largest: float) -> NDArray[np.int64]:
     if not np.isfinite(vector).all() or (np.abs(vector) > largest).any():
         raise Refused(f"an entry is not finite, or beyond sum-range={largest:g}", Code.RANGE)
     return np.asarray(np.rint(np.ldexp(vector, bits)), np.int64)
-
-
-def to_words(steps: NDArray[np.int64]) -> Words:
-    """Return whole steps as words: modulo 2^32."""
-    return steps.astype(np.uint32)  # NumPy's conversion keeps the low bits
 
 
 def from_words(words: Words, bits: int) -> Vector:
@@ -148,13 +137,13 @@ class Secrets:
 
     def seal(self, other: str, text: bytes) -> bytes:
         """Return a box that only ``other`` opens. A key seals once, so the nonce is zero."""
-        key = self.key(other, "share", self.client, other)
-        return ChaCha20Poly1305(key).encrypt(bytes(12), text, None)
+        box = ChaCha20Poly1305(self.key(other, "share", self.client, other))
+        return box.encrypt(bytes(12), text, None)
 
     def open(self, other: str, box: bytes) -> bytes:
         """Return what ``other`` sealed for this client; raise InvalidTag if it did not."""
-        key = self.key(other, "share", other, self.client)
-        return ChaCha20Poly1305(key).decrypt(bytes(12), box, None)
+        key = ChaCha20Poly1305(self.key(other, "share", other, self.client))
+        return key.decrypt(bytes(12), box, None)
 
 
 # --- shares -----------------------------------------------------------------------------------
@@ -165,27 +154,26 @@ SECRET_BYTES = 32  # of a self mask, or of the seed of a pair
 BOX_BYTES = SHARE_BYTES + TAG_BYTES  # of a sealed share
 
 
-def split(secret: bytes, members: int, threshold: int) -> list[bytes]:
+def split(
+    secret: bytes, members: int, threshold: int, draw: Callable[[int], int] = secrets.randbelow
+) -> list[bytes]:
     """Return a share for each of ``members``; any ``threshold`` of them give the secret.
 
-    The member at position i has x = i + 1; coefficients are the operating system's.
+    The member at position i has secret + c_1 x + c_2 x^2 + ... at x = i + 1, 66 bytes, big endian;
+    coefficients are the operating system's.
     """
-    coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
-    return evaluate(int.from_bytes(secret, "big"), coefficients, members)
-
-
-def evaluate(secret: int, coefficients: Sequence[int], members: int) -> list[bytes]:
-    """Return secret + c_1 x + c_2 x^2 + ... at x = 1 ... members, each 66 bytes, big endian."""
-    shares = []
+    coefficients, shares = [draw(PRIME) for _ in range(threshold - 1)], []
     for x in range(1, members + 1):
         value = 0
-        for coefficient in reversed(coefficients):
+        for coefficient in coefficients:
             value = (value + coefficient) * x % PRIME
-        shares.append(((value + secret) % PRIME).to_bytes(SHARE_BYTES, "big"))
+        value = (value + int.from_bytes(secret, "big")) % PRIME
+        shares.append(value.to_bytes(SHARE_BYTES, "big"))
     return shares
 
 
-def lagrange_weights(points: Sequence[int]) -> list[int]:
+@lru_cache(maxsize=8)
+def lagrange_weights(points: tuple[int, ...]) -> list[int]:
     """Return Lagrange's weights at zero for distinct points x."""
     weights = []
     for x in points:
@@ -195,16 +183,15 @@ def lagrange_weights(points: Sequence[int]) -> list[int]:
     return weights
 
 
-def recombine(shares: Sequence[bytes], weights: Sequence[int]) -> bytes:
-    """Return the secret from shares and the weights of their points.
+def recombine(shares: Mapping[int, bytes]) -> bytes:
+    """Return the secret from shares by their points.
 
     Raises ValueError if they are not shares of one secret of 32 bytes.
     """
-    values = [int.from_bytes(share, "big") for share in shares]
-    if max(values) >= PRIME:
-        raise ValueError("a share is none")
+    values = [int.from_bytes(share, "big") for share in shares.values()]
+    weights = lagrange_weights(tuple(shares))
     total = sum(w * value for w, value in zip(weights, values, strict=True)) % PRIME
-    if total >> (8 * SECRET_BYTES):
+    if max(values) >= PRIME or total >> (8 * SECRET_BYTES):
         raise ValueError("shares do not fit together")
     return total.to_bytes(SECRET_BYTES, "big")
 
@@ -247,11 +234,11 @@ class SumKey:
 
 
 def prove(
-    key: EllipticCurvePrivateKey, certificate: x509.Certificate, run: str, name: str, public: bytes
+    key: ec.EllipticCurvePrivateKey, cert: x509.Certificate, run: str, name: str, public: bytes
 ) -> SumKey:
     """Return the key with ECDSA-SHA384 over enc("fedhet-sum-key/1", run, name, public)."""
-    signed = key.sign(encode([PURPOSE, run, name, public]), ECDSA(SHA384()))
-    return SumKey(public, certificate.public_bytes(Encoding.DER), signed)
+    signed = key.sign(encode([PURPOSE, run, name, public]), ec.ECDSA(SHA384()))
+    return SumKey(public, cert.public_bytes(Encoding.DER), signed)
 
 
 def check_proof(proof: SumKey, ca: x509.Certificate, run: str, name: str) -> None:
@@ -271,15 +258,16 @@ def check_proof(proof: SumKey, ca: x509.Certificate, run: str, name: str) -> Non
     if not since <= datetime.now(UTC) <= until:
         raise Refused(f"the certificate of '{name}' is not valid now: check the clock", Code.PROOF)
     try:
-        key.verify(proof.signature, encode([PURPOSE, run, name, proof.public]), ECDSA(SHA384()))
+        signed = encode([PURPOSE, run, name, proof.public])
+        key.verify(proof.signature, signed, ec.ECDSA(SHA384()))
     except (InvalidSignature, UnsupportedAlgorithm, ValueError) as error:
         raise Refused(f"the sum key of '{name}' is not signed with its key", Code.PROOF) from error
 
 
-def certified_key(certificate: bytes) -> EllipticCurvePublicKey:
+def certified_key(certificate: bytes) -> ec.EllipticCurvePublicKey:
     """Return the key in a certificate (DER) that :func:`check_proof` accepted; ValueError: none."""
     key = x509.load_der_x509_certificate(certificate).public_key()
-    if not isinstance(key, EllipticCurvePublicKey):
+    if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ValueError("the certificate holds no elliptic curve key")
     return key
 

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -109,20 +109,18 @@ class Collector:
         silent = self.missing()
         if silent:
             raise Rejected(f"no answer from {', '.join(silent)}")
-        total, weights = self._total.copy(), cache(masks.lagrange_weights)
-        size = masks.SHARE_BYTES
+        total, size = self._total.copy(), masks.SHARE_BYTES
         for row, owner in enumerate(self.survivors):
             held = {
                 self.cohort.index(client) + 1: opened.shares[row * size :][:size]
                 for client, opened in self._opened.items()
                 if owner not in opened.closed
             }
-            points = tuple(sorted(held)[: self.needed])
-            if len(points) < self.needed:
+            if len(held) < self.needed:
                 count = len(self._opened) - len(held)
                 raise Rejected(f"the boxes of '{owner}' did not open for {count} members")
             try:
-                seed = masks.recombine([held[point] for point in points], weights(points))
+                seed = masks.recombine(dict(sorted(held.items())[: self.needed]))
             except ValueError as error:
                 raise Rejected(f"the self mask of '{owner}' cannot be reconstructed") from error
             total -= masks.stream(seed, self.length)

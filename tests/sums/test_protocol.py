@@ -27,13 +27,12 @@ from fedhet.sums.masks import (
     Survivors,
     cohort_digest,
     encode,
-    evaluate,
     fraction_bits,
     from_words,
     grid,
     prove,
+    split,
     stream,
-    to_words,
 )
 from fedhet.sums.server import Collector
 
@@ -84,7 +83,7 @@ class Cohort:
             assert member.introduce(keys, CA if certified else None) == []
         rng = np.random.default_rng(0)
         self.vectors = {name: rng.normal(size=LENGTH) for name in self.names}
-        self.words = {n: to_words(grid(v, 20, 64.0)) for n, v in self.vectors.items()}
+        self.words = {n: grid(v, 20, 64.0).astype(np.uint32) for n, v in self.vectors.items()}
 
     def mask(self, name: str, attempt: int = 1):
         cohort = messages.Cohort(tuple(self.names), attempt, len(self.names))
@@ -306,13 +305,14 @@ def test_keys_digest_seed_stream_and_box() -> None:
 
 def test_words() -> None:
     assert (fraction_bits(10, 64.0), fraction_bits(100, 64.0)) == (20, 17)
-    words = to_words(grid(np.array([1.5, -0.25, 1e-7]), 20, 64.0))
+    words = grid(np.array([1.5, -0.25, 1e-7]), 20, 64.0).astype(np.uint32)
     assert words.tolist() == [1572864, 4294705152, 0]
     assert from_words(words, 20).tolist() == [1.5, -0.25, 0.0]
 
 
 def test_shares() -> None:
-    assert [int.from_bytes(share, "big") for share in evaluate(7, [5], 3)] == [12, 17, 22]
+    shares = split((7).to_bytes(32, "big"), 3, 2, lambda _: 5)
+    assert [int.from_bytes(share, "big") for share in shares] == [12, 17, 22]
 
 
 def test_encoding() -> None:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from fedhet.config.registry import find_method
 from fedhet.errors import UserError
+from fedhet.protocol.messages import Instruction
 from fedhet.protocol.payload import HeaderRows
 from fedhet.rng import generator
-from fedhet.site.privacy import Budget, clipped, share_steps, spent, sum_sigma
+from fedhet.site.privacy import Budget, clipped, noise_multiplier, share_steps, spent
 from fedhet.site.state import FileStore
 from fedhet.sums.client import Member, SumProtection
 from fedhet.sums.masks import Cohort, SumTerms, grid
@@ -31,15 +32,15 @@ def summed(tmp_path, **changes):
     return small(tmp_path, **(DP | values | changes))
 
 
-def part_of(tmp_path, config, **changes):
+def part_of(tmp_path, config):
     client = make_client(config, 0, tmp_path / "s")
     strategy, data = find_method(config.method).strategy, client.setup.data
     cohort = Cohort(EVERYBODY, 1, 3)
-    classes = client.setup.classes
+    what = Instruction("run", round=1, classes=tuple(client.setup.classes))
     member = Member(client.setup.store, "run", "0", SumTerms(config.sum_min, config.sum_threshold))
     key = member.key(None)
     member.introduce(dict.fromkeys(EVERYBODY, key), None)
-    part = SumProtection(data, classes, config, strategy, cohort, b"", member, **changes)
+    part = SumProtection(data, config, strategy, what, cohort, b"", member)
     return client, part
 
 
@@ -61,7 +62,7 @@ def test_any_sum_that_can_be_had_has_the_noise_of_the_run(tmp_path, members):
         )
         for k in range(members)
     ]
-    wanted = sum_sigma(config, LENGTH, BITS) * 2.0**BITS
+    wanted = (2.0**BITS + math.sqrt(LENGTH) / 2) * noise_multiplier(config)  # dp-clip is 1
     for gone in range(members - least + 1):
         for alive in combinations(shares, members - gone):
             width = np.std(np.sum(alive, axis=0))

@@ -46,9 +46,9 @@ class Secrets:
         self.numbers: list[dict[str, float]] = []
         original, put = SumProtection.trained, SumProtection._put
 
-        def trained(part: SumProtection, what: Any, numbers: dict, digest: str) -> Any:
+        def trained(part: SumProtection, numbers: dict, digest: str) -> Any:
             self.numbers.append(dict(numbers))
-            return original(part, what, numbers, digest)
+            return original(part, numbers, digest)
 
         def keep(part: SumProtection, vector: np.ndarray, *more: Any) -> None:
             put(part, vector, *more)

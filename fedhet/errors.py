@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from traceback import FrameSummary
+from typing import Any
 
 
 class UserError(Exception):
@@ -156,11 +157,11 @@ def coded(code: Code) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def refusing(code: Code = Code.PAYLOAD, text: str = "", *more: type[Exception]) -> Iterator[None]:
-    """Raise Refused for a ValueError, or ``more``, in this block, with this text or the error's."""
+def refusing(code: str = Code.PAYLOAD, text: str = "", kinds: Any = ValueError) -> Iterator[None]:
+    """Raise Refused for an error of these kinds in this block, with this text or the error's."""
     try:
         yield
-    except (ValueError, *more) as error:
+    except kinds as error:
         raise Refused(text or str(error), code) from error
 
 

@@ -75,7 +75,7 @@ class History:
     def lines(self) -> list[dict[str, Any]]:
         """Return all lines, the oldest first; raise Refused for a damaged file."""
         if self._lines is None:
-            with refusing(Code.STATE, "", OSError):
+            with refusing(Code.STATE, kinds=(OSError, ValueError)):
                 self._lines = read_jsonl(self.folder / NAME) if self.folder else []
         return self._lines
 
@@ -102,7 +102,7 @@ class History:
             return math.inf
         assert self.folder is not None
         text = f"an account of run '{run}' cannot be read"
-        with refusing(Code.STATE, text, OSError, KeyError, TypeError):
+        with refusing(Code.STATE, text, (OSError, KeyError, TypeError, ValueError)):
             paths = (self.folder / run).glob(f"*/{NOTE}.json")
             spent = [from_wire(Account, read_json(path)).epsilon for path in paths]
         return max(spent, default=float(line["dp-epsilon"]))  # without account: all of it
@@ -140,7 +140,7 @@ class History:
         path = self.folder / NAME
         if len(lines) >= MOST_LINES:
             raise Refused(f"'{path}' is full: --new-data begins anew", Code.STATE)
-        with refusing(Code.STATE, "", OSError):  # which names the file
+        with refusing(Code.STATE, kinds=(OSError,)):  # which names the file
             private_folder(self.folder)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
             with open(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
@@ -332,7 +332,8 @@ def read_limits(node: Mapping[str, Any]) -> Limits:
     goes to the server, so it says nothing of the file's place or content; this node's own log does.
     """
     own: dict[str, Any] = {"min-class": MIN_CLASS} if node.get("data-dir") else {}
-    with refusing(Code.LIMITS_FILE, "limits: the file of this site is not valid", UserError):
+    text = "limits: the file of this site is not valid"
+    with refusing(Code.LIMITS_FILE, text, (UserError, ValueError)):
         values = read_yaml(Path(str(node["limits"]))) if node.get("limits") else {}
         own |= {"form": {}} if "columns" in values else {}  # it could give others their names
         return Limits.model_validate(own | values)

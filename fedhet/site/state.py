@@ -23,7 +23,7 @@ import shutil
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from filelock import FileLock
@@ -240,18 +240,9 @@ class FileStore:
 Modules = dict[str, nn.Module]
 
 
-class Built(NamedTuple):
-    """Modules of this process, what their factories froze, and buffers that no state keeps.
-
-    ``unkept`` is None if each client's are drawn for it.
-    """
-
-    modules: Modules
-    fixed: Fixed
-    unkept: Bundle | None
-
-
-_BUILT: Recent[Hashable, Built] = Recent(64)  # architectures
+# Of 64 architectures: modules of this process, what their factories froze, and buffers that no
+# state keeps; None if each client's are drawn for it.
+_BUILT: Recent[Hashable, tuple[Modules, Fixed, Bundle | None]] = Recent(64)
 _TENSORS, _METRICS = "tensors", "metrics"  # parts of a bundle that are no module
 
 
@@ -264,27 +255,25 @@ def instance(
     are built. Their weights are those of ``build`` if ``fresh``, else whatever the last client left
     there: :func:`fill` them. Buffers that no state keeps are as if they had just been built.
     """
-    kept = _BUILT.get(key)
-    if kept is None:
+    if (kept := _BUILT.get(key)) is None:
         modules = build("init")
         unkept = _unkept(modules)
         others = _unkept(build("other")) if unkept else {}
         same = all(torch.equal(unkept[name], others[name]) for name in unkept)
-        placed = {
-            name: module.to(device).to(memory_format=torch.channels_last)
-            for name, module in modules.items()
-        }
-        kept = Built(placed, Fixed(placed.values()), unkept if same else None)
-        _BUILT.put(key, kept)
-        return kept.modules, kept.fixed
-    modules = build("init") if fresh or kept.unkept is None else {}
+        for module in modules.values():
+            module.to(device).to(memory_format=torch.channels_last)
+        fixed = Fixed(modules.values())
+        _BUILT.put(key, (modules, fixed, unkept if same else None))
+        return modules, fixed
+    modules, fixed, always = kept
+    built = build("init") if fresh or always is None else {}
     if fresh:
-        for name, module in kept.modules.items():
-            module.load_state_dict(modules[name].state_dict())
-    unkept = _unkept(modules) if kept.unkept is None else kept.unkept
-    for name, buffer in _unkept(kept.modules, copied=False).items():
+        for name, module in modules.items():
+            module.load_state_dict(built[name].state_dict())
+    unkept = _unkept(built) if always is None else always
+    for name, buffer in _unkept(modules, copied=False).items():
         buffer.copy_(unkept[name])
-    return kept.modules, kept.fixed
+    return modules, fixed
 
 
 def _unkept(modules: Modules, *, copied: bool = True) -> Bundle:
@@ -303,9 +292,7 @@ def forget() -> None:
 
 
 def to_bundle(
-    modules: Mapping[str, nn.Module],
-    tensors: Mapping[str, Tensor],
-    accuracies: Iterable[tuple[str, float]],
+    modules: Modules, tensors: Mapping[str, Tensor], accuracies: Iterable[tuple[str, float]]
 ) -> Bundle:
     """Return all that a client keeps, on the CPU: modules, ``tensors/`` and ``metrics/``."""
     bundle: Bundle = {}

@@ -327,7 +327,7 @@ class Member:
 
     def _sound(self) -> contextlib.AbstractContextManager[None]:
         text = f"the notes of client '{self.client}' for sums are damaged"
-        return refusing(Code.STATE, text, KeyError, TypeError)
+        return refusing(Code.STATE, text, (KeyError, TypeError, ValueError))
 
 
 # --- parts of a sum ----------------------------------------------------------------------------
@@ -382,9 +382,9 @@ class SumProtection(UploadProtection):
 
     def confusion(self, matrix: NDArray[np.int64]) -> Reply:
         """Return a masked confusion matrix; classes with too few owners have no entries."""
-        own = self.own
+        own, most = self.own, 2**contribution.BITS
         matrix[~((contribution.ownership(own) > 0) & own.shares(np.arange(own.classes)))] = 0
-        self._put(contribution.cells_of(matrix, self.config.sum_range))
+        self._put(np.minimum(matrix, most).ravel() * (self.config.sum_range / most))
         return self._masked()
 
     def _masked(self, metrics: Mapping[str, float] | None = None, **info: str) -> Reply:

@@ -99,19 +99,8 @@ def too_few(owners: Vector, min_owners: int) -> int:
 ACCURACIES = ("test_accuracy", "val_accuracy", "test_accuracy_before", "val_accuracy_before")
 SPENT = "epsilon_spent"  # what its uploads have cost a client: told beside the sum, no secret
 IMAGES = "train_images"  # a number too large for one entry: summed in two parts
-BITS = 20  # of its lower part
+BITS = 20  # of its lower part, and of a cell of a confusion matrix
 HIGH = 2.0**-10  # what one of the higher part counts
-
-
-def cells_of(matrix: NDArray[np.int64], largest: float) -> Vector:
-    """Return a confusion matrix (C, C) as a part of a sum (C * C,), within ``largest``."""
-    return np.asarray(np.minimum(matrix, 1 << BITS).ravel() * (largest / 2**BITS))
-
-
-def matrix_of(total: Vector, classes: int, largest: float) -> NDArray[np.int64]:
-    """Return the matrix of a sum of several :func:`cells_of`."""
-    cells: NDArray[np.int64] = np.rint(total / (largest / 2**BITS)).astype(np.int64)
-    return cells.reshape(classes, classes)
 
 
 def coarse(
@@ -161,7 +150,7 @@ class SumMetrics:
             value = metrics.get(name, math.nan)
             if name == IMAGES:
                 most = int(self.largest / HIGH) << BITS
-                high, low = divmod(min(round(metrics.get(name, 0.0)), most), 1 << BITS)
+                high, low = divmod(min(round(metrics.get(name, 0.0)), most), 2**BITS)
                 entries += [high * HIGH, low * (self.largest / 2**BITS)]
             elif math.isfinite(value):
                 entries += [min(max(value / scale, -self.largest), self.largest), 1.0]

@@ -33,17 +33,16 @@ class RandomBits:
 
     def below(self, bound: int, count: int) -> Steps:
         """Return uniform integers 0 <= n < bound (at most 2^32)."""
-        room = np.uint64(2**64 // bound * bound - 1)
-        found = self.words(count)
-        while (over := found > room).any():
-            found[over] = self.words(int(over.sum()))
-        return (found % np.uint64(bound)).astype(np.int64)
+        room, draws = np.uint64(2**64 // bound * bound - 1), self.words(count)
+        while (over := draws > room).any():
+            draws[over] = self.words(int(over.sum()))
+        return (draws % np.uint64(bound)).astype(np.int64)
 
     def coins(self, chance: NDArray[np.float64], exact: Exact) -> Coins:
         """Return coins of these chances in [0, 1]; ``exact`` says them without rounding."""
         bits = self.words(chance.size) >> np.uint64(11)
         uniform = bits.astype(np.float64) * 2.0**-53  # what further bits add is below 2^-53
-        fell = uniform < chance
+        fell: Coins = uniform < chance
         for index in np.flatnonzero(np.abs(uniform - chance) < DOUBT):
             fell[index] = self._settle(int(bits[index]), exact(int(index)))
         return fell
@@ -88,13 +87,11 @@ def _candidates(sigma: int, count: int, source: RandomBits) -> Steps:
 def _discrete_laplace(scale: int, count: int, source: RandomBits) -> Steps:
     """Return draws with P(x) proportional to exp(-|x| / scale), by algorithm 2."""
     offset = source.below(scale, count)
-    kept = _exp_coins(offset / scale, lambda i: Fraction(int(offset[i]), scale), source)
-    offset = offset[kept]
+    offset = offset[_exp_coins(offset / scale, lambda i: Fraction(int(offset[i]), scale), source)]
     size = offset + scale * _successes(offset.size, source)
     negative = source.below(2, size.size) == 1
-    proper = ~(negative & (size == 0))  # zero must not come twice
-    signed: Steps = np.where(negative, -size, size)[proper]
-    return signed
+    signed: Steps = np.where(negative, -size, size)
+    return signed[~negative | (size > 0)]  # zero must not come twice
 
 
 def _exp_coins(exponent: NDArray[np.float64], exact: Exact, source: RandomBits) -> Coins:
@@ -105,12 +102,8 @@ def _exp_coins(exponent: NDArray[np.float64], exact: Exact, source: RandomBits) 
     fell = _successes(exponent.size, source) >= whole
     active = np.flatnonzero(fell)
     rest = np.clip(exponent[active] - whole[active], 0.0, 1.0)
-
-    def fraction(i: int) -> Fraction:
-        index = int(active[i])
-        return exact(index) - int(whole[index])
-
-    fell[active] = _fraction_coins(rest, fraction, source)
+    at = active.tolist()
+    fell[active] = _fraction_coins(rest, lambda i: exact(at[i]) - int(whole[at[i]]), source)
     return fell
 
 

@@ -34,7 +34,7 @@ from fedhet.protocol.payload import Array, Payload, blank
 from fedhet.records.ledger import Ledger, next_attempt
 from fedhet.records.summary import EVERYBODY, UNSUMMED
 from fedhet.sums import masks
-from fedhet.sums.contribution import SPENT, Ranges, SumMetrics, Vector, matrix_of, too_few
+from fedhet.sums.contribution import BITS, SPENT, Ranges, SumMetrics, Vector, too_few
 from fedhet.sums.masks import Cohort, Introduction, Opened, SumKey, SumTerms, Survivors, Words
 
 log = logging.getLogger("fedhet")
@@ -47,11 +47,9 @@ class Collector:
     """What came of one attempt of a cohort at a sum of ``length`` words."""
 
     def __init__(self, cohort: Sequence[str], length: int, terms: SumTerms) -> None:
-        self.cohort = sorted(cohort)
-        self.length = length
-        self.terms = terms
-        self.needed = terms.needed(len(self.cohort))
-        self.min_survivors = terms.survivors(len(self.cohort))
+        self.cohort, self.length, self.terms = sorted(cohort), length, terms
+        self.needed = terms.needed(len(cohort))
+        self.min_survivors = terms.survivors(len(cohort))
         self.survivors: list[str] = []
         self.gone: list[str] = []  # D: members whose upload never came
         self._total = np.zeros(length, np.uint32)
@@ -69,7 +67,7 @@ class Collector:
 
     def close(self) -> list[str]:
         """End the uploads; return V, those who are summed, or raise Rejected if they are few."""
-        self.survivors = [client for client in self.cohort if client in self._uploaded]
+        self.survivors = sorted(self._uploaded)
         self.gone = [client for client in self.cohort if client not in self._uploaded]
         if len(self.survivors) < self.min_survivors:
             came = f"{len(self.survivors)} of {len(self.cohort)} uploads came"
@@ -97,8 +95,7 @@ class Collector:
         """Return survivors without whose answer there is no sum; none: it can be had."""
         closed = Counter(owner for opened in self._opened.values() for owner in opened.closed)
         short = len(self._opened) - max(closed.values(), default=0) < self.needed
-        silent = [client for client in self.survivors if client not in self._opened]
-        return silent if self.gone or short else []
+        return [c for c in self.survivors if (self.gone or short) and c not in self._opened]
 
     def total(self) -> Words:
         """Return the sum (L,) of the survivors' words, modulo 2^32.
@@ -106,8 +103,7 @@ class Collector:
         Raises Rejected if somebody whose answer is needed kept silent, or a self mask cannot be
         put together.
         """
-        silent = self.missing()
-        if silent:
+        if silent := self.missing():
             raise Rejected(f"no answer from {', '.join(silent)}")
         total, size = self._total.copy(), masks.SHARE_BYTES
         for row, owner in enumerate(self.survivors):
@@ -291,11 +287,11 @@ class SumLedger(Ledger):
         return record
 
     def dump(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """As the base class, with the means."""
         return super().dump() | {"entries": self.entries}
 
     def load(self, kept: Mapping[str, Any]) -> None:
-        """Take up what :meth:`dump` gave."""
+        """Inverse of :meth:`dump`."""
         super().load(kept)
         self.entries = dict(kept.get("entries", {}))
 
@@ -403,13 +399,12 @@ class SumAggregator:
         trusted, agreeing = {m for m in members if 2 * refusals[m] < len(members)}, []
         for client in members:
             names = ", ".join(sorted(self.strange[client] & trusted))
-            if client not in trusted:
-                many = f"{refusals[client]} of {len(members)}"
-                self.ledger.fail(client, f"{many} do not accept its key for the sums")
-            elif names:
-                self.ledger.fail(client, f"it does not accept the keys of {names} for the sums")
-            else:
+            if client in trusted and not names:
                 agreeing.append(client)
+                continue
+            many = f"{refusals[client]} of {len(members)} do not accept its key"
+            refused = many if client not in trusted else f"it does not accept the keys of {names}"
+            self.ledger.fail(client, f"{refused} for the sums")
         return agreeing
 
     # --- a small sum before it ---------------------------------------------------------------
@@ -449,7 +444,8 @@ class SumAggregator:
         except Rejected as error:
             log.warning("confusion.csv is empty, the sum failed: %s", error)
             return {}
-        return {EVERYBODY: matrix_of(total, classes, self.config.sum_range)}
+        cells = np.rint(total / (self.config.sum_range / 2**BITS)).astype(np.int64)
+        return {EVERYBODY: cells.reshape(classes, classes)}
 
     def _ask(self, attempt: Attempt, kind: str, timeout: float, deadline: float) -> Vector:
         """Send a message of a kind to the members of an attempt; return the sum of their words."""

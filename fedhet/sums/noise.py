@@ -90,8 +90,9 @@ def _discrete_laplace(scale: int, count: int, source: RandomBits) -> Steps:
     offset = offset[_exp_coins(offset / scale, lambda i: Fraction(int(offset[i]), scale), source)]
     size = offset + scale * _successes(offset.size, source)
     negative = source.below(2, size.size) == 1
-    signed: Steps = np.where(negative, -size, size)
-    return signed[~negative | (size > 0)]  # zero must not come twice
+    proper = ~negative | (size > 0)  # zero must not come twice
+    signed: Steps = np.where(negative, -size, size)[proper]
+    return signed
 
 
 def _exp_coins(exponent: NDArray[np.float64], exact: Exact, source: RandomBits) -> Coins:

@@ -308,11 +308,9 @@ class RunFolder:
     def marks(self) -> dict[str, Any]:
         """Return what a checkpoint says about the other files: what is before it is final."""
         return {
-            "rounds": self._rounds.mark(),
-            "clients": self._clients.mark(),
-            "experiment": self.experiment,
-            "environment": digest(self.environment),
-        }
+            "rounds": self._rounds.mark(), "clients": self._clients.mark(),
+            "experiment": self.experiment, "environment": digest(self.environment),
+        }  # fmt: skip
 
     def check_unbegun(self) -> None:
         """Damaged if there are lines; called where there is no checkpoint."""
@@ -530,17 +528,10 @@ def environment(config: RunConfig) -> dict[str, Any]:
     """Versions, device, threads, git commit and source digest, for ``environment.json``."""
     import torch  # noqa: PLC0415  (seconds, which commands that only read do not need)
 
+    gpus = range(torch.cuda.device_count()) if config.device != "cpu" else ()
     return {
-        "versions": versions(),
-        "platform": platform.platform(),
-        "processor": processor(),
-        "cores": os.cpu_count(),
-        "cuda": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        if config.device != "cpu"
-        else [],
-        "device": config.device,
-        "threads": config.threads,
-        "git_commit": commit(),
-        "source_sha256": source_digest(),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    }
+        "versions": versions(), "platform": platform.platform(), "processor": processor(),
+        "cores": os.cpu_count(), "cuda": [torch.cuda.get_device_name(i) for i in gpus],
+        "device": config.device, "threads": config.threads, "git_commit": commit(),
+        "source_sha256": source_digest(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }  # fmt: skip

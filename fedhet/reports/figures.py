@@ -74,9 +74,6 @@ class Picture:
             for panel, svg in self.panels
         }
 
-    def _repr_html_(self) -> str:
-        return "".join(f'<div style="max-width:40rem">{svg}</div>' for _, svg in self.panels)
-
 
 def standalone(svg: str) -> str:
     """Return an SVG as a file of its own, which follows the reader's dark mode."""

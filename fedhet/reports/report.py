@@ -57,11 +57,6 @@ class Runs:
         """The sentences that a report opens with."""
         return sentences(self.comparisons)
 
-    @property
-    def settings(self) -> list[str]:
-        """Short names of the settings."""
-        return [one.setting.title for one in self.comparisons]
-
     def frame(self, what: str = "runs") -> pd.DataFrame:
         """Return a frame with a line a run (``runs``), a round (``rounds``) or a client.
 
@@ -71,17 +66,6 @@ class Runs:
         if what not in frames:
             raise UserError(f"frame: '{what}' is not allowed: runs, rounds, clients")
         return frames[what].drop(columns="number").reset_index(drop=True)
-
-    def differences(self) -> "figures.Picture":
-        """Draw paired differences to the baseline, a panel per setting."""
-        return figures.differences(self.comparisons)
-
-    def figures(self, setting: str = "") -> "list[figures.Picture]":
-        """Draw every figure of a setting's details, of the first if none is named."""
-        for one in self.comparisons:
-            if setting in {"", one.setting.title, one.setting.slug}:
-                return figures.of_setting(one)
-        raise UserError(f"setting: '{setting}' is not allowed: {'; '.join(self.settings)}")
 
 
 def load_sweep(

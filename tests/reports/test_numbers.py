@@ -135,7 +135,7 @@ def test_settings_variants_and_blocks(tmp_path):
     assert frame["variant"].to_dict() == dict.fromkeys("abce", "FedSSA") | {"d": "FedSSA (mu0=0.3)"}
     assert frame["block"].to_dict() == {"a": "0/0", "b": "1/1", "c": "0/1", "d": "0/0", "e": "0/0"}
     assert frame["setting_id"]["a"] == frame["setting_id"]["d"] != frame["setting_id"]["e"]
-    assert runs.settings == [
+    assert runs.frame()["setting"].unique().tolist() == [
         "CIFAR-100, N = 4, C = 50 %, lr = 0.01",
         "CIFAR-100, N = 4, C = 50 %, lr = 0.1",
     ]
@@ -167,7 +167,8 @@ def test_settings_of_one_title_are_told_apart_by_their_keys(tmp_path):
     for at, (lr, momentum) in enumerate(product((0.1, 0.2), (0.0, 0.9))):
         make_run(tmp_path, "fd", 0, [[1.0] * 4], name=str(at), lr=lr, momentum=momentum)
     runs = load_sweep(tmp_path)
-    assert len(set(runs.settings)) == 4 and all("lr = " in title for title in runs.settings)
+    titles = runs.frame()["setting"].unique()
+    assert len(titles) == 4 and all("lr = " in title for title in titles)
     assert len(overview(runs.comparisons).shown.columns) == 1 + 4
 
 

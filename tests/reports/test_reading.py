@@ -99,12 +99,12 @@ def test_a_sweeps_title_names_its_settings(sweep):
     index = sweep / "sweeps" / "s"
     index.mkdir(parents=True)
     cells = [{"name": path.name} for path in sweep.iterdir() if path.name != "sweeps"]
-    content = {"title": "Mine, {clients} sites, {nobody}", "sweep": "s", "note": "", "cells": cells}
+    content = {"title": "Mine, {clients} sites, {nobody}", "sweep": "s", "cells": cells}
     (index / "sweep.json").write_text(json.dumps(content))
-    assert load_sweep(sweep).settings == ["Mine, 4 sites, {nobody}"]
+    assert load_sweep(sweep).frame()["setting"].unique().tolist() == ["Mine, 4 sites, {nobody}"]
     content["title"] = "Mine, 9 clients"  # an override has made another setting of it
     (index / "sweep.json").write_text(json.dumps(content))
-    assert load_sweep(sweep).settings == ["CIFAR-100, N = 4, C = 50 %"]
+    assert load_sweep(sweep).frame()["setting"].unique().tolist() == ["CIFAR-100, N = 4, C = 50 %"]
 
 
 def test_a_key_of_an_older_version_makes_no_variant_at_the_value_that_was_kept(tmp_path):

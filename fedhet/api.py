@@ -217,7 +217,8 @@ def _data(data: Any, values: Mapping[str, Any], objects: dict[str, Any]) -> dict
         keys["clients"] = len(names)
     if read.site:
         keys["site"] = [read.site]
-    if (read.named or values.get("site")) and "partition" not in values:
+    whose = read.site or values.get("site") or (read.data and read.data.clients) is not None
+    if whose and "partition" not in values:
         keys["partition"] = "natural"
     if "models" not in values:
         keys["models"] = [DEFAULT_GROUP[read.kind]]

@@ -13,10 +13,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -25,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock, Timeout
 
-from fedhet.data.images import ScanFound
-from fedhet.data.inputs import Content, Inputs, Reading, Source, Stream, load_inputs
+from fedhet.data.inputs import Content, Inputs, Reading, Stream, load_inputs
 from fedhet.data.sources import find_source
 from fedhet.errors import UserError
 from fedhet.files import appearing, private_folder
@@ -101,18 +99,11 @@ def _make_room(cache: Path, size: int, written: int) -> None:
 
 
 def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
-    name: str,
-    *,
-    data_path: str = "",
-    image_size: int | tuple[int, int] = 32,
-    grey: bool = False,
-    window: tuple[float, float] | tuple[()] = (),
-    standardise: bool = False,
-    classes: Sequence[str] = (),
-    seed: int = 0,
-    cache_dir: Path | None = None,
+    name: str, *, data_path: str = "", image_size: int | tuple[int, int] = 32, grey: bool = False,
+    window: tuple[float, float] | tuple[()] = (), standardise: bool = False,
+    classes: Sequence[str] = (), seed: int = 0, cache_dir: Path | None = None,
     reading: Reading = Reading(),
-) -> Dataset:
+) -> Dataset:  # fmt: skip
     """Open a source through the cache; the first call decodes, later ones only map.
 
     Arguments are as the configuration's keys; ``classes`` are names in label order, empty for the
@@ -134,21 +125,22 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
     key = [_FORMAT, source.key, image.shape, wanted, window, *["standardised"] * standardise]
     folder = cache / hashlib.sha256(json.dumps(key).encode()).hexdigest()
     # Without the lock: a complete entry must open from a read-only folder, too.
-    if (found := _load(folder)) is not None:
-        return found
+    if (dataset := _load(folder)) is not None:
+        return dataset
     try:
         private_folder(cache)
         with FileLock(f"{folder}.lock", mode=0o600):
-            if _load(folder) is None:  # else another process was first
+            if (dataset := _load(folder)) is None:  # else another process was first
                 with appearing(folder) as temporary:
-                    _write(temporary, source, image, wanted, partial(_make_room, cache))
+                    _write(temporary, source.stream(image, wanted), source.count, cache)
                     shutil.rmtree(folder, ignore_errors=True)  # one that is damaged
-            if (found := _load(folder)) is not None:
-                return found
+                dataset = _load(folder)
     except OSError as error:
         why = f"cannot write ({error.strerror or error}): set FEDHET_CACHE to a folder with space"
         raise UserError(f"cache folder {cache}: {why}") from error
-    raise UserError(f"cache folder {cache}: what was written cannot be read back")
+    if dataset is None:
+        raise UserError(f"cache folder {cache}: what was written cannot be read back")
+    return dataset
 
 
 def _load(folder: Path) -> Dataset | None:
@@ -192,54 +184,37 @@ def texts_at(dataset: Dataset, index: npt.NDArray[np.int64]) -> list[str]:
     return [letters[starts[i] : starts[i + 1]].tobytes().decode() for i in index]
 
 
-def _write(
-    folder: Path, source: Source, image: Inputs, classes: tuple[str, ...],
-    room: Callable[[int, int], None],
-) -> None:  # fmt: skip
+def _write(folder: Path, stream: Stream, total: int, cache: Path) -> None:
     """Fill the folder of an entry, in as little memory as one chunk takes."""
-    path = folder / _EXAMPLES
-    write = partial(_write_examples, path, source.count, room)
-    try:
-        content, form = write(source.stream(image, classes))
-    except ScanFound:  # all images are stored as scans then
-        content, form = write(source.stream(replace(image, scan=True), classes))
-    arrays = {name: getattr(content, name) for name in _ARRAYS}
-    np.savez(folder / "rows.npz", **arrays)
-    lists = {key: getattr(content, key) for key in (*_TEXTS, "group_by", "grouped")}
-    meta = form | {"inputs": content.inputs.dump(), "rows_sha256": _rows_digest(arrays)}
-    digest = hashlib.sha256(json.dumps([meta, lists["classes"], lists["site_names"]]).encode())
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    if content.texts:
-        encoded = [text.encode() for text in content.texts]
-        letters = np.frombuffer(b"".join(encoded), np.uint8)
-        digest.update(letters.tobytes())
-        for name, array in zip(_WRITTEN, (letters, np.cumsum([*map(len, encoded)])), strict=True):
-            np.save(folder / name, array, allow_pickle=False)
-    meta |= {"about": lists, "digest": digest.hexdigest()}
-    (folder / "meta.json").write_bytes(json.dumps(meta).encode())
-
-
-def _write_examples(
-    path: Path, total: int, room: Callable[[int, int], None], stream: Stream
-) -> tuple[Content, dict[str, Any]]:
-    """Write chunks (k, ...) one after another; return what is known of them, dtype and shape."""
-    found: list[Content] = []
+    contents: list[Content] = []
 
     def chunks() -> Iterator[npt.NDArray[Any]]:
-        found.append((yield from stream))
+        contents.append((yield from stream))
 
-    count, allowed, form = 0, 0, dict[str, Any]()
+    count, allowed, meta, path = 0, 0, dict[str, Any](), folder / _EXAMPLES
     with path.open("wb") as file:  # not mapped: a full disk is an error then and not a SIGBUS
         for chunk in chunks():
             size = max(total, count + len(chunk)) * chunk[:1].nbytes
             if size > allowed:  # all at once where their number is known
                 allowed = size + _CHUNK * (not total)
-                room(size, count * chunk[:1].nbytes)
+                _make_room(cache, size, count * chunk[:1].nbytes)
             count += len(chunk)
             file.write(np.ascontiguousarray(chunk).tobytes())
-            form = {"dtype": chunk.dtype.str, "shape": [count, *chunk.shape[1:]]}
+            meta = {"dtype": chunk.dtype.str, "shape": [count, *chunk.shape[1:]]}
     if not count:
         raise UserError("the data set has no example of the named classes")
-    return found[0], form
+    arrays = {name: getattr(contents[0], name) for name in _ARRAYS}
+    np.savez(folder / "rows.npz", **arrays)
+    lists = {key: getattr(contents[0], key) for key in (*_TEXTS, "group_by", "grouped")}
+    meta |= {"inputs": contents[0].inputs.dump(), "rows_sha256": _rows_digest(arrays)}
+    digest = hashlib.sha256(json.dumps([meta, lists["classes"], lists["site_names"]]).encode())
+    with path.open("rb") as file:
+        while part := file.read(_CHUNK):
+            digest.update(part)
+    if texts := [text.encode() for text in contents[0].texts]:
+        letters = np.frombuffer(b"".join(texts), np.uint8)
+        digest.update(letters.tobytes())
+        for name, array in zip(_WRITTEN, (letters, np.cumsum([*map(len, texts)])), strict=True):
+            np.save(folder / name, array, allow_pickle=False)
+    meta |= {"about": lists, "digest": digest.hexdigest()}
+    (folder / "meta.json").write_bytes(json.dumps(meta).encode())

@@ -56,7 +56,7 @@ FORMATS = ("BMP", "DIB", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _BYTE_MODES = ("1", "L", "P", "LA", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB")
 _SPLITS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation", "eval"})
 MAX_DEPTH = 4  # of a walk: a wrong path such as / must have an end
-_MAX_WORKERS, _PIECE = 16, 512
+_MAX_WORKERS, _PIECE = 16, 128
 _ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
 _ORIENTATION = 0x0112  # in EXIF
 
@@ -67,10 +67,6 @@ class Decoded:
 
     pixels: Pixels | None
     flags: int = 0
-
-
-class ScanFound(Exception):
-    """An image of more than 8 bits among those that were to be stored as bytes."""
 
 
 def losses(flags: Sequence[int], inputs: Inputs, bad: Sequence[str], most: int = 5) -> list[str]:
@@ -89,21 +85,25 @@ def _counted(flags: Sequence[int], texts: Mapping[int, str]) -> list[str]:
     return [f"{count} {text}" for text, count in counts.items() if count]
 
 
-def image_stream(about: Content, images: Iterator[Decoded], ignored: Sequence[str] = ()) -> Stream:
+def image_stream(
+    about: Content, decode: Callable[[Inputs], Iterator[Decoded]], ignored: Sequence[str] = ()
+) -> Stream:
     """Return the images that can be read; ``about`` is the content if all can.
 
-    ``ignored`` names files that were not tried. Raise UserError if none can be read, or some are
-    scans and others not, and ScanFound where the source must be read again, for scans.
+    ``decode`` reads them anew at each call. ``ignored`` names files that were not tried. Raise
+    UserError if none can be read, or some are scans of more than 8 bits and others not.
     """
-    inputs, kept, flags, bad = about.inputs, list[int](), list[int](), list(ignored)
-    low, high = np.inf, -np.inf
-    for index, image in enumerate(images):
+    first = next((one for one in decode(about.inputs) if one.pixels is not None), Decoded(None))
+    scan, kept, flags, bad = first.flags & SCAN, list[int](), list[int](), list(ignored)
+    inputs, low, high = replace(about.inputs, scan=about.inputs.scan or bool(scan)), np.inf, -np.inf
+    for index, image in enumerate(decode(inputs)):
         if image.pixels is None:
             bad.append(about.paths[index])
             continue
-        if image.flags & SCAN:
-            if not inputs.scan:
-                raise ScanFound
+        if image.flags & SCAN != scan:
+            one = f"'{about.paths[index]}' has {'8 bits' if scan else 'more than 8 bits'}"
+            raise UserError(f"data-path: {one}, unlike images before it: save all in one depth")
+        if scan:
             low, high = min(low, image.pixels.min()), max(high, image.pixels.max())
         kept.append(index)
         flags.append(image.flags)
@@ -111,15 +111,13 @@ def image_stream(about: Content, images: Iterator[Decoded], ignored: Sequence[st
     if not kept:
         raise UserError(f"data-path: of {len(bad)} files none is an image ({listed(bad, 5)})")
     notes = [*about.notes]
-    if deep := sum(bool(one & SCAN) for one in flags):
-        if other := [about.paths[k] for k, one in zip(kept, flags, strict=True) if not one & SCAN]:
-            what = f"{deep} images have more than 8 bits, {len(other)} have 8, such as {other[0]}"
-            raise UserError(f"data-path: {what}: save all in one depth")
+    if scan:
         own = "once resized: every client scales them by its own range (window=LOW,HIGH fixes it)"
-        notes.append(f"{deep} images of more than 8 bits, values {low:g} to {high:g} {own}")
+        notes.append(f"{len(kept)} images of more than 8 bits, values {low:g} to {high:g} {own}")
     by_row = {k: getattr(about, k) for k in ("labels", "sites", "groups", "times", "tests")}
     return replace(
-        about, paths=tuple(about.paths[k] for k in kept), notes=(*notes, *_counted(flags, _NOTES)),
+        about, inputs=inputs, paths=tuple(about.paths[k] for k in kept),
+        notes=(*notes, *_counted(flags, _NOTES)),
         warnings=(*about.warnings, *losses(flags, inputs, bad)),
         **{name: rows[kept] if len(rows) else rows for name, rows in by_row.items()},
     )  # fmt: skip
@@ -200,6 +198,10 @@ def decode_all(root: Path, names: Sequence[str], shape: Shape, *, scans: bool) -
                 yield from pool.map(partial(decode, shape=shape, scans=scans), reads)
 
 
+def _decoded(root: Path, names: Sequence[str], inputs: Inputs) -> Iterator[Decoded]:
+    return decode_all(root, names, inputs.image_shape, scans=inputs.scan)
+
+
 # --- folders ----------------------------------------------------------------
 
 
@@ -235,8 +237,7 @@ def image_folder(data_path: str, group: Sequence[str] = ()) -> Source:
             sites=np.searchsorted(sites, owners).astype(np.int32), site_names=safe_ids(sites),
         )  # fmt: skip
         inside = [prefix + name for name in order]
-        images = decode_all(path, inside, image.image_shape, scans=image.scan)
-        return image_stream(about, images, ignored)
+        return image_stream(about, partial(_decoded, path, inside), ignored)
 
     stats = file_stats([path / name for name in paths] if path.is_dir() else [path])
     key: list[object] = ["image-folder", str(path), folders, ignored, stats, *group]
@@ -473,11 +474,10 @@ def images_of(
     ) if names]  # fmt: skip
     notes = [f"images by column '{column}' (image)", unused and f"columns not read: {unused}"]
     content = keys.content(image, warnings, [*notes, "; ".join(file.found)])
+    decode_ = partial(_decoded, root, chosen)
     if embedded:
-        pictures = _of_cells(file, column, {*map(int, chosen)}, root, image)
-    else:
-        pictures = decode_all(root, chosen, image.image_shape, scans=image.scan)
-    return (yield from image_stream(replace(content, paths=tuple(chosen)), pictures))
+        decode_ = partial(_of_cells, file, column, {*map(int, chosen)}, root)
+    return (yield from image_stream(replace(content, paths=tuple(chosen)), decode_))
 
 
 def _of_cells(

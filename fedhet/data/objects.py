@@ -46,11 +46,6 @@ class Given:
         digest = plugins.name_of(values, _PREFIX[self.kind]).rpartition(":")[2]
         return f"{_PREFIX[self.kind]}:{self.what}:{digest}"
 
-    @property
-    def named(self) -> bool:
-        """Return whether the data say whose an example is."""
-        return bool(self.site) or (self.data is not None and self.data.clients is not None)
-
     def stream(self, reading: Reading, image: Inputs, classes: tuple[str, ...]) -> Stream:
         """Return the wanted examples; ``reading`` says which column of a frame is what."""
         if self.frame is not None:

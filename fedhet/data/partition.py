@@ -297,7 +297,6 @@ PREFIX = "flwr:"  # and the class of a partitioner of flwr-datasets, with its ke
 _NAMED = 5  # in a line
 _GROUPS = 20  # groups in test below which a figure is chance
 _TESTED = 5  # test examples of a class from which on a metric of rare classes says something
-_TEST_SHARE = 0.3  # of a split that has enough of them
 CODED = 8  # classes up to which it is said that sites may code them in other ways
 
 
@@ -455,9 +454,6 @@ def about_classes(data: Content, what: str) -> Iterator[str]:
             both = "; ".join(f"{one} has {', '.join(sorted(held[one]))}" for one in (a, b))
             yield f"sites do not have the same classes ({both}): {joins}"
             break
-    if len(alone := names[sizes == 1].tolist()):
-        few = f"{len(alone)} classes have one {what.removesuffix('s')}, too few to train and test"
-        yield f"{few}: {listed(alone, _NAMED)}; labels can join classes"
 
 
 def _about_groups(splits: Sequence[ClientSplit], data: Content, config: RunConfig) -> Iterator[str]:
@@ -511,9 +507,8 @@ def _about_clients(partition: Partition, data: Content, config: RunConfig) -> It
     places = np.argwhere((held > 0) & (tested < _TESTED))
     few = [f"client {ids[k]} has {tested[k, label]} of '{names[label]}'" for k, label in places]
     if few and config.metric != "accuracy":
-        larger = config.split[2] < _TEST_SHARE * sum(config.split)
-        more = 'a larger test set (split="6:1:3") and ' * larger + "several seeds say more"
-        yield f"few test {what} of a class: {listed(few, _NAMED)}: such metrics are chance; {more}"
+        chance = "such metrics are chance; a larger test set and several seeds say more"
+        yield f"few test {what} of a class: {listed(few, _NAMED)}: {chance}"
 
 
 def _flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:

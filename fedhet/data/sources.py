@@ -69,8 +69,8 @@ def find_source(  # noqa: PLR0911  (one for each form of a name)
     if name in DATASETS or name.startswith(HUB):
         return (_of_hub if name.startswith(HUB) else _of_files)(name, data_path, reading)
     if plugins.is_given(name):  # by a Python program; what is in the cache is not asked for
-        given = partial(plugins.load("dataset", name).stream, reading)
-        return Source(["given", name, repr(reading)], given)
+        key: list[object] = ["given", name, repr(reading)]
+        return Source(key, lambda *of: plugins.load("dataset", name).stream(reading, *of))
     if name.partition(":")[0] == "synthetic":
         return _synthetic(name, seed)
     if plugins.is_own("dataset", name):
@@ -224,7 +224,7 @@ def _synthetic(name: str, seed: int) -> Source:
         kept, new_labels = select("synthetic", names, labels, classes)
         about = Content(image, new_labels, classes or names, paths=tuple(map(str, kept)))
         patterns = _patterns(seed, count, image.image_shape)
-        return images.image_stream(about, _pictures(seed, patterns, labels[kept]))
+        return images.image_stream(about, lambda _: _pictures(seed, patterns, labels[kept]))
 
     return Source(["synthetic", examples, count, seed], stream, examples)
 
@@ -371,8 +371,11 @@ def loaded(
         return about
     shape = image.image_shape
     flags = images.decoded(Image.fromarray(stored[0]), shape).flags  # all are of one size
-    pixels = (images.to_pixels(Image.fromarray(stored[k]), shape) for k in kept)
-    pictures = (images.Decoded(one, flags) for one in pixels)
+
+    def pictures(_: Inputs) -> Iterator[images.Decoded]:
+        pixels = (images.to_pixels(Image.fromarray(stored[k]), shape) for k in kept)
+        return (images.Decoded(one, flags) for one in pixels)
+
     return (yield from images.image_stream(replace(about, paths=tuple(map(str, kept))), pictures))
 
 
@@ -429,11 +432,8 @@ def _described(data: Data, examples: Examples, image: Inputs) -> tuple[Inputs, E
 
 def kind_of_array(examples: Examples) -> str:
     """Return the kind that dtype and shape say; empty where they do not."""
-    if examples.dtype == np.uint8 or examples.ndim == 4:
-        return IMAGE
-    if examples.ndim == 3:
-        return SIGNAL
-    return TABLE if examples.ndim == 2 and examples.dtype.kind == "f" else ""
+    kinds = {4: IMAGE, 3: SIGNAL, 2: TABLE * (examples.dtype.kind == "f")}
+    return IMAGE if examples.dtype == np.uint8 else kinds.get(examples.ndim, "")
 
 
 def _shown(array: Examples) -> str:

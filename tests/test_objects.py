@@ -284,7 +284,7 @@ def test_test_rows_that_are_given_are_the_test_split(tmp_path):
         ({"n": (np.full((9, 2, 5), np.nan), [0] * 9)}, r"client 'n': x\[0, 0, 0\] is nan"),
         ({"n": (np.array(["a b"]), [0])}, "x is <U3 .*; texts are a DataFrame with text="),
         ({"n": FRAME, "s": FRAME.rename(columns={"a": "e"})},
-         "client 'n' has a column 'a', client 's' has none"),
+         "client 'n' has a column 'a', 's' has none"),
         ({"n": (np.zeros((9, 3, 8, 8), np.uint8), [0] * 9), "s": (np.zeros((9, 3, 8, 8)), [0] * 9)},
          "client 'n' is uint8 of shape .* of 's' float64 of shape .* all floats or none"),
         ({"n": (np.full((9, 3, 16, 16), 2.5), [0] * 9)}, "float images from 2.5 .client 'n'"),

@@ -101,10 +101,8 @@ def test_the_headline_sees_rare_classes(tmp_path, init, ill, metric):
     assert config.metric == metric
     preset, rare = (tmp_path / "p.yaml").read_text(), "else 3" in ill
     assert ("\n# class-weights: balanced  # " in preset) == rare == (config.lr == 0.01)
-    for split, advice in ((8, 1, 1), 'split="6:1:3"'), ((6, 1, 3), "several seeds"):
-        found = load_partition(config.model_copy(update={"split": split}), config.clients)[1]
-        few = [one for one in found.warnings if "few test examples of a class: client 0 has" in one]
-        assert [advice in one for one in few] == [True] * rare, few
+    found = load_partition(config, config.clients)[1].warnings
+    assert any("few test examples of a class: client 0 has" in one for one in found) == rare
 
 
 TARGETS = {  # columns by a formula of the row's number; the class, or what is asked

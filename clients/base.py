@@ -20,7 +20,7 @@ from fedhet.config.schema import BESIDE_ACCURACY, METRICS, P, RunConfig
 from fedhet.data.cache import texts_at
 from fedhet.data.inputs import IMAGE, READ_KEYS, TOKENS, Inputs
 from fedhet.data.preparation import AUGMENTATIONS, Preparation, normalise, preparation
-from fedhet.errors import Code, Refused, RunFailed, UserError, brief, coded, refusing
+from fedhet.errors import Code, Refused, RunFailed, brief, coded, refusing
 from fedhet.models import SplitModel, build_model
 from fedhet.models.names import FOLDER, parse, public_names
 from fedhet.models.pretrained import Backbone
@@ -63,21 +63,20 @@ class Setup:
 class Needs:
     """The parts of a client's state that inference needs and ``fedhet export`` writes.
 
-    ``modules`` and ``tensors`` name entries of the client's; ``without`` names parts of those
-    modules, such as ``small.head``, that are left out.
+    ``modules`` names entries of the client's; ``without`` names parts of those modules, such as
+    ``small.head``, that are left out.
     """
 
     modules: Sequence[str] = ("model",)
     without: Sequence[str] = ()
-    tensors: Sequence[str] = ()
 
 
 class MethodClient(NumPyClient, Generic[P]):
     """Client half of a method with parameters ``P``. An instance exists for one message.
 
     A method overrides :meth:`build` (its modules), :meth:`receive`, :meth:`loss` or :meth:`phases`,
-    :meth:`upload` and, if more than the local model answers, :meth:`infer`. ``modules`` and
-    ``tensors`` are private state: saved after a round and restored before the next, by name.
+    :meth:`upload` and, if more than the local model answers, :meth:`infer`. ``modules`` are its
+    private state: parameters and buffers are saved after a round and restored before the next.
     """
 
     download_type: type[Payload] = Empty
@@ -96,7 +95,6 @@ class MethodClient(NumPyClient, Generic[P]):
         small = setup.config.small_model  # what networks of equal shapes have in common
         self._kind = (type(self), setup.model, self.classes, self.inputs, self.d, small)
         self.modules: state.Modules = {}
-        self.tensors: dict[str, Tensor] = {}
         self.saved_digest = ""  # of the state that was stored last
         self._fixed = loop.Fixed(())
         self.round = 0
@@ -111,10 +109,6 @@ class MethodClient(NumPyClient, Generic[P]):
     def build(self) -> dict[str, nn.Module]:
         """Return the client's modules, freshly initialised (called in a seeded context)."""
         return {"model": self.local_model()}
-
-    def initial_tensors(self) -> dict[str, Tensor]:
-        """Return private tensors (n, ...) of generation 0 by name; shapes and dtypes stay."""
-        return {}
 
     def expect_download(self, came: Any) -> Payload | None:
         """Return a payload with the shapes and dtypes that ``came`` must have; None: any.
@@ -132,7 +126,7 @@ class MethodClient(NumPyClient, Generic[P]):
 
     def learning_rates(self) -> dict[str, float]:
         """Return the learning rates of the modules that :meth:`loss` trains; by default of all."""
-        return dict.fromkeys(self._own_modules(), self.config.lr)
+        return dict.fromkeys(self._trainable(), self.config.lr)
 
     def phases(self) -> list[Phase]:
         """Return the phases of local training; by default one, on :meth:`loss`."""
@@ -154,10 +148,12 @@ class MethodClient(NumPyClient, Generic[P]):
 
     def inference_needs(self) -> Needs:
         """Return the parts that :meth:`infer` uses; by default, where it is overridden, all."""
-        return Needs() if type(self).infer is MethodClient.infer else Needs(self._own_modules())
+        own = [name for name in self.modules if name != PREPARATION]
+        return Needs() if type(self).infer is MethodClient.infer else Needs(own)
 
-    def _own_modules(self) -> list[str]:
-        return [name for name in self.modules if name != PREPARATION]
+    def _trainable(self) -> list[str]:
+        fixed, modules = set(self._fixed.parameters), self.modules.items()
+        return [name for name, m in modules if name == "model" or {*m.parameters()} - fixed]
 
     def predict(self, inputs: Tensor) -> Mapping[str, Tensor]:
         """Return logits (B, C) of ``inputs`` by name: :meth:`infer`'s, named "", then others."""
@@ -221,7 +217,7 @@ class MethodClient(NumPyClient, Generic[P]):
         ``raw``, the examples of a frozen network are its answers, if nothing random stands before.
         """
         model = self.modules.get("model")
-        alone = self.caches_frozen and self.modules.keys() <= {"model", PREPARATION} and not raw
+        alone = self.caches_frozen and self._trainable() == ["model"] and not raw
         if alone and isinstance(model, Backbone) and model.frozen and self.config.augment == "none":
             return self._answers(model, part)
         prepare, local = self.modules.get(PREPARATION, normalise), self.setup.data
@@ -249,14 +245,11 @@ class MethodClient(NumPyClient, Generic[P]):
         if not torch.equal(kept.get("key", marked[:0]), marked):
             data = self.examples(part, raw=True)
             model.eval()
-            rows = (
-                loop.outputs_on(model.answers, data, self.config)
-                if len(data)
-                else torch.zeros(0, 1)
-            )
+            rows = torch.zeros(0, 1)
+            if len(data):
+                rows = loop.outputs_on(model.answers, data, self.config)
             kept = {"key": marked, "x": rows.cpu(), "y": data.labels.cpu()}
             self.setup.store.keep(f"{ANSWERS}-{part}", kept)
-            kept = self.setup.store.kept(f"{ANSWERS}-{part}")
         return Examples(kept["x"].to(self.device), kept["y"].to(self.device), nn.Identity())
 
     def seen(self) -> Array:
@@ -445,13 +438,12 @@ class MethodClient(NumPyClient, Generic[P]):
     # --- what is kept between two rounds -----------------------------------------------------
 
     def restore(self, generation: int, digest: str = "") -> None:
-        """Put modules, in evaluation mode, and tensors of ``generation`` in place; 0: initial ones.
+        """Put modules of ``generation``, in evaluation mode, in place; 0: initial ones.
 
-        ``digest`` is what the server names. Raise Refused if there is no such state, or from a
-        KeyError or RuntimeError if it does not fit the modules.
+        ``digest`` is what the server names. Raise Refused if there is no such state, or if it does
+        not fit the modules.
         """
         key = (*self._kind, self.config.params, self.config.models, str(self.device))
-        self.tensors = {name: t.to(self.device) for name, t in self.initial_tensors().items()}
         fresh = generation == 0
         self.modules, self._fixed = state.instance(key, self._initialised, self.device, fresh=fresh)
         nn.ModuleList(self.modules.values()).eval()
@@ -462,12 +454,8 @@ class MethodClient(NumPyClient, Generic[P]):
         else:
             bundle = self.setup.store.load(generation, digest)
             try:
-                kept = state.fill(self.modules, bundle)
-                for name, tensor in self.tensors.items():
-                    self.tensors[name] = kept.pop(name).to(tensor.device).view_as(tensor)
-                if kept:
-                    raise KeyError(f"tensors {sorted(kept)}")
-            except (RuntimeError, KeyError) as error:
+                state.fill(self.modules, bundle)
+            except RuntimeError as error:
                 text = f"generation {generation} does not fit models with {self.classes} classes"
                 raise Refused(f"{text}: {brief(error)}", Code.STATE) from error
 
@@ -479,18 +467,14 @@ class MethodClient(NumPyClient, Generic[P]):
         return built
 
     def save(self, generation: int, source: int, metrics: Mapping[str, Scalar]) -> None:
-        """Store modules, tensors and the last accuracies, of ``metrics``, as ``generation``.
+        """Store modules and the last accuracies, of ``metrics``, as ``generation``.
 
         ``source`` is the generation that the round began with, which stays as well. Raises
-        RunFailed if a tensor is not finite; the state before then stays the newest. Raises
-        UserError for a tensor that is not in :meth:`initial_tensors`.
+        RunFailed if a tensor is not finite; the state before then stays the newest.
         """
-        if undeclared := sorted(self.tensors.keys() - self.initial_tensors().keys()):
-            text = f"{type(self).__name__}: add tensor '{undeclared[0]}' to `initial_tensors`"
-            raise UserError(text, Code.METHOD)
         names = (name for name in metrics if "accuracy" in name and name not in BESIDE_ACCURACY)
         scores = ((name, float(metrics[name])) for name in names)
-        bundle = state.to_bundle(self.modules, self.tensors, scores)
+        bundle = state.to_bundle(self.modules, scores)
         if lost := state.not_finite(bundle):
             text = f"'{lost}' is not finite after round {generation}: the state before it is kept"
             raise RunFailed(f"{text}; use a smaller lr, or grad-clip")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhet.clients.base import MethodClient
 from fedhet.config.schema import P
@@ -98,26 +98,27 @@ class PrototypeClient(ClassVectorClient[PP]):
 class NearestPrototypeClient(PrototypeClient[PP]):
     """Keeps the prototypes, for answers by the nearest one beside the header's."""
 
-    def initial_tensors(self) -> dict[str, Tensor]:
-        """Return blank prototypes, none of them known."""
-        return {
-            "prototypes": torch.zeros(self.classes, self.d),
-            "known": torch.zeros(self.classes, dtype=torch.bool),
-        }
+    def build(self) -> dict[str, nn.Module]:
+        """Return the model, and blank prototypes, none of them known."""
+        kept = nn.Module()
+        kept.register_buffer("vectors", torch.zeros(self.classes, self.d))
+        kept.register_buffer("known", torch.zeros(self.classes, dtype=torch.bool))
+        return super().build() | {"prototypes": kept}
 
     def upload(self) -> Payload:
         """Return own prototypes, which also stand in for global ones that do not exist yet."""
         payload, known = super().upload(), self.known.clone()
         known[self.seen()] = True
-        self.tensors["prototypes"] = torch.where(self.known[:, None], self.vectors, self.means)
-        self.tensors["known"] = known
+        kept = self.modules["prototypes"]
+        kept.vectors = torch.where(self.known[:, None], self.vectors, self.means)
+        kept.known = known
         return payload
 
     def predict(self, inputs: Tensor) -> Mapping[str, Tensor]:
         """Return the logits, and as "prototype" minus the distance to each prototype (B, C)."""
         features = self.model.features(inputs)
         logits = self.model.head(features)
-        prototypes, known = self.tensors["prototypes"], self.tensors["known"]
+        prototypes, known = self.modules["prototypes"].buffers()
         exact = "donot_use_mm_for_euclid_dist"
         distance = torch.cdist(features.float(), prototypes, compute_mode=exact)
         nearest = (-distance).masked_fill(~known, -torch.inf)

@@ -23,7 +23,7 @@ class FedKDClient(AveragingClient[FedKDParams]):
         modules = super().build() | {"student": self.new_small()}
         modules["projector"] = nn.Linear(self.d, self.d, bias=False)
         if self.params.compress_down:
-            modules["received"] = self.new_small()
+            modules["received"] = self.new_small().requires_grad_(False)
         return modules
 
     def expect_download(self, came: LowRank) -> Payload | None:
@@ -49,10 +49,6 @@ class FedKDClient(AveragingClient[FedKDParams]):
         self.received = apply(payload, get_parameters(held))
         set_parameters(self.shared(), self.received)
         set_parameters(held, self.received)
-
-    def learning_rates(self) -> dict[str, float]:
-        """Return the same rate for mentor, student and projector."""
-        return dict.fromkeys(("model", "student", "projector"), self.config.lr)
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return L_t + L_s with L_h once: each network gets the gradient of its own loss."""

@@ -200,6 +200,6 @@ def check_method(method: str | Method, tmp_path: Path, **changes: Any) -> RunFol
     hashes = [run.read_summary()["run_sha256"] for run in (whole, resumed)]
     assert hashes[0] == hashes[1], (
         f"{method}: a resumed run differs: return all that the strategy keeps in `arrays`, and "
-        "all that the client keeps in `build` or `initial_tensors`"
+        "all that the client keeps in the modules of `build`"
     )
     return whole

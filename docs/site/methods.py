@@ -121,8 +121,9 @@ def measured(name: str, method: Method) -> Traffic:
         down, up = (kind.from_ndarrays(one) for kind, one in zip(types, seen, strict=True))
         kept = {
             key: sum(one.numel() for one in module.parameters())
+            or sum(one.numel() for one in module.buffers() if one.is_floating_point())
             for key, module in made.modules.items()
-        } | {key: one.numel() for key, one in made.tensors.items() if one.is_floating_point()}
+        }
     return Traffic(down, up, kept)
 
 

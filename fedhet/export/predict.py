@@ -45,7 +45,7 @@ class Personalised(nn.Module):
 
     ``prepare`` makes inputs of stored or raw examples. Logits, since equal probabilities may come
     of different ones, and give another class than the run's accuracy counted. It owns copies of
-    those modules and tensors that the method declares for inference, and nothing else.
+    those modules that the method declares for inference, and nothing else.
     """
 
     def __init__(self, client: MethodClient) -> None:
@@ -56,8 +56,6 @@ class Personalised(nn.Module):
         self.parts = nn.ModuleDict(modules)
         for path in needs.without:
             self.parts.set_submodule(path, nn.Identity())
-        for name in needs.tensors:
-            self.register_buffer(name, client.tensors[name].clone())
         self.config = client.config
         self.classes = tuple(client.setup.classes)
         self.architecture = client.setup.model
@@ -77,8 +75,6 @@ class Personalised(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return logits (B, C)."""
-        # Asked for anew: a buffer is another object after .to() and while it is traced.
-        self._client.tensors = dict(self.named_buffers(recurse=False))
         return self._client.infer(inputs)
 
     def predict(self, examples: Any) -> Any:

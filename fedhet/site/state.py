@@ -243,7 +243,7 @@ Modules = dict[str, nn.Module]
 # Of 64 architectures: modules of this process, what their factories froze, and buffers that no
 # state keeps; None if each client's are drawn for it.
 _BUILT: Recent[Hashable, tuple[Modules, Fixed, Bundle | None]] = Recent(64)
-_TENSORS, _METRICS = "tensors", "metrics"  # parts of a bundle that are no module
+_METRICS = "metrics"  # the part of a bundle that is no module
 
 
 def instance(
@@ -291,10 +291,8 @@ def forget() -> None:
     _BUILT.clear()
 
 
-def to_bundle(
-    modules: Modules, tensors: Mapping[str, Tensor], accuracies: Iterable[tuple[str, float]]
-) -> Bundle:
-    """Return all that a client keeps, on the CPU: modules, ``tensors/`` and ``metrics/``."""
+def to_bundle(modules: Modules, accuracies: Iterable[tuple[str, float]]) -> Bundle:
+    """Return all that a client keeps, on the CPU: modules and ``metrics/``."""
     bundle: Bundle = {}
     stored: set[int] = set()
     for name, module in modules.items():
@@ -306,7 +304,6 @@ def to_bundle(
                 mine = mine.clone()
             stored.add(mine.data_ptr())
             bundle[f"{name}/{key}"] = mine
-    bundle |= {f"{_TENSORS}/{name}": tensor.detach().cpu() for name, tensor in tensors.items()}
     for name, value in accuracies:
         bundle[f"{_METRICS}/{name}"] = torch.tensor(value, dtype=torch.float64)
     return bundle
@@ -318,8 +315,8 @@ def not_finite(bundle: Bundle) -> str:
     return next((name for name, t in floating if not torch.isfinite(t).all()), "")
 
 
-def fill(modules: Mapping[str, nn.Module], bundle: Bundle) -> dict[str, Tensor]:
-    """Put a bundle's weights into the modules, strictly by name; returns its ``tensors/``.
+def fill(modules: Mapping[str, nn.Module], bundle: Bundle) -> None:
+    """Put a bundle's weights into the modules, strictly by name.
 
     Raise RuntimeError as well if pretrained weights beside the bundle are others than its round's.
     """
@@ -334,7 +331,8 @@ def fill(modules: Mapping[str, nn.Module], bundle: Bundle) -> dict[str, Tensor]:
         state = module.state_dict()
         still = {key: state[key] for key in getattr(module, "still", ())}
         module.load_state_dict({**own, **still}, strict=True)
-    return parts.get(_TENSORS, {})
+    if others := parts.keys() - modules.keys() - {_METRICS}:
+        raise RuntimeError(f"there are no modules {sorted(others)}")
 
 
 def accuracies_of(bundle: Bundle) -> dict[str, float]:

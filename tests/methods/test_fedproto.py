@@ -68,7 +68,7 @@ class Flat(nn.Module):
 
 def flat_client(tmp_path, **changes):
     client = make_client(small(tmp_path, method="fedproto", **changes), 0, tmp_path)
-    client.modules = {"model": Flat()}
+    client.modules["model"] = Flat()
     return client
 
 
@@ -89,8 +89,9 @@ def test_inference_is_by_the_classifier_and_the_nearest_prototype_stands_beside(
     untrained = client.predict(x)
     assert list(untrained) == ["", "prototype"]
     assert torch.equal(untrained[""], untrained["prototype"])  # none is known yet
-    client.tensors["prototypes"][[0, 2, 3], :] = torch.tensor([[1.0], [4.0], [0.9]])
-    client.tensors["known"][[0, 2]] = True
+    kept = client.modules["prototypes"]
+    kept.vectors[[0, 2, 3], :] = torch.tensor([[1.0], [4.0], [0.9]])
+    kept.known[[0, 2]] = True
     answers = client.predict(x)
     assert answers[""].argmax(1).tolist() == [1, 1]
     assert answers["prototype"].argmax(1).tolist() == [0, 2]  # 3 would be nearer, but is unknown
@@ -108,6 +109,7 @@ def test_own_prototypes_stand_in_for_missing_global_ones(tmp_path):
         means = [client.model.features(inputs)[labels == s].mean(0) for s in own]
     assert np.allclose(sent.vectors, torch.stack(means), atol=1e-5)
     assert sent.floats == 2 * 500 and sent.counts.sum() == len(data)
-    assert (client.tensors["prototypes"][own[0]] == 9.0).all()
-    assert torch.allclose(client.tensors["prototypes"][own[1]], means[1], atol=1e-5)
-    assert client.tensors["known"].nonzero().flatten().tolist() == own
+    kept = client.modules["prototypes"]
+    assert (kept.vectors[own[0]] == 9.0).all()
+    assert torch.allclose(kept.vectors[own[1]], means[1], atol=1e-5)
+    assert kept.known.nonzero().flatten().tolist() == own

@@ -96,12 +96,6 @@ class Detached(StandaloneClient):
         return super().loss(inputs, labels).detach()
 
 
-class Forgetful(StandaloneClient):
-    def upload(self):
-        self.tensors["seen"] = torch.ones(1)
-        return super().upload()
-
-
 class Deaf(AveragingClient):
     download_type = StandaloneClient.download_type
 
@@ -114,7 +108,6 @@ class Deaf(AveragingClient):
     [
         (StandaloneStrategy, Idle, r"group 1 \(Linear\).*`phases`"),
         (StandaloneStrategy, Detached, "no gradient.*`phases`"),
-        (StandaloneStrategy, Forgetful, "'seen'.*`initial_tensors`"),
         (LGFedAvgStrategy, Deaf, "`download_type` of Deaf"),
     ],
 )

@@ -46,9 +46,6 @@ class FedClassAvgClient(AveragingClient[FedClassAvgParams]):
         first = self.model.head(features[: len(labels)])
         twice = torch.cat([labels, labels])
         contrast = contrastive(F.normalize(features.float()), twice, self.params.tau)
-        return self.cross_entropy(first, labels) + contrast + self.params.rho / 2 * self.distance()
-
-    def distance(self) -> Tensor:
-        """Return ||theta_k - theta||^2 over weight and bias."""
         pairs = zip(self.shared().parameters(), self.received, strict=True)
-        return torch.stack([(now - before).square().sum() for now, before in pairs]).sum()
+        away = torch.stack([(now - before).square().sum() for now, before in pairs]).sum()
+        return self.cross_entropy(first, labels) + contrast + self.params.rho / 2 * away

@@ -5,7 +5,6 @@ a_2 features(x), one number for all d. The header answers R; cross-entropy is th
 """
 
 import math
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -73,9 +72,8 @@ class PFedMoEClient(AveragingClient[PFedMoEParams]):
         if not len(data):
             return {}
 
-        def weights(inputs: Tensor) -> Tensor:
-            return cast("Tensor", self.modules["gate"](inputs, self.shared().features(inputs)))
-
-        shares = outputs_on(weights, data, self.config)[:, 0].double()
+        gate, features = self.modules["gate"], self.shared().features
+        weights = outputs_on(lambda inputs: gate(inputs, features(inputs)), data, self.config)
+        shares = weights[:, 0].double()
         deviation = torch.std(shares, correction=0)
         return {"gate_global_mean": shares.mean().item(), "gate_global_std": deviation.item()}

@@ -78,15 +78,12 @@ def means_of(total: Vector, like: Sequence[Array]) -> tuple[Array, ...]:
 class ClassSums:
     """Weighted rows (C, w) summed by class, their weights (C,) and owners (C,), all float64.
 
-    If every row weighs 1 the weights are the owners. A class with ``min_owners`` has a mean.
-    With ``steps`` the rows are steps, from what clients received to what they have now.
+    If every row weighs 1 the weights are the owners. A class with a weight has a mean.
     """
 
     rows: Vector
     weights: Vector
     owners: Vector
-    min_owners: int = 1
-    steps: bool = False
 
     def summand(self, own: Own, *, weighted: bool = False) -> Summand:
         """Return the rows of the classes that ``own`` shares, zeros of the others.
@@ -101,27 +98,32 @@ class ClassSums:
     @property
     def present(self) -> Array:
         """Return which classes (C,) have a mean."""
-        return (self.owners >= self.min_owners) & (self.weights > 0)
+        return np.asarray(self.weights > 0)
 
-    def means(self, before: Array) -> Array:
-        """Return means (C, w) float32; classes without one keep theirs of ``before``."""
-        present = self.present
-        result = before.copy()
+    def means(self, before: Array, *, steps: bool = False) -> Array:
+        """Return means (C, w) float32; classes without one keep theirs of ``before``.
+
+        With ``steps`` the rows are steps from there.
+        """
+        present, result = self.present, before.copy()
         means = (self.rows[present] / self.weights[present, None]).astype(np.float32)
-        result[present] = before[present] + means if self.steps else means
+        result[present] = before[present] + means if steps else means
         return result
 
 
 def class_totals(
     strategy: MethodStrategy[Any], total: Vector, *, weighted: bool = False
 ) -> ClassSums:
-    """Return a round's total by class: the inverse of :meth:`ClassSums.summand`."""
+    """Return a round's total by class: the inverse of :meth:`ClassSums.summand`.
+
+    A class with fewer than ``sum-owners`` owners has no weight.
+    """
     classes, least = strategy.classes, strategy.min_owners
     rows, counts = np.split(total, [-classes * (2 if weighted else 1)])
     owners = counts[-classes:]
     strategy.short_classes = too_few(owners, least)
-    rows = rows.reshape(classes, -1)
-    return ClassSums(rows, counts[:classes], owners, least, strategy.adds_steps)
+    weights = np.where(owners >= least, counts[:classes], 0.0)
+    return ClassSums(rows.reshape(classes, -1), weights, owners)
 
 
 def sum_by_class(

@@ -250,8 +250,6 @@ class MethodStrategy(Strategy, Generic[P]):
     ) -> None:
         """Prepare the remaining rounds: all, or those after ``kept``, a checkpoint.
 
-        ``handshake`` has found the clients; ``folder`` is the run's.
-
         Raises Damaged if the lines before the checkpoint are not those that were written, and
         UserError for hooks that do not fit together.
         """
@@ -330,10 +328,7 @@ class MethodStrategy(Strategy, Generic[P]):
         return Result()
 
     def _wait_for_recovery(self, skipped: int) -> None:
-        """Wait after a round that had too few replies: for nodes that are offline, and in any case.
-
-        What failed at once for everybody, such as a file that is away, would use up all rounds.
-        """
+        # Else what fails at once for everybody, such as a file that is away, uses up all rounds.
         pause = min(COMES_BACK, SPACED * 2 ** (skipped - 1), self.config.round_timeout)
         least = time.monotonic() + pause
         until = time.monotonic() + min(COMES_BACK, self.config.round_timeout)
@@ -388,16 +383,13 @@ class MethodStrategy(Strategy, Generic[P]):
         return self.aggregator.limit(self.reference(self.roster.infos[client]).payload)
 
     def _read(self, replies: Iterable[Message | tuple[str, Reply]]) -> Replies:
-        """Return replies in client order; note whose state is lost.
-
-        Those of another loop than this one are messages.
-        """
+        """Return replies in client order; note whose state is lost."""
         clients = dict(zip(self.roster.nodes.values(), self.roster.nodes, strict=True))
         read: list[tuple[str, Reply]] = []
         for one in replies:
             if isinstance(one, tuple):
                 read.append(one)
-            elif client := clients.get(one.metadata.src_node_id):
+            elif client := clients.get(one.metadata.src_node_id):  # of another loop than ours
                 read.append((client, messages.read_reply(one, self._limit(client))))
         read.sort(key=lambda pair: client_order(pair[0]))
         for client, reply in read:

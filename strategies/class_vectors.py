@@ -3,7 +3,7 @@
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 import numpy as np
 from pydantic import Field
@@ -62,6 +62,24 @@ class ClassVectorStrategy(MethodStrategy[P]):
         own, images = declared(info)
         check_declared("vectors of classes", payload.classes, own)
         check_declared("images per class", payload.counts, images)
+
+    def train_on_pairs(
+        self, module: "nn.Module", loss: PairLoss, uploads: Sequence[Upload], round_: int
+    ) -> dict[str, float]:
+        """Train ``server-epochs`` of plain SGD on ``loss(labels, vectors)`` of all vectors sent.
+
+        In shuffled batches of ``batch-size``; returns what :func:`train_on_server` does.
+        """
+        from fedhet.training.loop import SGD, batches  # noqa: PLC0415  (torch)
+
+        labels = torch.from_numpy(np.concatenate([one.payload.classes for one in uploads]))
+        vectors = torch.from_numpy(np.concatenate([one.payload.vectors for one in uploads]))
+        params = cast("TrainedPrototypeParams", self.params)
+        draws = server_generator(self.config, round_)
+        orders = (torch.randperm(len(labels), generator=draws) for _ in range(params.server_epochs))
+        steps = (batch for order in orders for batch in batches(order, self.config.batch_size))
+        optimiser = SGD([(list(module.parameters()), params.server_lr)])
+        return train_on_server(module, optimiser, lambda i: loss(labels[i], vectors[i]), steps)
 
 
 class PrototypeParams(Params):
@@ -146,29 +164,6 @@ def train_on_server(
     return {"server_discarded": 0.0, "server_loss": float(total) / max(1, count)}
 
 
-def train_on_pairs(
-    strategy: MethodStrategy[Any],
-    module: "nn.Module",
-    loss: PairLoss,
-    uploads: Sequence[Upload],
-    round_: int,
-) -> dict[str, float]:
-    """Train ``server-epochs`` of plain SGD on ``loss(labels, vectors)`` of all uploads' vectors.
-
-    In shuffled batches of ``batch-size``; returns what :func:`train_on_server` does.
-    """
-    from fedhet.training.loop import SGD, batches  # noqa: PLC0415  (torch)
-
-    labels = torch.from_numpy(np.concatenate([upload.payload.classes for upload in uploads]))
-    vectors = torch.from_numpy(np.concatenate([upload.payload.vectors for upload in uploads]))
-    config, params = strategy.config, strategy.params
-    optimiser = SGD([(list(module.parameters()), params.server_lr)])
-    draws = server_generator(config, round_)
-    orders = (torch.randperm(len(labels), generator=draws) for _ in range(params.server_epochs))
-    steps = (batch for order in orders for batch in batches(order, config.batch_size))
-    return train_on_server(module, optimiser, lambda i: loss(labels[i], vectors[i]), steps)
-
-
 def state_arrays(module: "nn.Module", prefix: str = "") -> dict[str, Array]:
     """Return parameters and buffers of a module, by name, as copies."""
     state = module.state_dict()
@@ -224,7 +219,7 @@ class TrainedPrototypeStrategy(PrototypeStrategy[TP]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Train the prototypes on those of this round."""
-        trained = train_on_pairs(self, self.trainable, self.pair_loss, uploads, round_)
+        trained = self.train_on_pairs(self.trainable, self.pair_loss, uploads, round_)
         with torch.inference_mode():
             self.prototypes = self.made().numpy().copy()
         return {**self.count(uploads), **trained}

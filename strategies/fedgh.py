@@ -54,7 +54,7 @@ class FedGHStrategy(ClassVectorStrategy[FedGHParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Train the header for ``server-epochs`` over the pairs of this round."""
-        return class_vectors.train_on_pairs(self, self.header, self.pair_loss, uploads, round_)
+        return self.train_on_pairs(self.header, self.pair_loss, uploads, round_)
 
     def pair_loss(self, labels: Tensor, vectors: Tensor) -> Tensor:
         """Return the header's cross-entropy on mean representations."""

@@ -26,6 +26,7 @@ all are after a resume. It needs every client in every round.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -38,7 +39,7 @@ from fedhet.protocol.checks import check_shapes
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, LowRank, ModelArrays, Payload, blank
 from fedhet.rng import one_thread
-from fedhet.strategies.averaging import AveragingStrategy
+from fedhet.strategies.averaging import AveragingStrategy, means_of, sum_uploads
 from fedhet.strategies.base import Reference, Upload
 from fedhet.strategies.rules import ROBUST
 
@@ -80,7 +81,6 @@ def compress(updates: Sequence[Array], share: float | None) -> LowRank:
 
 
 def _factors(update: Array, share: float) -> tuple[int, list[Array]]:
-    """Return rank and tensors of one update."""
     if update.ndim < 2:
         return DENSE, [update]
     matrix = torch.from_numpy(update.reshape(len(update), -1).astype(np.float64))
@@ -177,12 +177,10 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         if params.t_end < params.t_start:
             least = f"at least t-start={params.t_start:g}"
             raise UserError(f"t-end: {params.t_end:g} is not allowed: {least}")
-        if params.compress_down and params.compress == "off":
-            raise UserError("compress-down: true is not allowed with compress=off")
-        if params.compress_down and config.fraction < 1:
-            why = "a client that skips a round has an older student: use fraction=1"
-            text = f"true is not allowed with fraction={config.fraction:g}: {why}"
-            raise UserError(f"compress-down: {text}")
+        if params.compress_down and (params.compress == "off" or config.fraction < 1):
+            keys = f"compress={params.compress} fraction={config.fraction:g}"
+            why = "it needs svd and 1, since a client that skips a round has an older student"
+            raise UserError(f"compress-down: true is not allowed with {keys}: {why}")
 
     def initialise(self) -> None:
         """Draw the student; there is no update yet."""
@@ -205,7 +203,6 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         check_shapes(payload.tensors, blanks(payload.ranks, self.shapes))
 
     def _length(self, payload: Any) -> float:
-        """Return the update's own size, which its factors' norms do not give."""
         norm, most = update_norm(payload, self.shapes), self.config.max_update_norm
         if not norm <= most:
             raise Rejected(f"norm {norm:.4g} of the update is above max-update-norm={most:g}")
@@ -215,17 +212,9 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         """Move the student by the weighted mean of the updates."""
         share = self.params.share(round_, self.config.rounds)
         down = share if self.params.compress_down else None
-        self.update, self.updated = compress(self._mean(uploads), down), round_
+        updates = [ModelArrays(tuple(dense(one.payload, self.shapes))) for one in uploads]
+        each = [replace(one, payload=update) for one, update in zip(uploads, updates, strict=True)]
+        mean = means_of(sum_uploads(each, self.rule), self.tensors)
+        self.update, self.updated = compress(mean, down), round_
         self.tensors = apply(self.update, self.tensors)
         return {} if share is None else {"energy": share}
-
-    def _mean(self, uploads: Sequence[Upload]) -> list[Array]:
-        """Return the updates' mean, trimmed mean or median, float32."""
-        if self.rule.name != "mean":
-            each = [[a.astype(np.float32) for a in dense(u.payload, self.shapes)] for u in uploads]
-            return [self.rule.middle_of(list(column)) for column in zip(*each, strict=True)]
-        total = [np.zeros(shape) for shape in self.shapes]
-        for upload in uploads:
-            for mean, update in zip(total, dense(upload.payload, self.shapes), strict=True):
-                np.add(mean, upload.weight * update, out=mean)
-        return [mean.astype(np.float32) for mean in total]

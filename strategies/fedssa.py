@@ -7,7 +7,7 @@ clients that hold the class (eq. 3); a class that nobody sent keeps its row.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from pydantic import Field
@@ -85,7 +85,7 @@ class FedSSAStrategy(AveragingStrategy[FedSSAParams]):
         return self._take(sum_by_class(payloads, weights, self.classes, self.rule))
 
     @classmethod
-    def contribution(cls, upload: HeaderRows, own: Own) -> Summand:
+    def contribution(cls, upload: Any, own: Own) -> Summand:
         """Return rows (C, d + 1), zero if unseen, and C ones and zeros; whole headers weigh w_k."""
         whole = cast("FedSSAParams", own.config.params).upload_rows == "whole"
         weights = [np.full(len(upload.classes), own.weight)] if whole else None
@@ -102,7 +102,7 @@ class FedSSAStrategy(AveragingStrategy[FedSSAParams]):
         return params.upload_rows == "seen"
 
     def _take(self, sums: ClassSums) -> Mapping[str, float]:
-        header = sums.means(np.column_stack(self.tensors))
+        header = sums.means(np.column_stack(self.tensors), steps=self.adds_steps)
         self.tensors = header[:, :-1].copy(), header[:, -1].copy()
         return {}
 

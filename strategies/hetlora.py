@@ -114,9 +114,7 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
 
     def reference(self, info: ClientInfo) -> Reference:
         """Return what the client was sent; nothing before any factors are known."""
-        if not self.layers:
-            return Reference(None, bounded=False)
-        return Reference(self.download(info, 0))
+        return Reference(self.download(info, 0)) if self.layers else Reference(None, bounded=False)
 
     def check(self, info: ClientInfo, payload: Adapters) -> None:
         """Check the digest, and that factors fit each other and the client's rank."""

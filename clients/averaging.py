@@ -42,24 +42,30 @@ def blanks_of(module: nn.Module) -> tuple[Array, ...]:
 class Mixture(nn.Module):
     """A weight in [0, 1], () or (d,), and the mixture of two tensors (B, d) that it weighs."""
 
-    def __init__(self, start: Tensor) -> None:
+    def __init__(self, name: str, start: Tensor) -> None:
         super().__init__()
-        self.weight = nn.Parameter(start)
+        self.register_parameter(name, nn.Parameter(start))
+
+    @property
+    def share(self) -> nn.Parameter:
+        """The weight."""
+        return next(self.parameters())
 
     def forward(self, own: Tensor, shared: Tensor) -> Tensor:
         """Return weight own + (1 - weight) shared."""
-        return self.weight * own + (1 - self.weight) * shared
+        return self.share * own + (1 - self.share) * shared
 
     @torch.no_grad()
     def clip(self) -> None:
         """Keep the weight in [0, 1]."""
-        self.weight.clamp_(0.0, 1.0)
+        self.share.clamp_(0.0, 1.0)
 
 
 class AveragingClient(MethodClient[P]):
     """Exchanges all parameters of one module, with BatchNorm's running statistics."""
 
     download_type: type[Payload] = ModelArrays
+    mixture_name = "mixture"
     shared_name = ""  # of the module that crosses the wire; empty: the model's header
 
     def shared(self) -> Any:
@@ -68,8 +74,8 @@ class AveragingClient(MethodClient[P]):
 
     @property
     def mixture(self) -> Mixture:
-        """The module "mixture", of a method that has one."""
-        return cast("Mixture", self.modules["mixture"])
+        """The mixture, of a method that has one."""
+        return cast("Mixture", self.modules[self.mixture_name])
 
     def as_sent_first(self, make: Callable[[], Shared]) -> Shared:
         """Return what ``make`` makes, with the weights that the server sends in round 1.

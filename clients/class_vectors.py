@@ -101,16 +101,16 @@ class NearestPrototypeClient(PrototypeClient[PP]):
     def build(self) -> dict[str, nn.Module]:
         """Return the model, and blank prototypes, none of them known."""
         kept = nn.Module()
-        kept.register_buffer("vectors", torch.zeros(self.classes, self.d))
+        kept.register_buffer("prototypes", torch.zeros(self.classes, self.d))
         kept.register_buffer("known", torch.zeros(self.classes, dtype=torch.bool))
-        return super().build() | {"prototypes": kept}
+        return super().build() | {"tensors": kept}
 
     def upload(self) -> Payload:
         """Return own prototypes, which also stand in for global ones that do not exist yet."""
         payload, known = super().upload(), self.known.clone()
         known[self.seen()] = True
-        kept = self.modules["prototypes"]
-        kept.vectors = torch.where(self.known[:, None], self.vectors, self.means)
+        kept = self.modules["tensors"]
+        kept.prototypes = torch.where(self.known[:, None], self.vectors, self.means)
         kept.known = known
         return payload
 
@@ -118,7 +118,7 @@ class NearestPrototypeClient(PrototypeClient[PP]):
         """Return the logits, and as "prototype" minus the distance to each prototype (B, C)."""
         features = self.model.features(inputs)
         logits = self.model.head(features)
-        prototypes, known = self.modules["prototypes"].buffers()
+        prototypes, known = self.modules["tensors"].buffers()
         exact = "donot_use_mm_for_euclid_dist"
         distance = torch.cdist(features.float(), prototypes, compute_mode=exact)
         nearest = (-distance).masked_fill(~known, -torch.inf)

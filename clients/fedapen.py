@@ -39,12 +39,12 @@ def hold_out(labels: Array, share: float, rng: np.random.Generator) -> Array:
 class FedAPENClient(AveragingClient[FedAPENParams]):
     """Shares one of its two models; keeps the other and lambda."""
 
-    shared_name = "small"
+    shared_name, mixture_name = "small", "ensemble"
 
     def build(self) -> dict[str, nn.Module]:
         """Return w_k, theta and lambda."""
         modules = super().build() | {"small": self.as_sent_first(self.new_small)}
-        return modules | {"mixture": Mixture(torch.tensor(0.5))}
+        return modules | {"ensemble": Mixture("weight", torch.tensor(0.5))}
 
     def phases(self) -> list[Phase]:
         """Return two phases: lambda on held-out images, both models on the rest.
@@ -93,4 +93,4 @@ class FedAPENClient(AveragingClient[FedAPENParams]):
 
     def extra_metrics(self) -> dict[str, float]:
         """Return lambda."""
-        return {"ensemble_weight": self.mixture.weight.item()}
+        return {"ensemble_weight": self.mixture.share.item()}

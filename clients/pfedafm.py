@@ -22,7 +22,7 @@ class PFedAFMClient(AveragingClient[PFedAFMParams]):
     def build(self) -> dict[str, nn.Module]:
         """Return F_k, g and alpha."""
         modules = super().build() | {"extractor": self.new_extractor()}
-        return modules | {"mixture": Mixture(torch.ones(self.d))}
+        return modules | {"mixture": Mixture("alpha", torch.ones(self.d))}
 
     def phases(self) -> list[Phase]:
         """Return step 1, then step 2; each freezes what it does not train."""
@@ -52,4 +52,4 @@ class PFedAFMClient(AveragingClient[PFedAFMParams]):
 
     def extra_metrics(self) -> dict[str, float]:
         """Return the mean of alpha: how much of the client's own representation it uses."""
-        return {"alpha_mean": self.mixture.weight.mean().item()}
+        return {"alpha_mean": self.mixture.share.mean().item()}

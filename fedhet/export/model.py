@@ -33,6 +33,7 @@ from fedhet.errors import Damaged, UserError, brief
 from fedhet.export.predict import Answers, Personalised, classify
 from fedhet.models.names import FOLDER, folder_of, parse
 from fedhet.models.networks import TokenModel
+from fedhet.records.formats import without_gone
 from fedhet.records.ledger import load_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.site.local_data import without_examples
@@ -73,7 +74,8 @@ def rebuild(
     """
     method = find_method(str(description["method"]))
     classes = [str(name) for name in description["classes"]]
-    params = files.shaped(method.params, description["hyper-parameters"], "hyper-parameters")
+    own = without_gone(str(description["method"]), description["hyper-parameters"])
+    params = files.shaped(method.params, own, "hyper-parameters")
     keys = {key: description[key] for key in _CONFIG if key in description}
     config = files.shaped(RunConfig, keys, "keys")
     if "inputs" in description:

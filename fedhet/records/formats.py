@@ -6,7 +6,7 @@ Every field that fedhet reads is of its kind. A file that does not fit is named 
 import csv
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +20,16 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 Id = Annotated[str, AfterValidator(valid_id)]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{0,64}$")]
 Percent = float | None
+GONE: Mapping[str, Mapping[str, Any]] = {  # keys of methods, with the value that is all there is
+    "fedmrl": {"lr-global": 0.0, "lr-projector": 0.0},
+    "pfedes": {"extractor-kernel": 3, "extractor-depth": 2, "lr-extractor": 0.0},
+}
+
+
+def without_gone(method: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a run or state of before without those of :data:`GONE`."""
+    gone = GONE.get(method, {})
+    return {key: value for key, value in keys.items() if gone.get(kebab(key), ...) != value}
 
 
 class _Strict(BaseModel):

@@ -30,7 +30,7 @@ from fedhet import HERE, __version__, files, plugins
 from fedhet.config.schema import RunConfig
 from fedhet.errors import Damaged, UserError, one_line
 from fedhet.records import summary as figures
-from fedhet.records.formats import CLIENT_COLUMNS, OTHER, Identity, Line, Summary
+from fedhet.records.formats import CLIENT_COLUMNS, OTHER, Identity, Line, Summary, without_gone
 
 LOCK = ".lock"  # of whoever writes a run, or runs a sweep
 OWNER = ".owner"  # of the command that has a run done
@@ -116,7 +116,7 @@ class RunFolder:
                     f"{key}: config.yaml says '{now.get(key)}', but the run was started with "
                     f"'{started.get(key)}': undo the edit, or start a new run"
                 )
-        return dict(started)
+        return without_gone(str(started.get("method")), started)
 
     def made_here(self) -> bool:
         """Return whether this user's fedhet made the run, with the configuration that it has."""

@@ -69,11 +69,7 @@ IN_NO_SETTING = {
     "start-timeout", "evaluate-every",
 }  # fmt: skip
 # Methods' keys of older versions, with the value that is all there is today.
-_GONE = {
-    "projector": "linear", "prototype-weighting": "count", "header-bias": True,
-    "extractor-kernel": 3, "extractor-depth": 2,
-    **dict.fromkeys(("lr-extractor", "lr-global", "lr-projector"), 0.0),
-}  # fmt: skip
+_GONE = {"projector": "linear", "prototype-weighting": "count", "header-bias": True}
 _SYMBOLS = {  # the papers' symbols, and keys that a setting's conditions always name
     "N": "clients", "C": "fraction", "models": "models", "E": "local-epochs", "B": "batch-size",
     "lr": "lr", "T": "rounds",
@@ -225,7 +221,7 @@ class RunRecord:
             if key not in IN_NO_SETTING | {"method"}
         }
         self.setting = Setting(shared | {"tuned": sorted(TUNABLE & searched)})
-        defaults = _GONE | own_defaults(self.method)
+        defaults = _GONE | formats.GONE.get(self.method, {}) | own_defaults(self.method)
         self.keys = {
             key: value
             for key, value in config.items()

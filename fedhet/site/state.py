@@ -331,8 +331,6 @@ def fill(modules: Mapping[str, nn.Module], bundle: Bundle) -> None:
         state = module.state_dict()
         still = {key: state[key] for key in getattr(module, "still", ())}
         module.load_state_dict({**own, **still}, strict=True)
-    if others := parts.keys() - modules.keys() - {_METRICS}:
-        raise RuntimeError(f"there are no modules {sorted(others)}")
 
 
 def accuracies_of(bundle: Bundle) -> dict[str, float]:

@@ -42,7 +42,7 @@ PARTS = {  # of a method with more than the client's model: what is written, and
     "pfedafm": ({"model", "extractor", "mixture"}, "parts.small"),
     "pfedmoe": ({"model", "extractor", "gate"}, "parts.small"),
     "fedkd": ({"model"}, "parts.student"),
-    "fedapen": ({"model", "small", "mixture"}, "parts.projector"),
+    "fedapen": ({"model", "small", "ensemble"}, "parts.projector"),
     "fedmrl": ({"model", "small", "projector"}, "parts.small.head"),
 }
 

@@ -139,7 +139,7 @@ def test_a_server_that_diverges_keeps_what_it_trains(tmp_path, method):
 
 STEPS = {
     "pfedes": [{"model"}, {"extractor"}],
-    "fedapen": [{"mixture"}, {"model", "small"}],
+    "fedapen": [{"ensemble"}, {"model", "small"}],
     "pfedafm": [{"model", "mixture"}, {"extractor"}],
 }
 

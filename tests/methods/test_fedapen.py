@@ -110,7 +110,7 @@ def test_inference_mixes_logits_not_probabilities(tmp_path):
     client = make_client(fedapen(tmp_path), 0, tmp_path)
     inputs = train_images(client)[0][:6]
     with torch.no_grad():
-        client.mixture.weight.fill_(0.25)
+        client.mixture.share.fill_(0.25)
         expected = 0.25 * client.model(inputs) + 0.75 * client.modules["small"](inputs)
         assert torch.allclose(client.predict(inputs)[""], expected, atol=1e-6)
     assert set(client.inference_needs().modules) == set(client.modules)

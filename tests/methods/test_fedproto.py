@@ -89,8 +89,8 @@ def test_inference_is_by_the_classifier_and_the_nearest_prototype_stands_beside(
     untrained = client.predict(x)
     assert list(untrained) == ["", "prototype"]
     assert torch.equal(untrained[""], untrained["prototype"])  # none is known yet
-    kept = client.modules["prototypes"]
-    kept.vectors[[0, 2, 3], :] = torch.tensor([[1.0], [4.0], [0.9]])
+    kept = client.modules["tensors"]
+    kept.prototypes[[0, 2, 3], :] = torch.tensor([[1.0], [4.0], [0.9]])
     kept.known[[0, 2]] = True
     answers = client.predict(x)
     assert answers[""].argmax(1).tolist() == [1, 1]
@@ -109,7 +109,7 @@ def test_own_prototypes_stand_in_for_missing_global_ones(tmp_path):
         means = [client.model.features(inputs)[labels == s].mean(0) for s in own]
     assert np.allclose(sent.vectors, torch.stack(means), atol=1e-5)
     assert sent.floats == 2 * 500 and sent.counts.sum() == len(data)
-    kept = client.modules["prototypes"]
-    assert (kept.vectors[own[0]] == 9.0).all()
-    assert torch.allclose(kept.vectors[own[1]], means[1], atol=1e-5)
+    kept = client.modules["tensors"]
+    assert (kept.prototypes[own[0]] == 9.0).all()
+    assert torch.allclose(kept.prototypes[own[1]], means[1], atol=1e-5)
     assert kept.known.nonzero().flatten().tolist() == own

@@ -46,21 +46,21 @@ def test_one_round_by_hand(tmp_path):
             logits = own.head(g.features(inputs))
             step(F.cross_entropy(logits, labels), list(g.parameters()))
     metrics = check_round(client, received, {"model": own, "extractor": g}, g)
-    assert torch.allclose(client.mixture.weight, alpha, atol=1e-4)
+    assert torch.allclose(client.mixture.share, alpha, atol=1e-4)
     assert metrics["alpha_mean"] == pytest.approx(alpha.mean().item(), abs=1e-5)
 
 
 def test_alpha_stays_between_0_and_1(tmp_path):
     client = make_client(pfedafm(tmp_path, lr_alpha=1e6), 0, tmp_path)
     client.fit(some_arrays(client.shared()), ROUND)
-    assert 0 <= client.mixture.weight.min() < client.mixture.weight.max() <= 1
+    assert 0 <= client.mixture.share.min() < client.mixture.share.max() <= 1
 
 
 def test_the_mixture_is_elementwise(tmp_path):
     client = make_client(pfedafm(tmp_path), 0, tmp_path)
     inputs, alpha = train_images(client)[0][:6], torch.linspace(0, 1, 500)
     with torch.no_grad():
-        client.mixture.weight.copy_(alpha)
+        client.mixture.share.copy_(alpha)
         own, general = client.model.features(inputs), client.shared().features(inputs)
         expected = client.model.head(alpha * own + (1 - alpha) * general)
         assert torch.allclose(client.predict(inputs)[""], expected, atol=1e-6)

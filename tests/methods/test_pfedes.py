@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from methods.byhand import by_hand, check_round, configs, overwritten, shuffler
 
 from fedhet.data.inputs import SIGNAL, Inputs
+from fedhet.records.formats import without_gone
 from fedhet.strategies.pfedes import PFedESParams, extractor
 from fedhet.testing import make_client
 
@@ -64,3 +65,9 @@ def test_the_extractor_of_rows_is_a_linear_map_beside_the_identity():
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(3))
     assert torch.allclose(module(x), x + x @ module.map.weight.T + module.map.bias)
     assert sum(p.numel() for p in module.parameters()) == 4 * 4 + 4
+
+
+def test_older_runs_may_name_keys_that_are_gone_at_their_last_value():
+    older = {"mu": 0.1, "extractor-kernel": 3, "extractor-depth": 2, "lr-extractor": 0.0}
+    assert without_gone("pfedes", older) == {"mu": 0.1}
+    assert "extractor_kernel" in without_gone("pfedes", {"extractor_kernel": 5})

@@ -95,13 +95,6 @@ def of_system(error: OSError) -> str:
     return f"'{error.filename}': {why}" if error.filename else why
 
 
-def only_one(**chosen: object) -> None:
-    """Raise UserError if two of these options, which exclude each other, are given."""
-    names = [f"--{name.rstrip('_').replace('_', '-')}" for name, value in chosen.items() if value]
-    if len(names) > 1:
-        raise UserError(f"{names[0]} cannot be used with {names[1]}: give one of them")
-
-
 def complain(message: str, code: int) -> int:
     """Print one line, whatever a text that came from elsewhere contains; return the code."""
     tell(f"error: {message}")

@@ -21,7 +21,7 @@ from fedhet.cli.common import (
     tell,
 )
 from fedhet.engines.system import Interrupted, interruptible
-from fedhet.errors import one_line
+from fedhet.errors import UserError, one_line
 from fedhet.files import plain_path
 
 if TYPE_CHECKING:
@@ -162,7 +162,8 @@ def watch(
     plain: Annotated[bool, typer.Option("--plain", help="lines of text instead of a page")] = False,
 ) -> None:
     """Show a run or sweep, running or finished, as a page on 127.0.0.1 or as text."""
-    common.only_one(port=port, plain=plain)
+    if port and plain:
+        raise UserError("--port cannot be used with --plain: give one of them")
     from fedhet.watch.server import listen, page_server
     from fedhet.watch.view import follow, open_view
 

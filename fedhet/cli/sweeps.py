@@ -15,7 +15,7 @@ import yaml
 
 from fedhet.cli import common
 from fedhet.cli import runs as single
-from fedhet.cli.common import ConfigName, Overrides, Workers, only_one, show_table, tell
+from fedhet.cli.common import ConfigName, Overrides, Workers, show_table, tell
 from fedhet.engines.system import Interrupted, interruptible
 from fedhet.errors import RunFailed, UserError, one_line
 from fedhet.files import check_folder, plain_path, write_text
@@ -84,7 +84,8 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
     ray: Ray = "",
 ) -> None:
     """Run every combination of a preset's grid; skip finished cells, continue interrupted ones."""
-    only_one(dry_run=dry, ray=ray)
+    if dry and ray:
+        raise UserError("--dry-run cannot be used with --ray: give one of them")
     name, opened = _open_sweep(preset, overrides or [], out, part)
     if dry:
         print(f"{name}: {len(opened.jobs)} cells in '{opened.out}'")

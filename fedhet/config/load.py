@@ -166,18 +166,15 @@ def from_run_config(run_config: Mapping[str, Any]) -> tuple[RunConfig, dict[str,
     """Return the configuration and the run's identity from a Flower run config.
 
     ``fedhet run`` sends :func:`envelope`; a plain ``flwr run`` sends the scalars of
-    ``[tool.flwr.app.config]``, for which the identity is empty. Those of a method's own keys that
-    are "" are unset: Flower takes no override that is not there, so every method's are.
+    ``[tool.flwr.app.config]``, for which the identity is empty. ``models`` and methods'
+    own keys that are "" are unset: Flower takes no override that is not there.
     """
     text = str(run_config.get("config", ""))
     if text:
         loaded = parse_object(text, "run config", "config")
         return build_config(loaded["config"]), dict(loaded["run"])
-    values = {k: v for k, v in run_config.items() if k in COMMON or v != ""}
-    shipped = RunConfig()
-    if values.get("models") == ",".join(shipped.models):  # not chosen by the user
-        del values["models"]
-    return build_config(values), {}
+    given = COMMON - {"models"}
+    return build_config({k: v for k, v in run_config.items() if v != "" or k in given}), {}
 
 
 # --- keys without effect --------------------------------------------------------------------------

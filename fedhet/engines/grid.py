@@ -128,9 +128,8 @@ def run(launch: Launch, on_rounds: launching.OnRounds) -> None:
     :class:`Interrupted` end the run as ``stopped``. Raises UserError if the run cannot start.
     """
     launch.folder.summary.unlink(missing_ok=True)
-    ending, begun = ("failed", "the run ended early"), False
-    cause: BaseException | None = None
     client_app.shown.clear()  # another run of this process may have had the same
+    begun = False
 
     def on_round(record: Mapping[str, Any]) -> object:
         on_rounds(launch.folder.read_rounds())
@@ -141,17 +140,14 @@ def run(launch: Launch, on_rounds: launching.OnRounds) -> None:
             begun = True
             with server_app.serving(launch) as roster:
                 server_app.run(grid, replace(launch, on_round=on_round), roster)
-    except (Interrupted, KeyboardInterrupt) as interrupt:
-        ending = ("stopped", str(interrupt) or "SIGINT")
-        raise
-    except (Exception, SystemExit) as error:  # code of the user's may raise either
-        ending, cause = ("failed", brief(error)), error
-        if isinstance(error, UserError) and not begun:
-            raise
-    finally:
+    except BaseException as error:  # code of the user's may raise SystemExit
+        stopped = isinstance(error, Interrupted | KeyboardInterrupt)
+        ending = ("stopped", str(error) or "SIGINT") if stopped else ("failed", brief(error))
         with undisturbed():
             launching.conclude(launch, ending)
-    launching.raise_unless_completed(launch, f"log: {launch.folder.log}", cause)
+        if stopped or (isinstance(error, UserError) and not begun):
+            raise
+        launching.raise_unless_completed(launch, f"log: {launch.folder.log}", error)
 
 
 def _grid(launch: Launch) -> SimulationGrid:

@@ -54,7 +54,8 @@ def test_resolved_configuration_is_read_back_unchanged():
 
 
 PROJECT = Path(__file__).resolve().parents[2]
-SHORTER = {"rounds": 3, "local-epochs": 1, "out": ""}  # a first look; results go to ~/.fedhet/runs
+# A first look at the models of the data's kind; results go to ~/.fedhet/runs.
+SHORTER = {"rounds": 3, "local-epochs": 1, "out": "", "models": ""}
 FLOWERS_OWN = {"engine", "actors"}  # of `flwr run`, sized by --federation-config
 
 
@@ -128,7 +129,9 @@ IDLE = {
     "client-keys=off": "--superlink",
     "partition=iid alpha=0.1": "partition=iid; it is for partition=dirichlet or quantity",
     "method=lg_fedavg aggregation=median weighting=uniform": "aggregation=median",
-}
+    **{f"deployed dataset=cifar10 {word}": "every node sets its own"
+       for word in ("data-path=/x", "actors=2", "state-dir=/s", "keep-state=no")},
+}  # fmt: skip
 
 
 def notes(*words, deployed=False, path=None):
@@ -137,15 +140,9 @@ def notes(*words, deployed=False, path=None):
 
 @pytest.mark.parametrize(("words", "why"), IDLE.items())
 def test_a_key_that_changes_nothing_is_named_with_the_reason(words, why):
-    (line,) = notes(*words.split())
+    given = words.removeprefix("deployed ")
+    (line,) = notes(*given.split(), deployed=given != words)
     assert line.startswith(words.split()[-1]) and why in line
-
-
-@pytest.mark.parametrize("word", ["data-path=/x", "actors=2", "state-dir=/s", "keep-state=no"])
-def test_on_a_network_the_nodes_have_their_own(word):
-    data = () if word.startswith("data") else ("dataset=cifar10",)
-    (line,) = notes(*data, word, deployed=True)
-    assert line.startswith(word) and "every node sets its own" in line
 
 
 def test_what_has_an_effect_is_not_named():

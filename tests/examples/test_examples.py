@@ -17,9 +17,7 @@ from fedhet.cli.app import execute
 from fedhet.config.load import build_config
 from fedhet.engines import session
 from fedhet.errors import UserError
-from fedhet.site.local_data import load_partition
 from fedhet.testing import check_method, make_client, make_strategy, simulate, small, uploads_of
-from fedhet.training.loop import outputs_on
 
 CLASSES = ("disc", "square", "cross", "ring")
 FEW = ("engine=inline", "clients=2", "classes-per-client=2", "local-epochs=1", "batch-size=16")
@@ -27,17 +25,14 @@ TINY = {"image_size": 16, "representation": 64}
 pytestmark = pytest.mark.usefixtures("here")
 
 
-def test_fedrep_keeps_the_contract_and_trains_its_header_alone(tmp_path):
+def test_fedgh_and_fedrep_keep_the_contract_and_fedrep_trains_its_header_alone(tmp_path):
+    check_method("fedgh:METHOD", tmp_path / "fedgh", image_size=16)
     run = check_method("fedrep:METHOD", tmp_path, models=["cnn-5"], **TINY)
     assert all(record["train_loss_header"] > 0 for record in run.read_rounds())
     client = make_client(small(tmp_path, method="fedrep:METHOD"), 0, tmp_path / "state")
     first, second = client.phases()
     assert list(first.frozen) == [client.model.head]
     assert [module for module, _ in second.groups] == [client.model.head]
-
-
-def test_fedgh_keeps_the_contract(tmp_path):
-    check_method("fedgh:METHOD", tmp_path, image_size=16)
 
 
 ALL_THREE = {"clients": 3, "fraction": 1.0, "dataset": "synthetic:240x4", "classes_per_client": 2}
@@ -70,31 +65,6 @@ def test_fedmd_averages_logits_without_weights_or_takes_their_median(tmp_path):
         other = make_strategy(config, [[0]], [10], 4)
         other.load(strategy.arrays())
         assert (other.consensus.logits == down.logits).all()
-
-
-def test_fedmd_comes_closer_to_the_consensus_on_the_very_images(tmp_path):
-    """Private training aside, which is what the method adds to Standalone."""
-    config = small(tmp_path, lr=0.02, digest_epochs=30, **FEDMD)
-    client = make_client(config, 0, tmp_path / "state", round_=2)
-    from fedmd import aligned  # noqa: PLC0415  (examples are on the path of tests only)
-
-    images = aligned(config, client.params, 2, client.device)
-    target = torch.tensor([3.0, -3.0, 1.0, -1.0]).repeat(20, 1)
-    client.receive(client.download_type(np.array([2]), target.numpy()))
-    digest, private = client.phases()
-    assert private.data is None and digest.data.examples.equal(images.examples)
-    client.phases = lambda: [digest]
-
-    def distance():
-        return float((outputs_on(client.model.eval(), images, config) - target).abs().mean())
-
-    before = distance()
-    client.fit([np.array([2]), target.numpy()], {"round": 2, "generation": 0, "evaluate": False})
-    assert distance() < 0.5 * before
-    sent = client.upload()
-    own = aligned(config, client.params, 3, client.device)
-    assert sent.round.tolist() == [3]
-    assert np.allclose(sent.logits, outputs_on(client.model, own, config).numpy())
 
 
 def test_a_method_a_model_and_a_data_set_of_ones_own_run_resume_and_predict(tmp_path):
@@ -187,16 +157,6 @@ def test_what_data_of_ones_own_invent_can_be_learned(tmp_path, module, models, c
     config = session.resolve_clients(build_config(OWN | values))
     assert config.clients == clients
     assert simulate(config)[0].read_rounds()[-1]["test_accuracy_mean"] > 60
-
-
-def test_a_table_of_ones_own(tmp_path):
-    (tmp_path / "own.csv").write_text(
-        "clinic,age,pressure,smokes,outcome\n" + "x,50,,once,ill\ny,40,120,never,well\n" * 9
-    )
-    config = build_config(
-        OWN | {"dataset": "own_table:load", "data-path": str(tmp_path / "own.csv")}
-    )
-    assert load_partition(config, 0)[1].ids == ("x", "y")
 
 
 ENTRIES = """

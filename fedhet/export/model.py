@@ -28,7 +28,8 @@ from fedhet.clients.base import MethodClient, Setup
 from fedhet.config.load import build_config
 from fedhet.config.registry import find_method
 from fedhet.config.schema import RunConfig
-from fedhet.data.inputs import IMAGE, READ_KEYS, SIGNAL, TABLE, TOKENS, Encoded, Inputs, load_inputs
+from fedhet.data.inputs import IMAGE, READ_KEYS, SIGNAL, TABLE, TOKENS, Inputs, load_inputs
+from fedhet.data.table import token_ids
 from fedhet.errors import Damaged, UserError, brief
 from fedhet.export.predict import Answers, Personalised, classify
 from fedhet.models.names import FOLDER, folder_of, parse
@@ -283,12 +284,8 @@ def _write_onnx(model: Personalised, path: Path) -> dict[str, Any]:
     shape = (64, *inputs.shape)
     drawn: Any = rng.normal(size=shape).astype(np.float32)
     if inputs.kind == TOKENS:
-        drawn = rng.integers(0, inputs.vocabulary, shape)
-    if isinstance(inputs, Encoded):
-        from fedhet.data.table import token_ids  # noqa: PLC0415  (pandas: a second)
-
-        lines = [" ".join(map(str, row)) for row in rng.integers(0, 10**6, shape)]
-        drawn = token_ids(lines, inputs).astype(np.int64)
+        texts = [" ".join(map(str, row)) for row in rng.integers(0, 10**6, shape)]
+        drawn = token_ids(texts, inputs).astype(np.int64)
         if not any(isinstance(one, TokenModel) for one in model.modules()):
             drawn = drawn[:, -shape[1] :]  # nothing reads the run's hash, whose ids stand in front
     examples = torch.from_numpy(drawn)

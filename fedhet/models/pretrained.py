@@ -133,23 +133,23 @@ def from_folder(named: ModelName, classes: int, d: int, inputs: Inputs) -> Backb
     Raise UserError for a folder without config or safetensors, one that needs its own code, or a
     network for other examples.
     """
-    name, folder = named.plain, folder_of(named.plain)
+    name, folder, length = named.plain, folder_of(named.plain), inputs.shape[0]
     model = _opened(named, folder)
-    reads = model.main_input_name
-    kind = _READS.get(reads)
-    if kind != inputs.kind or (reads == "input_values" and inputs.channels != 1):
-        what = PLURAL[kind] if kind else f"{reads}, which is not supported"
-        what += " of one channel" * (kind == SIGNAL)
-        raise UserError(f"model {name!r} reads {what}; this run's examples are {inputs}")
+    reads, config = str(model.main_input_name), model.config
+    kind, most = _READS.get(reads), getattr(config, "max_position_embeddings", length)
+    has_cls = any("cls_token" in key for key, _ in model.named_parameters())
+    what = PLURAL[kind] if kind else f"{reads}, which is not supported"
+    what += " of one channel" * (kind == SIGNAL)
+    for wrong, text in (
+        (kind != inputs.kind or (reads == "input_values" and inputs.channels != 1),
+         f"reads {what}; this run's examples are {inputs}"),
+        (kind == IMAGE and named.pool == "cls" and not has_cls, "has no token for pool=cls"),
+        (kind == TOKENS and length > most, f"length: {length} is not allowed: at most {most}"),
+    ):  # fmt: skip
+        if wrong:
+            raise UserError(f"model {name!r} {text}")
     if any(True for _ in (getattr(model, "pooler", None) or nn.Module()).parameters()):
         model.pooler = None  # its parameters would be trained by nobody
-    has_cls = any("cls_token" in key for key, _ in model.named_parameters())
-    if named.pool == "cls" and kind == IMAGE and not has_cls:
-        raise UserError(f"model {name!r}: pool=cls is not allowed: it has no such token: pool=mean")
-    length, config = inputs.shape[0], model.config
-    most = getattr(config, "max_position_embeddings", length)
-    if kind == TOKENS and length > most:
-        raise UserError(f"model {name!r}: length: {length} is not allowed: at most {most}")
     padding = getattr(config, "pad_token_id", None) or 0
     network = Encoder(model, named.pool or ("cls" if has_cls else "mean"), length, padding)
     blank = torch.from_numpy(inputs.blank(2))

@@ -1,6 +1,7 @@
 """`fedhet export`: the model that a client takes home is the one that ran, as ONNX too."""
 
 import json
+import os
 import re
 import shutil
 from importlib.util import find_spec
@@ -13,9 +14,9 @@ from helpers.pictures import images_of
 from helpers.pretrained import bert, texts
 from helpers.products import PRODUCT, short
 from helpers.tiny import recorded, states, tiny
+from helpers.written_runs import edit
 from safetensors.torch import load_file
 
-from fedhet.cli.app import execute
 from fedhet.errors import UserError
 from fedhet.export import model
 from fedhet.export.model import export, load_model, rebuild
@@ -111,38 +112,35 @@ def fails(state, out, says):
 
 
 def test_what_is_no_state_folder(run, model, copied, tmp_path):
-    out = tmp_path / "m"
-    fails(tmp_path / "nowhere", out, "is neither an exported model")
+    fails(tmp_path / "nowhere", tmp_path / "m", "is neither an exported model")
     for place, meant in (
         (copied.parent, copied), (model.parent, model), (run[1].path, states(*run[::-1])["0"]),
     ):  # fmt: skip
-        fails(place, out, f"did you mean '{meant}'")
-    for text, says in (("{", "client.json is damaged"), ("{}", "do not fit client.json")):
-        (copied / "client.json").write_text(text)
-        fails(copied, out, says)
+        fails(place, tmp_path / "m", f"did you mean '{meant}'")
 
 
-def test_what_holds_no_good_generation(copied, tmp_path):
-    out = tmp_path / "m"
-    newest = copied / "00000003.safetensors"
-    newest.write_bytes(newest.read_bytes()[:1000])
-    fails(copied, out, "generation 3 cannot be read")
-    newest.unlink()
-    export(copied, tmp_path / "older")
-    description = json.loads((copied / "client.json").read_text())
-    description["classes"].append("one too many")
-    (copied / "client.json").write_text(json.dumps(description))
-    fails(copied, out, "generation 2 does not fit")
-    for path in copied.glob("*.safetensors"):
-        path.unlink()
-    fails(copied, out, "the client has not trained")
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [(lambda state: (state / "client.json").write_text("{"), "client.json is damaged"),
+     (lambda state: (state / "client.json").write_text("{}"), "do not fit client.json"),
+     (lambda state: edit(state / "client.json", '"classes": [', '"classes": ["more", '),
+      "generation 3 does not fit"),
+     (lambda state: os.truncate(state / "00000003.safetensors", 1000),
+      "generation 3 cannot be read"),
+     (lambda state: [file.unlink() for file in state.glob("*.safetensors")],
+      "the client has not trained")],
+)  # fmt: skip
+def test_what_is_damaged(copied, tmp_path, spoil, says):
+    spoil(copied)
+    fails(copied, tmp_path / "m", says)
 
 
 def test_nothing_is_overwritten(copied, tmp_path):
     (tmp_path / "m").mkdir()
     (tmp_path / "file").write_text("")
-    for out in (tmp_path / "m", tmp_path / "file" / "m"):
-        assert execute(["export", str(copied), "--out", str(out)]) == 2
+    for out in (tmp_path / "m", tmp_path / "file"):
+        with pytest.raises(UserError, match="already exists"):
+            export(copied, out)
     assert not list((tmp_path / "m").iterdir())
 
 

@@ -314,9 +314,8 @@ class MethodClient(NumPyClient, Generic[P]):
             for number, phase in enumerate(phases):
                 loop.set_trainable(list(self.modules.values()), phase, self._fixed)
                 kind = (*self._kind, number, phase.name, data.examples.shape[1:])
-                generators = self._generators
-                flops += loop.phase_flops(kind, phase, data, self.config, self.modules, generators)
-                loss = loop.train(phase, drawn, self.config, shuffle, self.round).item()
+                mean, cost = loop.train(phase, drawn, self.config, shuffle, self.round, kind)
+                loss, flops = mean.item(), flops + cost
                 metrics[f"train_loss_{phase.name}".rstrip("_")] = loss
                 if phase.after is not None:
                     phase.after()

@@ -8,6 +8,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
 from typing import Any
@@ -96,31 +97,23 @@ def _name_once(packet: Any) -> None:
         log.warning("FLOPs: operator %s has no formula and is counted as 0", packet)
 
 
+@contextmanager
+def slow_attention() -> Iterator[None]:
+    """Let attention take the way of training within the body: the fast one has no formula."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
 def forward_flops(model: nn.Module, inputs: Inputs) -> int:
     """Return FLOPs of one forward of one example; the model is left as it was."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     x = torch.from_numpy(inputs.blank(1)).to(device)
-    with untouched(model):
-        return _counted(lambda: model(x))
-
-
-def training_flops(step: Callable[[], torch.Tensor]) -> int:
-    """Return FLOPs of ``step()``, which returns a scalar loss, and of its backward.
-
-    Both really run: gradients are added and BatchNorm's buffers move, so give it a step on copies.
-    """
-    return _counted(lambda: torch.autograd.backward(step()))
-
-
-def _counted(run: Callable[[], object]) -> int:
-    """Return FLOPs of ``run()``; attention takes its slow way, since the fast has no formula."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with FlopCounter() as counter:  # type: ignore[no-untyped-call]
-            run()
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+    with untouched(model), slow_attention(), FlopCounter() as counter:  # type: ignore[no-untyped-call]
+        model(x)
     return int(counter.total)
 
 

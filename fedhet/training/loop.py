@@ -6,11 +6,11 @@ data loader. The host waits for the device once per epoch at most, never per bat
 
 import logging
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import chain, cycle, islice
-from typing import TypeVar, cast
+from itertools import chain, islice
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -23,8 +23,7 @@ from torch.optim.sgd import sgd
 from fedhet.config.schema import RunConfig
 from fedhet.data.preparation import normalise
 from fedhet.errors import UserError
-from fedhet.models import training_flops
-from fedhet.rng import torch_seeded
+from fedhet.models.flops import FlopCounter, slow_attention
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -289,6 +288,7 @@ class Step:
         steps = epochs if isinstance(epochs, StepCount) else epochs * (images // config.batch_size)
         self.size = config.batch_size * (device.type == "cuda" and steps >= WORTH_IT)
         self.seen, self.checked = 0, False
+        self.flops: float | None = None  # of an example; None: the next step counts them
         self.graph: torch.cuda.CUDAGraph | None = None
         if self.size:
             self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -317,9 +317,13 @@ class Step:
         return self._body(inputs, labels)
 
     def _body(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        with autocast(self.config, self.device):
-            loss = self.phase.scalar(inputs, labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        counter: Any = FlopCounter() if self.flops is None else nullcontext()
+        with counter:
+            with autocast(self.config, self.device):
+                loss = self.phase.scalar(inputs, labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+        if self.flops is None:
+            self.flops = counter.total / len(labels)
         if not self.checked:
             _check_gradients(self.phase)
             self.checked = True
@@ -352,35 +356,38 @@ class Step:
 
 
 def train(
-    phase: Phase, data: Examples, config: RunConfig, generator: np.random.Generator, round_: int
-) -> Tensor:
-    """Run one phase of a round; return the mean loss of its last epoch, a scalar on the device."""
+    phase: Phase, data: Examples, config: RunConfig, generator: np.random.Generator, round_: int,
+    kind: tuple[object, ...] = (),
+) -> tuple[Tensor, float]:  # fmt: skip
+    """Run one phase; return the mean loss of its last epoch, a scalar on the device, and its FLOPs.
+
+    The first step of a ``kind`` is counted: of what decides the work of an example, beside sizes.
+    """
     data, chosen = phase.examples(data)
     device, size = data.labels.device, config.batch_size
     step = Step(phase, config, round_, len(chosen), device)
-    total, images = torch.zeros((), device=device), 0
+    sizes = [len(index) for index in batches(chosen, size)]
+    key = (*kind, config.params, config.models, sizes[0])
+    step.flops = _FLOPS.get(key)
     orders = (
         chosen[torch.from_numpy(generator.permutation(len(chosen))).to(device)]
         for _ in range(phase.epochs)
     )
     steps = chain.from_iterable(batches(order, size) for order in orders)
-    epoch = len([*batches(chosen, size)])
     counted = isinstance(phase.epochs, StepCount)
-    last = phase.epochs if counted else epoch * phase.epochs
-    for number, index in enumerate(islice(steps, last)):
-        loss = step(*data.batch(index))
-        if counted or number >= last - epoch:
-            total += loss * len(index)
-            images += len(index)
+    last = phase.epochs if counted else len(sizes) * phase.epochs
+    total, images, seen = torch.zeros((), device=device), 0, 0
+    with slow_attention():
+        for number, index in enumerate(islice(steps, last)):
+            loss = step(*data.batch(index))
+            seen += len(index)
+            if counted or number >= last - len(sizes):
+                total += loss * len(index)
+                images += len(index)
     step.optimiser.clear()
-    return total / max(1, images)
-
-
-def images_in(phase: Phase, count: int, size: int) -> int:
-    """Return how many examples the steps of a phase see, of ``count`` in batches of ``size``."""
-    sizes = [len(index) for index in batches(torch.arange(count), size)]
-    steps = phase.epochs * (1 if isinstance(phase.epochs, StepCount) else len(sizes))
-    return sum(islice(cycle(sizes), steps))
+    each = step.flops or 0.0
+    _FLOPS.put(key, each)
+    return total / max(1, images), each * seen
 
 
 def _check_gradients(phase: Phase) -> None:
@@ -390,43 +397,6 @@ def _check_gradients(phase: Phase) -> None:
             why = "it is frozen, or `loss` does not use it; check `phases`"
             group = f"group {number} ({type(module).__name__})"
             raise UserError(f"phase '{phase.name}': {group} has no gradient: {why}", "method")
-
-
-def phase_flops(
-    kind: tuple[object, ...],
-    phase: Phase,
-    data: Examples,
-    config: RunConfig,
-    modules: Mapping[str, nn.Module],
-    generators: Sequence[torch.Generator],
-) -> float:
-    """Return the FLOPs of a whole phase on ``data``, from one batch, counted once per ``kind``.
-
-    ``kind`` is what decides the work beside sizes. The counted step leaves no trace in ``modules``
-    and in ``generators``, from which its loss may draw.
-    """
-    data, chosen = phase.examples(data)
-    device = data.labels.device
-    batch = next(batches(chosen, config.batch_size))
-    key = (*kind, config.params, config.models, len(batch))
-    each = _FLOPS.get(key)
-    if each is None:
-        kept = {n: {k: v.clone() for k, v in m.state_dict().items()} for n, m in modules.items()}
-        drawn = [(made, made.get_state()) for made in generators]
-
-        def step() -> Tensor:
-            with autocast(config, device):
-                return phase.scalar(*data.batch(batch))
-
-        with torch_seeded(config.seed, "flops"):
-            each = training_flops(step) / len(batch)
-        _FLOPS.put(key, each)
-        for made, state in drawn:
-            made.set_state(state)
-        for name, module in modules.items():
-            module.load_state_dict(kept[name])
-            module.zero_grad(set_to_none=True)
-    return each * images_in(phase, len(chosen), config.batch_size)
 
 
 # --- evaluation ----------------------------------------------------------------

@@ -162,8 +162,10 @@ def test_steps_are_a_part_of_an_epoch_or_several(epochs, sizes):
 
     data = Examples(torch.randn(25, 2), torch.zeros(25, dtype=torch.int64), lambda x: x)
     phase = Phase(loss, [(model, 0.1)], epochs)
-    train(phase, data, RunConfig(batch_size=8), np.random.default_rng(0), 1)
-    assert found == sizes and loops.images_in(phase, 25, 8) == sum(sizes)
+    flops = [train(phase, data, RunConfig(batch_size=8), np.random.default_rng(0), 1)[1]]
+    flops += [train(phase, data, RunConfig(batch_size=8), np.random.default_rng(0), 1)[1]]
+    assert found == 2 * sizes
+    assert flops == [2 * sum(sizes) * 2 * 2 * 2] * 2, "counted once, forward and backward"
 
 
 def test_every_cross_entropy_of_a_client_is_the_weighted_one():

@@ -88,10 +88,8 @@ def rebuild(
     named = parse(architecture)
     # The folder's author would choose which file is opened here.
     if not trusted and (named.weights or named.plain.startswith(FOLDER)):
-        raise UserError(
-            f"'{folder}': architecture: '{architecture}' names a file of weights: give --trust if "
-            "you trust its author"
-        )
+        what = f"architecture: '{architecture}' names a file of weights"
+        raise UserError(f"'{folder}': {what}: give --trust if you trust its author")
     client = method.client(
         Setup(
             config=config.model_copy(update={"params": params}),
@@ -160,10 +158,8 @@ def _read_description(state: Path) -> dict[str, Any]:
         inside = (f"*/{CARD}", *(f"{x}/{DESCRIPTION}" for x in ("*", "*/*", "state/*/*")))
         below = sorted({path.parent for one in inside for path in state.glob(one)})
         hint = f"; did you mean '{below[0]}'?" if below else ""
-        raise UserError(
-            f"'{state}' is neither an exported model ({CARD}) nor a client's folder of states "
-            f"({DESCRIPTION}){hint}"
-        ) from error
+        what = f"an exported model ({CARD}) nor a client's folder of states ({DESCRIPTION})"
+        raise UserError(f"'{state}' is neither {what}{hint}") from error
 
 
 def _choose(store: FileStore, *, best: bool) -> int:
@@ -180,15 +176,11 @@ def _choose(store: FileStore, *, best: bool) -> int:
     known = kept.meta["roster"].get("generations", {}) if kept else {}
     accepted: int = known.get(state.name, there[-1])
     if accepted not in there:
-        raise UserError(
-            f"generation: {accepted}, the last that the server accepted (0: none), is not in "
-            f"'{state}'; there: {', '.join(map(str, there))}"
-        )
+        what = f"{accepted}, the last that the server accepted (0: none), is not in '{state}'"
+        raise UserError(f"generation: {what}; there: {', '.join(map(str, there))}")
     if accepted != there[-1]:
-        log.warning(
-            "state '%s': generation %d is taken, the last that the server accepted; the newest is "
-            "%d", state, accepted, there[-1],
-        )  # fmt: skip
+        text = "state '%s': generation %d is taken, which the server accepted; the newest is %d"
+        log.warning(text, state, accepted, there[-1])
     return accepted
 
 
@@ -258,9 +250,7 @@ def export(
     """
     packages = ("onnx", "onnxruntime", "onnxscript") if onnx else ()
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
-        raise UserError(
-            f"--onnx needs the extra: pip install 'fedhet[onnx]' ({', '.join(missing)} not found)"
-        )
+        raise UserError(f"--onnx needs {', '.join(missing)}: pip install 'fedhet[onnx]'")
     out = _new(out, "folder")
     model, card = load_model(folder, best=best, trust=trust)
     weights = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
@@ -372,8 +362,6 @@ def states_of(run: Path, *, trust: bool) -> list[Path]:
     there = folder.states(build_config(folder.opened(trust=trust)))
     states = [path.parent for path in there.glob(f"*/{DESCRIPTION}")]
     if not states:
-        raise UserError(
-            f"'{there}' has no states of clients: keep-state=false deleted them, or they are on "
-            "other machines"
-        )
+        why = "keep-state=false deleted them, or they are on other machines"
+        raise UserError(f"'{there}' has no states of clients: {why}")
     return sorted(states, key=lambda path: files.client_order(path.name))

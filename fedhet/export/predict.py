@@ -23,20 +23,21 @@ from fedhet.data import rows, table
 from fedhet.data.describe import need
 from fedhet.data.formats import NPZ_SUFFIXES, holds
 from fedhet.data.images import SCAN, decode_all, files_below, is_image, losses, to_pixels
-from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TABLE, TOKENS, Encoded, Examples, Form, Inputs
+from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TABLE, TOKENS, Encoded, Form, Inputs
 from fedhet.data.preparation import preparation
 from fedhet.data.rows import NoHeader, RowFile, open_rows
 from fedhet.data.sources import as_pixels
 from fedhet.data.table import TARGETS, Classes, Npz, TableRows, token_ids
 from fedhet.errors import UserError, brief, one_line
 from fedhet.files import near
+from fedhet.protocol.payload import Array
 from fedhet.site.local_data import reading_of
-from fedhet.training.loop import EVALUATION_BATCH, autocast, without_denormals
+from fedhet.training.loop import EVALUATION_BATCH, Examples, outputs_on, without_denormals
 from fedhet.training.metrics import metrics_of
 
 _NAMED = 20  # unreadable files that a warning names
 # Columns ``name`` and ``target`` (empty: unknown) of examples, and these (k, ...) as stored.
-_Piece = tuple[pd.DataFrame, Examples]
+_Piece = tuple[pd.DataFrame, Array]
 _FILES = {SIGNAL: "NPZ or CSV", TABLE: "CSV or Parquet", TOKENS: "CSV or Parquet"}
 
 
@@ -114,14 +115,18 @@ def classify(model: Personalised, examples: Any) -> Answers:
             kept = np.flatnonzero(table.finite(stored))
             source.left_out += len(piece) - len(kept)
         parts.append(piece.iloc[kept])
-        for start in range(0, len(kept), EVALUATION_BATCH):
-            some = kept[start : start + EVALUATION_BATCH]
-            logits.append(_logits(model, piece["name"].iloc[some], torch.from_numpy(stored[some])))
+        if len(kept):
+            data = Examples(torch.from_numpy(stored[kept]), torch.from_numpy(kept), model.prepare)
+            with without_denormals():  # the arithmetic that the accuracies are of
+                logits.append(outputs_on(model, data, model.config))
     lost, about = source.lines(), pd.concat(parts, ignore_index=True)
     if about.empty:
         why = "; ".join(lost) or f"the files have no {source.what.removesuffix('s')}"
         raise UserError(f"examples: nothing to classify: {why}")
     answers, target = torch.cat(logits).double(), source.reading.target
+    for bad in (~answers.isfinite().all(dim=1)).nonzero():
+        what = "is not finite: check that the numbers are in the range of the training examples"
+        raise UserError(f"'{one_line(about['name'][int(bad)])}': the model's answer {what}")
     known, metrics = np.zeros(len(about), dtype=bool), dict[str, Tensor]()
     try:
         labels = Classes(source.reading, model.classes).labels(
@@ -145,21 +150,6 @@ def classify(model: Personalised, examples: Any) -> Answers:
 
 def _about(names: Sequence[object], targets: Iterable[object] = ()) -> pd.DataFrame:
     return pd.DataFrame({"name": names, "target": [*targets] or [""] * len(names)}, dtype=object)
-
-
-@torch.inference_mode()
-def _logits(model: Personalised, names: pd.Series, examples: Tensor) -> Tensor:
-    """Return logits (B, C) of examples (B, ...) as they are stored; UserError for infinite ones."""
-    inputs = model.prepare(examples)
-    # The arithmetic that the accuracies are of.
-    with without_denormals(), autocast(model.config, inputs.device):
-        logits: Tensor = model(inputs)
-    for bad in (~logits.isfinite().all(dim=1)).nonzero():
-        raise UserError(
-            f"'{one_line(names.iloc[int(bad)])}': the model's answer is not finite: check that the "
-            "numbers are in the range of the training examples"
-        )
-    return logits
 
 
 def _framed(model: Personalised, examples: Any) -> Any:
@@ -232,7 +222,7 @@ class _Source:
             return self._images(paths)
         return chain.from_iterable(self._file(path, given) for path, given in paths.items())
 
-    def _stored(self, examples: Examples) -> Examples:
+    def _stored(self, examples: Array) -> Array:
         """Return an array as examples are stored; images of whole numbers may have any size."""
         like, shape = self.inputs.zeros(1), examples.shape
         if like.dtype == np.uint8:
@@ -242,10 +232,8 @@ class _Source:
                 raise UserError(f"examples: {error}") from error
             examples = np.stack([to_pixels(one, self.inputs.image_shape) for one in pictures])
         if examples.shape[1:] != like.shape[1:]:
-            raise UserError(
-                f"examples: an array of shape {shape}, but this model takes (n, "
-                f"{', '.join(map(str, like.shape[1:]))}) {like.dtype}"
-            )
+            takes = f"(n, {', '.join(map(str, like.shape[1:]))}) {like.dtype}"
+            raise UserError(f"examples: an array of shape {shape}, but this model takes {takes}")
         return examples.astype(like.dtype)
 
     def _images(self, places: Iterable[Path]) -> Iterator[_Piece]:
@@ -273,10 +261,9 @@ class _Source:
     def _file(self, path: Path, given: str) -> Iterator[_Piece]:
         kind, npz = self.inputs.kind, holds(path, NPZ_SUFFIXES)
         if path.is_dir() or (npz and kind != SIGNAL):
-            raise UserError(
-                f"'{given}' is {'a folder' if path.is_dir() else 'an NPZ of signals'}, but the "
-                f"model takes {PLURAL[kind]}: give {_FILES[kind]} files"
-            )
+            what = "a folder" if path.is_dir() else "an NPZ of signals"
+            takes = f"{PLURAL[kind]}: give {_FILES[kind]} files"
+            raise UserError(f"'{given}' is {what}, but the model takes {takes}")
         pieces = self._windows(path) if npz else self._rows(self._opened(path, self.reading.form))
         for about, stored in pieces:
             yield about.assign(name=f"{given}:" + about["name"].astype("str")), stored
@@ -304,17 +291,15 @@ class _Source:
             yield from self._recordings(file, labelled)
             return
         if windows and len(wanted) != inputs.shape[0] * inputs.shape[1]:
-            raise UserError(
-                f"{file.where}: {len(wanted)} columns, but the model takes {inputs.shape[0]} x "
-                f"{inputs.shape[1]} numbers per row"
-            )
+            takes = f"{inputs.shape[0]} x {inputs.shape[1]} numbers per row"
+            raise UserError(f"{file.where}: {len(wanted)} columns, but the model takes {takes}")
         need(file, wanted, "the model's columns")
         matrix = TableRows(Inputs.table(wanted) if windows else inputs, self._unseen)
         texts = wanted if inputs.kind == TOKENS else tuple(matrix.codes)
         lines, numbers = file.lines(), [name for name in wanted if name not in texts]
         for part, frame in file.chunks([*texts, *labelled], numbers):
             if inputs.kind == TOKENS:
-                stored: Examples = token_ids(frame[wanted[0]].tolist(), inputs)
+                stored: Array = token_ids(frame[wanted[0]].tolist(), inputs)
             else:
                 stored = matrix.numbers(part, frame).reshape(-1, *inputs.stored)
             targets = frame[target] if labelled else ()

@@ -44,10 +44,8 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
     """Return model names with those of a group in place of its ``@name``; UserError for none."""
     for name in names:
         if name.startswith("@") and name not in GROUPS:
-            raise UserError(
-                f"models: group {name!r} is unknown{nearest(name, GROUPS)}; allowed: "
-                f"{', '.join(GROUPS)}"
-            )
+            allowed = f"{nearest(name, GROUPS)}; allowed: {', '.join(GROUPS)}"
+            raise UserError(f"models: group {name!r} is unknown{allowed}")
     return tuple(one for name in names for one in GROUPS.get(name, (name,)))
 
 
@@ -178,9 +176,8 @@ def validate_model_name(name: str, kind: str = "") -> None:
     else:
         what = f"is unknown{nearest(name, [*known, *(of_torchvision() if images else ())])}"
     more = ", any classifier of torchvision, timm:NAME" * images + ", hf:FOLDER" * (kind != TABLE)
-    raise UserError(
-        f"model {name!r} {what}; allowed: {', '.join(known)}{more} or your own module:factory"
-    )
+    what += f"; allowed: {', '.join(known)}{more} or your own module:factory"
+    raise UserError(f"model {name!r} {what}")
 
 
 def small_name(config: RunConfig, kind: str) -> str:
@@ -192,9 +189,8 @@ def small_name(config: RunConfig, kind: str) -> str:
     """
     name, models = config.small_model, public_names(config.models)
     if " " in name or name.startswith(FOLDER):
-        raise UserError(
-            f"small-model: '{name}' is not allowed: weights, folders and adapters are for `models`"
-        )
+        what = "weights, folders and adapters are for `models`"
+        raise UserError(f"small-model: '{name}' is not allowed: {what}")
     if not name and len(set(models)) == 1 and models[0] in MODEL_NAMES:
         name = models[0] if models[0] in CNN_NAMES else CNN_NAMES[0]
     smallest = SMALLEST[kind or IMAGE]

@@ -174,10 +174,8 @@ def _opened(named: ModelName, folder: Path) -> Any:
     if not (folder / "config.json").is_file():
         raise UserError(f"model {name!r}: '{folder}' has no config.json: name a model's folder")
     if not named.untrained and not list(folder.glob("*.safetensors")):
-        raise UserError(
-            f"model {name!r}: '{folder}' has no *.safetensors, the one form of weights that is "
-            "read: write it by save_pretrained(FOLDER)"
-        )
+        what = "has no *.safetensors, the one form that is read: use save_pretrained(FOLDER)"
+        raise UserError(f"model {name!r}: '{folder}' {what}")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     library = extra(name, "transformers")
     library.logging.set_verbosity_error()
@@ -224,9 +222,8 @@ def train_partly(model: SplitModel, named: ModelName) -> None:
         if named.lora:
             _adapt(model.network, named)
     elif named.lora:
-        raise UserError(
-            f"model {named.plain!r}: lora= is for networks of torchvision, timm and hf:FOLDER"
-        )
+        which = "networks of torchvision, timm and hf:FOLDER"
+        raise UserError(f"model {named.plain!r}: lora= is for {which}")
     trained = {id(part) for module in last for part in (*module.parameters(), *module.modules())}
     for name, parameter in model.named_parameters():
         parameter.requires_grad = id(parameter) in trained or _ADAPTER in name
@@ -266,10 +263,8 @@ def _adapt(network: nn.Module, named: ModelName) -> None:
         except re.error as error:
             raise UserError(f"model {named.plain!r}: layers={named.layers}: {error}") from error
     if not chosen:
-        shown = ", ".join(list(layers)[:3])
-        raise UserError(
-            f"model {named.plain!r}: layers={named.layers} is in no layer's name, such as {shown}"
-        )
+        what = f"is in no layer's name, such as {', '.join(list(layers)[:3])}"
+        raise UserError(f"model {named.plain!r}: layers={named.layers} {what}")
     peft.inject_adapter_in_model(
         peft.LoraConfig(r=named.lora, lora_alpha=named.lora, target_modules=chosen), network
     )

@@ -150,9 +150,8 @@ def _timm(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
     timm = extra(name, "timm", "pip install 'fedhet[timm]'")
     own = name.removeprefix(names.TIMM)
     if not timm.is_model(own):
-        raise UserError(
-            f"model {name!r}: timm has no model {own!r}{nearest(own, timm.list_models())}"
-        )
+        near = nearest(own, timm.list_models())
+        raise UserError(f"model {name!r}: timm has no model {own!r}{near}")
     try:
         size = inputs.shape[1:]
         network = timm.create_model(own, pretrained=False, num_classes=0, img_size=size)
@@ -191,10 +190,10 @@ def _users_own(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
         try:
             model = factory(**arguments)
         except (Exception, SystemExit) as error:
-            shown = ", ".join(f"{key}={value}" for key, value in arguments.items())
+            call = f"factory({', '.join(f'{key}={value}' for key, value in arguments.items())})"
+            why = f"{brief(error)}{place(error)}"
             raise UserError(
-                f"model {name!r}: its factory, called by factory({shown}), fails: {brief(error)}"
-                f"{place(error)}"
+                f"model {name!r}: its factory, called by {call}, fails: {why}"
             ) from error
     else:
         raise UserError(f"model {name!r} is a {type(factory).__name__}, must be a factory")
@@ -250,10 +249,12 @@ def _last_linear(model: nn.Module, name: str, inputs: Inputs) -> tuple[nn.Module
         hook.remove()
     logits = len(given) == 1 and isinstance(answer, Tensor) and torch.equal(answer, given[0])
     if not logits or given[0].shape != (2, last.out_features):
+        made = f"of 2 examples it made {getattr(answer, 'shape', type(answer).__name__)}"
+        what = (
+            f"forward(x) must return what its last Linear, '{path}', gives, of shape (B, classes)"
+        )
         raise UserError(
-            f"model {name!r}: forward(x) must return what its last Linear, '{path}', gives, of "
-            f"shape (B, classes): no softmax after it; or give it `features(x)` and `head` (of 2 "
-            f"examples it made {getattr(answer, 'shape', type(answer).__name__)})"
+            f"model {name!r}: {what}: no softmax; or have `features` and `head` ({made})"
         )
     if not path:
         return nn.Identity(), last
@@ -276,10 +277,8 @@ def _what_it_takes(
     taken = inspect.signature(factory).parameters
     by_side = "image_size" in taken and "inputs" not in taken
     if by_side and replace(inputs, standardised=False) != Inputs.image(inputs.shape[-1]):
-        raise UserError(
-            f"model {name!r}: its factory takes image_size, and this run's examples are "
-            f"{PLURAL[inputs.kind]} of shape {inputs.shape}: let it take `inputs` instead"
-        )
+        what = f"{PLURAL[inputs.kind]} of shape {inputs.shape}: let it take `inputs` instead"
+        raise UserError(f"model {name!r}: its factory takes image_size, and these are {what}")
     ours: dict[str, Any] = {"classes": classes, "num_classes": classes, "d": d}
     ours |= {"image_size": inputs.shape[-1]} if by_side else {"inputs": inputs}
     every = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())

@@ -84,9 +84,8 @@ def own_metrics(result: EvaluationResult, config: RunConfig) -> dict[str, float]
         try:
             found[name] = float(value)
         except (TypeError, ValueError) as error:
-            raise UserError(
-                f"metrics: '{name}' returns a {type(value).__name__}, must be a number"
-            ) from error
+            what = f"'{name}' returns a {type(value).__name__}, must be a number"
+            raise UserError(f"metrics: {what}") from error
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 

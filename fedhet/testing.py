@@ -92,17 +92,12 @@ def make_client(
     config: RunConfig, index: int, folder: Path, round_: int = 1, device: str = "cpu"
 ) -> MethodClient[Any]:
     """Client ``index`` of a configuration, restored to generation 0 as in message ``round_``."""
-    data = load_local(
-        config, {"partition-id": index, "num-partitions": config.clients}, simulated=True
-    )
+    node = {"partition-id": index, "num-partitions": config.clients}
+    data = load_local(config, node, simulated=True)
     setup = Setup(
-        config=config,
-        data=data,
-        classes=data.dataset.classes,
-        model=assigned_model(config, {}, data),
-        device=torch.device(device),
-        store=FileStore(folder / data.client, sync=False),
-    )
+        config, data, data.dataset.classes, assigned_model(config, {}, data), torch.device(device),
+        FileStore(folder / data.client, sync=False),
+    )  # fmt: skip
     client = find_method(config.method).client(setup)
     client.round = round_
     client.restore(0)
@@ -145,10 +140,10 @@ def simulate(
     before: Callable[[LocalGrid], None] | None = None,
     simulated: bool = True,
 ) -> tuple[RunFolder, LocalGrid]:
-    """Run (or, given a folder, resume) a configuration; returns its folder and the grid.
+    """Run (or, given a folder, resume) a configuration; return its folder and the grid.
 
     ``before`` may change the grid before anything is sent. Without ``simulated`` the clients
-    behave as on deployed nodes. What the server or ``tamper`` raises comes through.
+    behave as on deployed nodes.
     """
     resume = folder is not None
     folder = folder or RunFolder.create(config, "test")

@@ -45,6 +45,7 @@ CARD, WEIGHTS, ONNX = "card.yaml", "model.safetensors", "model.onnx"
 _ONNX_NAMES = {IMAGE: "images", SIGNAL: "signals", TABLE: "rows", TOKENS: "tokens"}
 _TOLERANCE = 1e-4  # largest difference of two logits, relative to the largest logit
 FORMAT = 1
+_UNFIT = (KeyError, TypeError, ValueError, RuntimeError, AttributeError, SafetensorError)
 _CONFIG = (
     "method", "image-size", "models", "precision", "threads", "small-model", "representation",
     "grey", *(key.replace("_", "-") for key in READ_KEYS),
@@ -70,8 +71,7 @@ def rebuild(
     """Return the client of ``description`` on the CPU, as in a stored generation of ``folder``.
 
     Generation 0 is a fresh client. Only if ``trusted`` may it name files outside ``folder``. Raise
-    UserError for an impossible description, and Refused, KeyError or RuntimeError where the
-    generation does not fit it.
+    UserError for an impossible description; Refused, KeyError or RuntimeError if it does not fit.
     """
     method = find_method(str(description["method"]))
     classes = [str(name) for name in description["classes"]]
@@ -110,10 +110,9 @@ def load_model(
 ) -> tuple[Personalised, dict[str, Any]]:
     """Return the model of an exported folder, or of a client's folder of states, and its card.
 
-    Of states it is the last one that the server accepted, without a run folder around them the
-    newest; with ``best`` that of the best validation round (``keep-best``). Raise UserError, in one
-    line, for a folder that is neither or is damaged, or names code of others, unless this user made
-    it or ``trust`` is set.
+    Of states it is the one that the server accepted last, without a run folder around them the
+    newest; with ``best`` that of the best validation round (``keep-best``). Raise UserError for a
+    folder that is neither, is damaged, or names code of others (unless ``trust`` is set).
     """
     folder = files.plain_path(folder)
     exported = (folder / CARD).is_file()
@@ -142,9 +141,7 @@ def load_model(
         return model, about
     except OSError as error:
         raise UserError(f"'{folder}': {WEIGHTS} cannot be read: {error.strerror}") from error
-    except (
-        KeyError, TypeError, ValueError, RuntimeError, AttributeError, SafetensorError
-    ) as error:  # fmt: skip
+    except _UNFIT as error:
         raise UserError(f"'{folder}': the tensors do not fit {name}: {brief(error)}") from error
 
 
@@ -245,8 +242,7 @@ def export(
 ) -> Path:
     """Write the model of :func:`load_model` to the new folder ``out``; return its path.
 
-    ``onnx`` asks for ``model.onnx`` as well, which must answer as torch does. Raise UserError, in
-    one line, for everything that is not as it should be.
+    With ``onnx`` also ``model.onnx``, which must answer as torch does. Raise UserError as there.
     """
     packages = ("onnx", "onnxruntime", "onnxscript") if onnx else ()
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:

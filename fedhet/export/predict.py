@@ -102,10 +102,9 @@ def classify(model: Personalised, examples: Any) -> Answers:
     """Return the classes and probabilities of examples.
 
     ``examples`` are a DataFrame with the columns of the training data (also a dict of columns, or a
-    Series or dict of one row), a Series of texts, a path or several, or an array (n, ...) of
-    examples as they are stored, of images of any size, of texts (n,). The index is the
-    DataFrame's, else the names of files and lines; windows with gaps are left out. Raise UserError
-    if they are not what the model takes.
+    Series or dict of one row), a Series of texts, paths, or an array (n, ...) of examples as
+    stored, images of any size, or texts (n,). The index is the DataFrame's, else names of files and
+    lines; windows with gaps are left out. Raise UserError if they are not what the model takes.
     """
     examples = _framed(model, examples)
     source, parts, logits = _Source(model), [_about([])], list[Tensor]()

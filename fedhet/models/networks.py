@@ -2,19 +2,15 @@
 
 Images: CNN-1 to CNN-5, the five heterogeneous models of FedSSA, FedMRL and pFedES. conv1 and conv2
 (5x5, no padding, each with ReLU and 2x2 max-pool), fc1 - ReLU, fc2 - ReLU, head (the papers' fc3).
-They differ in conv2's filters and fc1's width. Parameters at 10 (100) classes, 32 x 32 images and
-d = 500: CNN-1 2,621,558 (2,666,648), CNN-2 1,815,142 (1,860,232), CNN-3 1,320,558 (1,365,648),
-CNN-4 1,060,358 (1,105,448), CNN-5 670,058 (715,148), as in the papers' size tables except CNN-4
+They differ in conv2's filters and fc1's width. Parameters at 10 classes, 32 x 32 images, d = 500:
+2,621,558, 1,815,142, 1,320,558, 1,060,358, 670,058, as in the papers' size tables except CNN-4
 (4.04 MiB, 3.81 printed). FedMRL's small model is CNN-5 with d = d1.
 
 Signals (B, c, t): Inception is one network of InceptionTime (Ismail Fawaz et al. 2020, arXiv
-1909.04939), whose ensemble is five of them.
-
-Tables (B, f): the residual network and the transformer follow Gorishniy et al. 2021 (arXiv
-2106.11959) in small: theirs are tuned by data set.
-
-Tokens (B, l) int64, 0 for padding: Joulin et al. 2017 (arXiv 1607.01759) for fasttext, Kim 2014
-(arXiv 1408.5882) for textcnn. A text without any word is read as one padding token.
+1909.04939), whose ensemble is five. Tables (B, f): the residual network and the transformer follow
+Gorishniy et al. 2021 (arXiv 2106.11959) in small. Tokens (B, l) int64, 0 for padding: Joulin et al.
+2017 (arXiv 1607.01759) for fasttext, Kim 2014 (arXiv 1408.5882) for textcnn. A text without any
+word is read as one padding token.
 """
 
 from collections.abc import Callable, Iterator, Sequence

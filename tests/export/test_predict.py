@@ -233,7 +233,7 @@ def test_a_model_predicts_a_frame_a_path_and_an_array_alike(table, tmp_path):
     joined = pd.DataFrame({"age;sex": ["40;f"]})  # what pandas makes of a file with semicolons
     for examples, says in (
         (np.zeros((2, 99)), "this model takes"),
-        (frame.assign(age="40,4"), "'age': '40,4' is not a number: .*decimal"),
+        (frame.assign(age="40,4"), "'age': '40,4' is not a number"),
         (joined, "the DataFrame has no column .* it has age;sex"),
     ):
         with pytest.raises(UserError, match=says):

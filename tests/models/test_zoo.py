@@ -162,20 +162,6 @@ def test_parameter_counts_of_the_papers(name):
         assert sum(p.numel() for p in made.parameters()) == expected
 
 
-def test_pooling_before_relu_is_the_papers_network():
-    with torch_seeded(0, "test"):
-        model, x = build_model("cnn-5", classes=10), torch.randn(4, 3, 32, 32)
-
-    h = F.max_pool2d(F.relu(model.conv1(x)), 2)
-    h = F.max_pool2d(F.relu(model.conv2(h)), 2)
-    paper = model.head(F.relu(model.fc2(F.relu(model.fc1(h.flatten(1))))))
-    found, wanted = (
-        [one, *torch.autograd.grad(one.square().sum(), model.parameters())]
-        for one in (model(x), paper)
-    )
-    assert all(map(torch.equal, found, wanted))
-
-
 VGG = pytest.param("vgg11", marks=pytest.mark.matrix)  # 129 million parameters
 
 

@@ -162,10 +162,10 @@ def test_steps_are_a_part_of_an_epoch_or_several(epochs, sizes):
 
     data = Examples(torch.randn(25, 2), torch.zeros(25, dtype=torch.int64), lambda x: x)
     phase = Phase(loss, [(model, 0.1)], epochs)
-    flops = [train(phase, data, RunConfig(batch_size=8), np.random.default_rng(0), 1)[1]]
-    flops += [train(phase, data, RunConfig(batch_size=8), np.random.default_rng(0), 1)[1]]
+    run = phase, data, RunConfig(batch_size=8), np.random.default_rng(0), 1, ("this test",)
+    flops = [train(*run)[1] for _ in range(2)]
     assert found == 2 * sizes
-    assert flops == [2 * sum(sizes) * 2 * 2 * 2] * 2, "counted once, forward and backward"
+    assert flops == [sum(sizes) * 2 * 8] * 2, "forward and backward of 2 x 2 weights"
 
 
 def test_every_cross_entropy_of_a_client_is_the_weighted_one():

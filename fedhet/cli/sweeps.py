@@ -36,9 +36,6 @@ def run_cell(words: list[str]) -> int:
     return common.carry_out(_CELLS, words)
 
 
-# --- demo ---------------------------------------------------------------------------------------
-
-
 def demo(out: Annotated[str, typer.Option(help="folder of run folders")] = "runs") -> None:
     """Compare FedSSA, LG-FedAvg and Standalone on the embedded digits, in a minute or two."""
     from fedhet.records.summary import percent
@@ -65,9 +62,6 @@ def demo(out: Annotated[str, typer.Option(help="folder of run folders")] = "runs
         "floats and GFLOPs: per client and round"
     )
     print(base)
-
-
-# --- sweep --------------------------------------------------------------------------------------
 
 
 def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
@@ -192,11 +186,9 @@ class SweepProgress(common.Bar):
 
     def update(self, opened: "Sweep") -> None:
         """Show how it stands."""
-        from fedhet.records.summary import duration, headline
+        from fedhet.records.summary import headline
 
-        left = opened.seconds_left()
-        more = f", about {duration(left)} left" if left else ""
-        self.show(sum(job.rounds for job in opened.jobs), f"{_counted(opened)}{more}")
+        self.show(sum(job.rounds for job in opened.jobs), _counted(opened))
         for job in opened.jobs:
             name = job.cell.name
             if job.waits and name not in self.waiting:
@@ -208,10 +200,7 @@ class SweepProgress(common.Bar):
                 self.shown.add(name)
                 figure = headline(job.cell.config.metric, {} if self.blind else job.last)
                 why = f": {job.reason}" if job.reason else ""
-                tell(f"{name} {job.state}, {figure}, {job.cell.label}{why}{more}")
-
-
-# --- tune ---------------------------------------------------------------------------------------
+                tell(f"{name} {job.state}, {figure}, {job.cell.label}{why}")
 
 
 def tune(  # noqa: PLR0913, PLR0917  (one argument per option)

@@ -143,8 +143,6 @@ class Meta(_Strict):
     environment: Digest
 
 
-# --- tables ------------------------------------------------------------------------------------
-
 FIRST = ("round", "client", "model", "generation", "test_accuracy", "val_accuracy")
 CLIENT_COLUMNS = (*FIRST, *sorted(BESIDE_ACCURACY))
 OTHER = "other"  # further numbers of an evaluation, as JSON

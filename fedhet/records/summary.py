@@ -227,9 +227,6 @@ def confusion_rows(
                 yield [client, classes[label], examples, recall, *map(int, counts)]
 
 
-# --- figures as texts --------------------------------------------------------------------------
-
-
 def percent(value: float | None) -> str:
     """Return an accuracy as text, or a dash before the first evaluation."""
     return "-" if value is None else f"{value:.2f} %"

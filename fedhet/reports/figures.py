@@ -135,9 +135,6 @@ def _name_ends(ax: Axes, ends: Sequence[tuple[str, float, float, str]]) -> None:
                 color=colour)  # fmt: skip
 
 
-# --- all settings --------------------------------------------------------------------------------
-
-
 def differences(comparisons: Sequence[Comparison]) -> Picture:
     """Paired differences to the baseline: interval, mean, blocks; a panel per setting."""
     compared = [one for one in comparisons if len(one.paired)]
@@ -195,9 +192,6 @@ def _draw_differences(ax: Axes, one: Comparison, rows: Sequence[str]) -> None:
     odd = f", {precisions}" if precisions != DEFAULTS["precision"] else ""
     points = "points" if one.metric == "accuracy" else said(one.metric)
     _finish(ax, f"{points} above {one.baseline}, {many(len(one.blocks), 'block')}{odd}")
-
-
-# --- one setting ---------------------------------------------------------------------------------
 
 
 def of_setting(one: Comparison) -> list[Picture]:

@@ -237,9 +237,6 @@ class LeftOut(NamedTuple):
     reason: str
 
 
-# --- reading -------------------------------------------------------------------------------------
-
-
 def read_runs(places: Iterable[Path]) -> tuple[list[RunRecord], list[LeftOut]]:
     """Return all completed runs below ``places`` by name, and those that are left out.
 

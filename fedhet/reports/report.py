@@ -138,9 +138,6 @@ def _row(number: int, run: RunRecord) -> dict[str, Any]:
     return row | {key: value for key, value in cells.items() if key not in row}
 
 
-# --- report -------------------------------------------------------------------------------------
-
-
 Section = Mapping[str, Any]  # name, title, note, command, tables, figures, facts: what it has
 
 
@@ -229,9 +226,6 @@ def _about(runs: Runs) -> Section:
 
 def _some(values: Iterable[object], otherwise: str = "not recorded") -> str:
     return "; ".join(sorted({v for v in values if isinstance(v, str) and v})) or otherwise
-
-
-# --- files ---------------------------------------------------------------------------------------
 
 
 def _check_apart(out: Path, places: Sequence[Path]) -> None:

@@ -79,9 +79,6 @@ class ReportTable:
                 self.shown.loc[i, title] += f" [{form.format(low)}, {form.format(high)}]"
 
 
-# --- all settings --------------------------------------------------------------------------------
-
-
 def overview(comparisons: Sequence[Comparison]) -> ReportTable:
     """Return the headline of every method in every setting, in the order of their mean rank."""
     rows = in_order(comparisons)
@@ -126,9 +123,6 @@ def overview(comparisons: Sequence[Comparison]) -> ReportTable:
     if table.shown.map(lambda text: str(text).endswith(OTHER)).any(axis=None):
         table.note += f" {OTHER}: run in another precision than its column."
     return table
-
-
-# --- one setting ---------------------------------------------------------------------------------
 
 
 def of_setting(one: Comparison) -> list[ReportTable]:
@@ -280,9 +274,6 @@ def _others(one: Comparison) -> ReportTable:
     table.add("accuracy", about, rows["other"])
     table.add("main prediction", "accuracy of what the client answers", rows["accuracy"])
     return table
-
-
-# --- texts ---------------------------------------------------------------------------------------
 
 
 def said(metric: str) -> str:

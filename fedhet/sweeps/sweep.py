@@ -127,9 +127,6 @@ class Job:
                 raise Damaged(f"'{path}' belongs to another cell: {key} is {old}, not {new}")
 
 
-# --- one cell's process --------------------------------------------------------------------------
-
-
 def command_line(folder: Path, preset: Path) -> list[str]:
     """Return the command line that runs a cell, or continues it where it has begun.
 
@@ -260,9 +257,6 @@ def made_with() -> dict[str, str]:
     return {"source": source_digest(), "torch": versions()["torch"]}
 
 
-# --- all cells -----------------------------------------------------------------------------------
-
-
 @dataclass
 class Sweep:
     """The cells of one preset in one folder."""
@@ -365,16 +359,6 @@ class Sweep:
     def running(self) -> list[Job]:
         """Return the running jobs."""
         return [job for job in self.jobs if job.state == "running"]
-
-    def seconds_left(self) -> float | None:
-        """Return the time to the end, by the running cells' last rounds; None before one."""
-        running = self.running()
-        paces = [job.last["seconds"] for job in running if job.last]
-        if not paces:
-            return None
-        rest = [job for job in self.jobs if job.due and job.process is None]
-        todo = sum(job.cell.config.rounds - job.rounds for job in running + rest)
-        return float(todo * sum(paces) / len(paces) / len(running))
 
     def counts(self) -> dict[str, int]:
         """Return the number of cells by state."""

@@ -16,7 +16,7 @@ from rich.filesize import decimal
 from fedhet.config.schema import METRICS
 from fedhet.errors import Damaged, UserError, one_line
 from fedhet.files import NOBODY, client_order, read_json, read_yaml, shaped
-from fedhet.records.formats import Started, read_evaluations, read_partition
+from fedhet.records.formats import Started, read_evaluations
 from fedhet.records.run_folder import LOCK, RunFolder, held
 from fedhet.records.summary import duration, percent, seconds_left
 
@@ -107,8 +107,6 @@ class RunView:
         folder, get = self.folder, self.files.get
         _, rounds, config, (status, says) = self.read()
         scores = {line["client"]: line for line in get(folder.clients, read_evaluations, ())}
-        _, dealt = get(folder.partition, read_partition, ((), {}))
-        examples = {client: sum(row) if row else None for client, row in dealt.items()}
         metrics, wanted = _metrics(config, rounds), config.get("rounds", 0)
         failed = [
             (line["round"], one_line(one["client"], 80), one_line(one["reason"], 300))
@@ -129,14 +127,12 @@ class RunView:
                 "sent down": decimal(sum(line["downlink_bytes"] for line in rounds)),
                 "time so far": duration(sum(line["seconds"] for line in rounds)),
             }
-        if examples:
-            facts["clients"] = f"{len(examples):,}"
         newest = [
             (at, "", f"the round is lost: {why}") if client == NOBODY else (at, client, why)
             for at, client, why in failed[: -FAILURES - 1 : -1]
         ]
         heads = [("round", "count"), ("client", "text"), ("why", "text")]
-        tables = [_clients(rounds, scores, examples, failed, metrics)]
+        tables = [_clients(rounds, scores, failed, metrics)]
         tables += [_table("failures", heads, newest, len(failed) - len(newest))] * bool(failed)
         return {
             "name": one_line(folder.path.name, 200),
@@ -213,31 +209,24 @@ def _curves(rounds: Sequence[Line], metric: str) -> list[Look]:
 
 
 def _clients(
-    rounds: Sequence[Line], scores: Mapping[str, Any], examples: Mapping[str, int | None],
-    failed: Sequence[tuple[int, str, str]], metrics: Sequence[str],
+    rounds: Sequence[Line], scores: Mapping[str, Any], failed: Sequence[tuple[int, str, str]],
+    metrics: Sequence[str],
 ) -> Look:  # fmt: skip
-    """Return a table of the known clients; of too many those with failures first."""
-    last = rounds[-1] if rounds else {}
-    now = last.get("round", 0)
-    trouble = {client: (at, why) for at, client, why in failed if client != NOBODY}
+    """Return a table of the clients that were heard of; of too many those with failures first."""
     times = Counter(client for _, client, _ in failed)
-    lost = {one["client"]: f"lost: {one['reason']}" for one in last.get("lost", ())}
-    known = {*scores, *examples, *lost, *trouble}
-    chosen = sorted(known, key=lambda c: (c not in trouble, client_order(c)))[:CLIENTS]
+    why = {client: f"round {at}: {why}" for at, client, why in failed if client != NOBODY}
+    for one in rounds[-1]["lost"] if rounds else ():
+        why[one["client"]] = one_line(f"lost: {one['reason']}", 300)
+    known = sorted({*scores, *why}, key=lambda client: (client not in why, client_order(client)))
     rows = []
-    for client in sorted(chosen, key=client_order):
-        score, (at, why) = scores.get(client, {}), trouble.get(client, (0, ""))
-        done = score.get("generation")
-        rows.append(
-            [client, one_line(score.get("model", ""), 80), examples.get(client), done,
-             *(score.get(f"test_{name}") for name in metrics), times[client],
-             "failed" if at == now > 0 else "replied" if done == now and now > 0 else "",
-             one_line(lost.get(client, ""), 300) or (f"round {at}: {why}" if at else "")]
-        )  # fmt: skip
+    for client in sorted(known[:CLIENTS], key=client_order):
+        score = scores.get(client, {})
+        figures = [score.get(f"test_{name}") for name in metrics]
+        rows.append([client, one_line(score.get("model", ""), 80), score.get("generation"),
+                     *figures, times[client], why.get(client, "")])  # fmt: skip
     columns = [
-        ("client", "text"), ("model", "text"), ("examples", "count"), ("last round", "count"),
-        *map(_column, metrics),
-        ("failures", "count"), ("in the last round", "text"), ("why", "text"),
+        ("client", "text"), ("model", "text"), ("last round", "count"), *map(_column, metrics),
+        ("failures", "count"), ("why", "text"),
     ]  # fmt: skip
     return _table("clients", columns, rows, len(known) - len(rows))
 

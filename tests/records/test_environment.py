@@ -10,8 +10,6 @@ from fedhet.records.run_folder import processor
 
 
 def test_every_kind_of_linux_says_what_it_runs_on(monkeypatch, tmp_path):
-    ours = processor().split(", ")
-    assert ours[:: len(ours) - 1] == [platform.machine(), torch.backends.cpu.get_cpu_capability()]
     monkeypatch.setattr(room, "_CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(platform, "processor", lambda: "")
     for cpuinfo, said in (

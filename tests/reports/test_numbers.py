@@ -54,6 +54,8 @@ def test_paired_differences_over_blocks(sweep):
     assert (row["better"], row["worse"], row["sign"]) == (100, 0, 1)
     assert row["p"] == row["adjusted"] == pytest.approx(0.0625)
     assert one.best == ("FedSSA", frozenset())
+    (other,) = load_sweep(sweep, baseline="FedSSA").comparisons
+    assert other.paired["mean"].to_dict() == {"Standalone": pytest.approx(-3)}
 
 
 def test_only_clients_and_blocks_of_both_are_paired(sweep):
@@ -224,8 +226,3 @@ def test_frames_have_documented_columns(sweep):
     assert columns[: columns.index("metric")] == ["method", *documented]
     with pytest.raises(UserError, match="frame: 'client' is not allowed"):
         runs.frame("client")
-
-
-def test_another_baseline(sweep):
-    (one,) = load_sweep(sweep, baseline="FedSSA").comparisons
-    assert one.paired["mean"].to_dict() == {"Standalone": pytest.approx(-3)}

@@ -46,16 +46,6 @@ def test_the_verdict_counts_settings_and_says_its_limits(sweep):
     assert "fewer than 5 blocks" in few and "lr = 0.2" in few
 
 
-def test_one_block_or_no_baseline_makes_no_winner(tmp_path):
-    make_run(tmp_path, "fd", 0, [[50.0] * CLIENTS])
-    _, figure, limits = load_sweep(tmp_path).verdict
-    assert figure == "FD 50.00 (one repetition, no interval)."
-    assert limits.startswith("Limits: gains are unknown") and "one block and so no" in limits
-    make_run(tmp_path, "standalone", 0, [[1.0] * CLIENTS])
-    _, figure, _ = load_sweep(tmp_path).verdict
-    assert figure.startswith("FD 50.00, Standalone 1.00: 49.00 points above (one repetition")
-
-
 def test_the_beginning_of_a_longer_setting_counts_for_nothing(tmp_path):
     for number in (1, 3):
         for seed in range(5):

@@ -6,7 +6,6 @@ from unittest.mock import Mock
 
 import pytest
 import yaml
-from helpers.written_runs import make_run
 from sweeps import cell_work as work
 from sweeps.cell_work import leave
 
@@ -69,37 +68,26 @@ def test_results_of_another_torch_are_noticed(cells, tmp_path) -> None:
     assert "data with other values" in Sweep.open("s", tmp_path, cells[2:], execute).mixed()
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "says"),
-    [
-        ("rounds.jsonl", "", "has 0 of the 2 rounds that 'summary.json' is of; remove '"),
-        ("rounds.jsonl", "[" * 100_000 + "\n", "rounds.jsonl"),
-        ("config.yaml", "", "config.yaml"),
-    ],
-)
-def test_a_completed_cell_that_no_report_could_read_is_a_failure(
-    cells, tmp_path, file, content, says
-) -> None:
-    """Of its own: the next cell is finished all the same."""
+DAMAGE = {
+    "has 0 of the 2 rounds that": lambda f: (f / "rounds.jsonl").write_text(""),
+    "rounds.jsonl": lambda f: (f / "rounds.jsonl").write_text("[" * 100_000 + "\n"),
+    "config.yaml": lambda f: (f / "config.yaml").write_text(""),
+    "summary.json": lambda f: (f / "summary.json").write_text("x"),
+    "is not a folder": lambda f: (shutil.rmtree(f), f.write_text("")),
+    "checkpoint/run.json' is missing": lambda f: (
+        shutil.rmtree(f / "checkpoint"), (f / "summary.json").unlink(),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("says", DAMAGE)
+def test_a_damaged_cell_is_left_to_the_user_and_stops_no_other(cells, tmp_path, says) -> None:
     for cell in cells[:2]:
-        folder = make_run(tmp_path, "standalone", 0, [[1.0, 2.0], [3.0, 4.0]], name=cell.name)
-        (folder / "config.yaml").write_text(yaml.safe_dump(cell.config.flat()))
-    (tmp_path / cells[0].name / file).write_text(content)
+        leave(tmp_path, cell)
+    DAMAGE[says](tmp_path / cells[0].name)
     broken, whole = concluded(tmp_path, cells[:2])
-    assert (broken.state, whole.state) == ("damaged", "completed")
-    assert says in broken.reason
-
-
-def test_a_cell_that_nothing_can_continue_is_left_to_the_user(cells, tmp_path) -> None:
-    for cell in cells[:2]:
-        leave(tmp_path, cell, status="")
-    shutil.rmtree(tmp_path / cells[0].name / "checkpoint")
-    (tmp_path / cells[1].name / "summary.json").write_text("x")
-    (tmp_path / cells[2].name).write_text("")
-    jobs = concluded(tmp_path, cells[:3])
-    assert [(job.state, job.due) for job in jobs] == [("damaged", False)] * 3
-    assert "checkpoint/run.json' is missing" in jobs[0].reason
-    assert "is not a folder; remove '" in jobs[2].reason
+    assert (broken.state, broken.due, whole.state) == ("damaged", False, "completed")
+    assert says in broken.reason and "; remove '" in broken.reason
 
 
 def test_a_folder_that_is_another_cells_is_a_failure_and_is_left_alone(cells, tmp_path) -> None:

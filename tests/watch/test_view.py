@@ -64,19 +64,6 @@ def test_clients_and_the_reasons_of_failures(tmp_path):
     assert table(look, "failures") == [{"round": 1, "client": "1", "why": "it is late"}]
 
 
-def test_curves_are_points_of_a_box_and_the_runs_metric_has_the_first(tmp_path):
-    run = begin(tmp_path / "run", metric="log_loss")
-    figures = {"test_log_loss_mean": 0.3, "test_balanced_accuracy_mean": 41.0}
-    for number, loss in ((1, 3.0), (2, None), (3, 1.0)):
-        append(run / "rounds.jsonl", line(number, train_loss=loss, **figures))
-    look = RunView(run).look()
-    assert look["facts"]["log loss"] == "0.3" and look["facts"]["balanced accuracy"] == "41.00 %"
-    metric, loss = look["curves"]
-    assert metric["title"] == "log loss"
-    assert loss["lines"] == [("loss", "0,0 0,0 100,100", "1")]
-    assert (loss["low"], loss["high"], loss["first"], loss["last"]) == ("1", "3", 1, 3)
-
-
 def sweep(folder: Path) -> Path:
     """Two methods, two seeds: one cell finished, one runs, one failed, one has not begun."""
     cells: list[dict] = []

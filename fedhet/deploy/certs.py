@@ -312,12 +312,9 @@ class Certificates:
     """Certificates that a running command uses: says when one is renewed or is about to expire."""
 
     def __init__(self, paths: Iterable[Path], say: Callable[[str], None]) -> None:
-        self.say = say
+        self.say, self._warned = say, set[Path]()
         self._known: dict[Path, x509.Certificate | None] = dict.fromkeys(paths)
-        for path in self._known:
-            with contextlib.suppress(UserError):
-                self._known[path] = read_certificate(path)
-        self._warned: set[Path] = set()
+        self.look()
 
     def look(self) -> list[Path]:
         """Return those that were replaced since the last look; print a line for each."""
@@ -328,8 +325,8 @@ class Certificates:
                 if before not in (None, certificate):
                     renewed.append(path)
                     self._warned.discard(path)
-                    until = f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
-                    self.say(f"'{path}' was renewed: it is valid until {until}")
+                    until = f"valid until {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+                    self.say(f"'{path}' was renewed: it is {until}")
                 if path not in self._warned and (text := warning(certificate)):
                     self._warned.add(path)
                     self.say(f"'{path}' {text}: {RENEW}")

@@ -23,7 +23,6 @@ from fedhet.files import parse_object
 from fedhet.protocol.flower import BAD_INTERVAL, NO_SUCH_KEY, activate, deactivate
 
 NEVER = 0.0  # seconds; a heartbeat interval that is out of every server's bounds
-UNAUTHORIZED = 401
 TIMEOUT = 60.0  # seconds for a server that is busy
 TOLD_AFTER = 10.0  # seconds of waiting after which a line is printed
 OTHER_TIME = (9, 10)  # OpenSSL's codes of a certificate that is not valid now
@@ -160,7 +159,7 @@ def knows(server: str, ca: Path, path: Path) -> bool:
         answer, code = error.response, None
         with contextlib.suppress(ValueError, KeyError):
             code = parse_object(answer.text)["code"]
-        if answer.status_code == UNAUTHORIZED:
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
             text = "refuses this key's signature: the clocks differ, set this machine's"
             raise UserError(f"{server} {text}") from error
         if code not in {BAD_INTERVAL, NO_SUCH_KEY}:

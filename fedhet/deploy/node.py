@@ -45,23 +45,15 @@ IDLE = 600.0  # seconds without a message after which the process with torch end
 OWN = "fedhet: "  # how lines of our own ClientApp begin
 ADMITTED = re.compile(r"SuperNode ID: (\d+)")
 ASKS = re.compile(r"\[RUN (\d+)")  # before each message that has come
-# What Flower's messages mean when it does not admit a node; NOT_ADMITTED is for one of the two.
-UNKNOWN = (
-    "refused: the server does not know this key; it is registered by the `fedhet server` that "
-    "finds its .pub in tls/clients; trying again"
-)
-HELD = (
-    "not let in yet: the server still holds this key's last connection, or another process uses "
-    "the key; trying again"
-)
-NOT_ADMITTED, NOT_REGISTERED = "[code: 2004]", "[code: 2001]"
+NOT_ADMITTED = re.compile(r"\[code: 200[14]\]")  # Flower's codes, for one of two reasons
+UNKNOWN = "refused: the server does not know this key: put its .pub into tls/clients; trying again"
+HELD = "not let in yet: its last connection, or another process, holds this key; trying again"
 AWAY, BACK = "Connection attempt failed", "Connection successful"
 # Flower's SuperNode passes a message to a ClientApp before it confirms it to the server. If the run
 # ends in between, or the confirmation fails, it forgets the message but not the client, which then
-# waits for 80 minutes, or is one message late from then on. Only a new SuperNode is free of this.
+# is one message late, or waits for 80 minutes. Only a new SuperNode is free of this.
 FORGOTTEN = re.compile(r"is not in `RUNNING` status\. Ignoring message|Failed to receive message")
-# httpx's message for a proxy's answer, such as "403 Filtered". The SuperNode then gives up, but its
-# process continues without a connection.
+# A proxy's answer, such as "403 Filtered": the SuperNode gives up, but its process goes on.
 CUT_OFF = re.compile(r"ERROR \S*: +\d{3} \w")
 
 
@@ -349,7 +341,7 @@ class Node:
             text = f"admitted by {self.plan.server} (node {found.group(1)})"
         elif (found := ASKS.search(line)) and self._answers not in (0, int(found.group(1))):
             text = f"another run asks, and waits until this node has answered run {self._answers}"
-        elif NOT_ADMITTED in line or NOT_REGISTERED in line:
+        elif NOT_ADMITTED.search(line):
             text = UNKNOWN
             with contextlib.suppress(UserError, OSError):
                 if knows(self.plan.server, self.plan.ca, self.plan.key):

@@ -55,8 +55,7 @@ def _key(plan: NodePlan) -> str:
     if plan.key.stat().st_mode & 0o077:
         raise UserError(f"'{plan.key}' can be read by others: chmod 600 {plan.key}")
     read_key(plan.key)
-    certificate = plan.config.get("certificate")
-    paths = [*([Path(str(certificate))] if certificate else []), plan.ca]
+    paths = [*map(Path, filter(None, [str(plan.config.get("certificate", ""))])), plan.ca]
     notes = [f"'{p}' {text}: {RENEW}" for p in paths if (text := warning(read_certificate(p)))]
     if reason := cannot_prove(plan.config):
         notes.append(f"no part in masked sums: {reason}")
@@ -113,8 +112,8 @@ def _check_columns(file: RowFile, plan: NodePlan) -> None:
     target = [limits.target] if limits.target else []
     for name in (*target, *(limits.group or ()), *(limits.columns or ())):
         if name not in file.columns:
-            raise UserError(f"--limits name column '{name}', which the file lacks"
-                            f"{nearest(name, file.columns)}")  # fmt: skip
+            hint = nearest(name, file.columns)
+            raise UserError(f"--limits name column '{name}', which the file lacks{hint}")
     if target and limits.classes:
         values = (one for _, part in file.chunks(target, ()) for one in part[target[0]])
         counts = Counter(map(canonical, values))
@@ -158,5 +157,4 @@ def _disk(plan: NodePlan) -> str:
 
 def _device(plan: NodePlan) -> str:
     device = choose_device(RunConfig(), plan.config)
-    named = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
-    return f"{device}{named}"
+    return f"{device} {torch.cuda.get_device_name(device) if device.type == 'cuda' else ''}".strip()

@@ -29,7 +29,7 @@ from fedhet.files import client_order
 from fedhet.protocol import messages
 from fedhet.protocol.flower import NodeInfo
 from fedhet.protocol.mail import REMIND_AFTER, Mail
-from fedhet.protocol.messages import WIRE, Id, Instruction, Name, Reply, SumRecord, from_wire
+from fedhet.protocol.messages import WIRE, Id, Instruction, Name, Reply, from_wire
 from fedhet.rng import generator
 from fedhet.sums.masks import SumKey
 
@@ -319,7 +319,7 @@ class Handshake:
 
     def message(
         self, kind: str, client: str, round_: int, arrays: ArrayRecord | None = None,
-        about: SumRecord | None = None,
+        about: Any = None,
     ) -> Message:  # fmt: skip
         """Return a request to a client, which names the generation that it must go on from."""
         config, roster = self.config, self.roster
@@ -329,7 +329,7 @@ class Handshake:
             classes=roster.classes,
         )  # fmt: skip
         node, ttl = roster.nodes[client], config.round_timeout
-        return messages.request(kind, node, what, ttl, arrays, about=about)
+        return messages.request(kind, node, what, ttl, arrays, about)
 
     def wait(
         self, clients: int, timeout: float, tell: Callable[[str], None] = lambda _: None

@@ -118,10 +118,6 @@ def message_bytes(message: Message) -> int:
     )
 
 
-class SumRecord:
-    """Base of what a request says of a sum: dataclasses of :mod:`fedhet.sums.masks`."""
-
-
 @wired(frozen=True, config=WIRE)
 class Instruction:
     """What the server tells a client beside the payload."""
@@ -146,7 +142,7 @@ class Instruction:
 
 def request(  # noqa: PLR0913, PLR0917
     kind: str, node: int, what: Instruction, ttl: float, arrays: ArrayRecord | None = None,
-    about: SumRecord | None = None,
+    about: Any = None,
 ) -> Message:  # fmt: skip
     """Return a message to ``node``: query, train or evaluate; ``about`` is what a sum needs.
 

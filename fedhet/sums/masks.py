@@ -33,7 +33,7 @@ from pydantic import Field, StrictBytes, StrictInt
 from pydantic.dataclasses import dataclass as wired
 
 from fedhet.errors import Code, Refused
-from fedhet.protocol.messages import WIRE, Id, SumRecord, from_wire
+from fedhet.protocol.messages import WIRE, Id, from_wire
 
 # --- bytes ------------------------------------------------------------------------------------
 
@@ -322,7 +322,7 @@ Number = Annotated[StrictInt, Field(ge=1, lt=2**32)]  # what is encoded in 4 byt
 
 
 @wired(frozen=True, config=WIRE)
-class Introduction(SumRecord):
+class Introduction:
     """Clients, and key, certificate and signature of each, for one that is to know them."""
 
     members: Ids
@@ -342,7 +342,7 @@ class Introduction(SumRecord):
 
 
 @wired(frozen=True, config=WIRE)
-class Cohort(SumRecord):
+class Cohort:
     """What a train message says of its sum: who is in it, which attempt it is.
 
     ``size`` is the number of clients in a whole round of the run; it decides the words' unit.
@@ -361,7 +361,7 @@ class Cohort(SumRecord):
 
 
 @wired(frozen=True, config=WIRE)
-class Survivors(SumRecord):
+class Survivors:
     """Who is summed; where masks are taken off, what each sealed for the reader.
 
     ``boxes`` are |V| x 82 bytes, in the order of ``members``. ``signatures`` are the members' of

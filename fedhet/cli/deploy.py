@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 from urllib.parse import urlsplit
 
 from typer import Argument, Option
@@ -23,8 +23,9 @@ from fedhet.files import check_id, near, plain_path
 
 PORT = 8443
 TLS = Path("tls")
-Text, File = str | None, Path | None
-Texts = list[str] | None
+Text: TypeAlias = str | None
+Texts: TypeAlias = list[str] | None
+File: TypeAlias = Path | None
 
 
 def _say(text: str) -> None:

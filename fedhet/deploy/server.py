@@ -195,23 +195,25 @@ class FederationServer:
                 self.say(f"{name}: key registered")
             self._keys[name] = None
         for node in control.nodes():
-            before, last = self._nodes.get(node.node_id, ("", "")), node.last_activated_at
-            self._nodes[node.node_id] = node.status, last
-            how = " before this start" if not before[0] and last < self._begun else ""
-            if node.status == before[0] == "online" and last != before[1]:
+            last, since = self._nodes.get(node.node_id, ("", ""))
+            self._nodes[node.node_id] = node.status, node.last_activated_at
+            old = not last and node.last_activated_at < self._begun
+            if node.status == last == "online" and node.last_activated_at != since:
                 self.say(f"{node.name}: online again: it was gone for a moment")
-            elif node.status != before[0] and "online" in {node.status, before[0]}:
+            elif node.status != last and "online" in {node.status, last}:
+                how = " before this start" if old else ""
                 self.say(f"{node.name or node.node_id}: {node.status}{how}")
         for run in control.runs():
-            before, name = self._runs.get(run.id, ""), Path(run.folder).name or run.id
-            old, self._runs[run.id] = not before and run.started < self._begun, run.status
-            if old and run.status in BEGUN:  # so nodes are free, and `status` says what is so
-                control.stop(run.id)
-                self._runs[run.id] = "finished:stopped"
+            last, name = self._runs.get(run.id, ""), Path(run.folder).name or str(run.id)
+            old, status = not last and run.started < self._begun, run.status
+            if old and status in BEGUN:  # so nodes are free, and `status` says what is so
+                control.stop(run.id)  # if this fails, the next look tries it again
+                status = "finished:stopped"
                 how = f"fedhet resume {run.folder or 'RUN'} --superlink {self.folder.tls}"
                 self.say(f"run {name} ended with the last server; to go on: {how}")
-            elif run.status != before and not old:
-                self.say(f"run {name}: {run.status}")
+            elif status != last and not old:
+                self.say(f"run {name}: {status}")
+            self._runs[run.id] = status
 
 
 def _leave(proxy: uvicorn.Server, thread: threading.Thread) -> None:

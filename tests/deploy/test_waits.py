@@ -13,7 +13,7 @@ from fedhet.deploy.network import Waiting
 from fedhet.deploy.node import Node, NodePlan
 from fedhet.deploy.server import FederationServer
 from fedhet.engines.system import free_ports
-from fedhet.errors import UserError
+from fedhet.errors import RunFailed, UserError
 from fedhet.protocol.flower import NodeInfo, RunStatus
 
 OLD, NEW = "2020-01-01T00:00:00+00:00", "2999-01-01T00:00:00+00:00"
@@ -95,14 +95,18 @@ class Link:
 
     def stop(self, run):
         self.stopped.append(run)
+        if len(self.stopped) == 1:
+            raise RunFailed("busy")
 
 
 def test_a_server_that_is_started_again_repeats_no_news_and_ends_what_died_with_it(tmp_path):
     link, said = Link(), []
     server = FederationServer(ServerFolder(tmp_path), "h", 1, tmp_path / "db", said.append)
     link.all.append(RunStatus(3, "running", NEW, {}, "/runs/fresh"))  # submitted since
-    server._look(link)
-    assert link.stopped == [2]
+    with pytest.raises(RunFailed, match="busy"):
+        server._look(link)
+    server._look(link)  # it is tried again
+    assert link.stopped == [2, 2]
     assert said == [
         "a: online before this start",
         "run first ended with the last server; to go on: fedhet resume /runs/first --superlink "

@@ -5,6 +5,7 @@ caches of its process. A failure becomes a reply that names the reason.
 """
 
 import hashlib
+import json
 import math
 import os
 import secrets
@@ -243,7 +244,7 @@ def query(asked: Request) -> Reply:
         "client": data.client, "clients": data.clients,
         "classes": [name for name in data.dataset.classes if name not in asked.untold],
         "model": parse(asked.model()).public, "device": str(asked.device()),
-        "inputs": data.dataset.inputs.text(),
+        "inputs": json.dumps(data.dataset.inputs.dump()),
     }  # fmt: skip
     if config.summed:
         with coded(Code.PROOF):

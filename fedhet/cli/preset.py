@@ -17,17 +17,18 @@ from fedhet.config.load import build_config
 from fedhet.config.schema import RunConfig
 from fedhet.data import describe, formats, rows
 from fedhet.data.cache import Dataset
-from fedhet.data.describe import Description, Unclear
-from fedhet.data.images import image_column, images_below, is_image
+from fedhet.data.describe import Description
+from fedhet.data.images import image_column, images_below
 from fedhet.data.inputs import GAPS, IMAGE, SIGNAL, TABLE, TOKENS, Reading, counted, listed, noun
 from fedhet.data.partition import about_classes
+from fedhet.data.rows import Unclear
 from fedhet.data.table import Npz
 from fedhet.errors import UserError, one_line
 from fedhet.files import near
+from fedhet.records.summary import COMMONEST
 from fedhet.site.local_data import load_dataset, reading_of
 
 _SHOWN = 40  # columns that are listed
-COMMONEST = 0.6  # share of one class from which on accuracy says little
 RARE = 0.25  # of an equal share: a class that is rarer hardly moves the accuracy
 _MODELS = {  # and the learning rate
     IMAGE: (["cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5"], 0.01), SIGNAL: (["@signal-5"], 0.01),
@@ -81,16 +82,13 @@ def _word(pair: tuple[str, Any]) -> str:
 def _write(target: Path, keys: Keys, dataset: Dataset) -> None:
     preset = [f"# fedhet run {target}", "# Written by `fedhet init`; `fedhet keys` lists all keys."]
     for key, value in keys.items():
-        text = value if isinstance(value, int | float) else json.dumps(value, ensure_ascii=False)
+        text = json.dumps(value, ensure_ascii=False)
         field = RunConfig.model_fields.get(key.replace("-", "_"))  # none: a method's own
         comment = (field and field.description or "").partition(";")[0]
         preset.append(f"{key}: {text}" + (f"  # {comment}" if comment else ""))
     if _is_uneven(dataset) and "class-weights" not in keys:
         preset.append(f"# class-weights: balanced  # {_WEIGHTS}")
-    try:
-        target.write_text("\n".join(preset) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"'{target}' cannot be written: {error.strerror}") from error
+    target.write_text("\n".join(preset) + "\n", encoding="utf-8")
 
 
 def _dataset(path: Path, given: Keys) -> tuple[Path, str]:
@@ -105,8 +103,6 @@ def _dataset(path: Path, given: Keys) -> tuple[Path, str]:
         return path, ""
     if formats.holds(path, _ARRAYS):
         return path, "signals"
-    if is_image(path.name) and not path.is_dir():
-        raise UserError(f"'{path}' is one image: give the folder with a folder for each class")
     images = path.is_dir() or path.suffix.lower() == ".zip" or given.get("image")
     return path, "image-folder" if images else ""
 
@@ -140,9 +136,10 @@ def _of_rows(keys: Keys, command: Sequence[str]) -> list[str]:
         try:
             description, likely = _describe(keys, asked=asked)
             break
-        except rows.NoHeader as error:
-            keys["columns"] = [f"c{k}" for k in range(1, error.width + 1)]
         except Unclear as error:
+            if error.key == "columns":
+                keys["columns"] = error.choices
+                continue
             if error.key == "image" or not _is_terminal():
                 line = shlex.join([*command, f"{error.key}={error.choices[0]}"])
                 raise UserError(f"{error}; for example: {line}") from error

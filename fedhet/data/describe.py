@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedhet.data.inputs import Indices, Reading, canonical, listed, shown
-from fedhet.data.rows import RowFile, to_numbers
+from fedhet.data.rows import RowFile, Unclear, to_numbers
 from fedhet.errors import UserError, nearest
 
 CLASS, SITE, GROUP, IDENTIFIER, IMAGE_FILE = "class", "site", "group", "identifier", "image"
@@ -174,17 +174,6 @@ def about_site(name: str) -> str:
     return f"no site: site={name} would make each value of '{name}' a client"
 
 
-class Unclear(UserError):
-    """A key that a person must give: its name, and the columns that it may be."""
-
-    def __init__(self, key: str, text: str, choices: Sequence[str]) -> None:
-        super().__init__(f"{key}: {text}")
-        self.key, self.choices = key, choices
-
-
-# --- one column ----------------------------------------------------------------
-
-
 class Column:
     """What the values of a column are: all of them are added, then :meth:`decide` is called."""
 
@@ -297,9 +286,6 @@ class Column:
 
 def _text(value: Any) -> str:
     return str(value) if isinstance(value, int | str) else f"{value:.10g}"
-
-
-# --- all columns ----------------------------------------------------------------
 
 
 class Description:
@@ -417,18 +403,19 @@ class Description:
         """Return one line: the features, those that are categories, and those that are left out."""
         numbers, ids = self.of(NUMBER), self.of(IDENTIFIER)
         each = [
-            f"{name}: {' '.join(some[:4])}" + (f" ... {len(some)} values" if len(some) > 4 else "")  # noqa: PLR2004
+            f"{name}: {' '.join(some[:4])}" + f" ... {len(some)} values" * (len(some) > 4)  # noqa: PLR2004
             for name, some in self.categories.items()
         ]
         empty = [name for name in self.of(UNUSED) if not self.columns[name].known]
         alike = [n for n in numbers if self.columns[n].is_unique and self.columns[n].rows > FEW]
-        return "; ".join(text for names, text in (
-            (numbers, f"{len(numbers)} column(s) of numbers: {listed(numbers, 6)}"),
-            (each, f"{len(each)} column(s) of categories: {listed(each, 6)}"),
-            (ids, f"left out, identifiers: {listed(ids)} (`categories` or `numbers` keeps one)"),
-            (empty, f"left out, without a value: {listed(empty)}"),
-            (alike, f"numbers that differ in every row: {listed(alike)} (`ignore` drops one)"),
-        ) if names)  # fmt: skip
+        lists = {
+            f"{len(numbers)} column(s) of numbers": numbers,
+            f"{len(each)} column(s) of categories": each,
+            "left out, identifiers (`categories` or `numbers` keeps one)": ids,
+            "left out, without a value": empty,
+            "numbers that differ in every row (`ignore` drops one)": alike,
+        }
+        return "; ".join(f"{what}: {listed(names, 6)}" for what, names in lists.items() if names)
 
     def is_recording(self) -> bool:
         """Return whether most features change little from row to row, as steps of time do."""
@@ -490,11 +477,11 @@ def described(
     description.need_target()
     reading = description.reading
     if needed == "text" and not reading.text:
-        columns = [one for one in description.columns.values() if one.name != reading.target]
-        longest = max(columns, key=lambda one: one.length, default=None)
-        if longest is None or not longest.words:
+        words = [one for one in description.columns.values() if one.words]
+        texts = [one for one in words if one.name != reading.target]
+        if not texts:
             raise UserError(f"text: {file.where} has no column of texts")
-        reading = replace(reading, text=longest.name)
+        reading = replace(reading, text=max(texts, key=lambda one: one.length).name)
     return reading, description
 
 

@@ -47,13 +47,10 @@ def find_files(dataset: str, data_path: str, suffixes: Sequence[str]) -> tuple[P
     """Return the file at ``data_path``, or those of a folder, sorted, one for each site."""
     path = existing(dataset, data_path)
     try:
-        if path.is_file():
-            return (path,)
-        if not path.is_dir():
-            raise UserError(f"data-path {data_path} is not a file: give a file, or a folder")
-        found = sorted(one for one in path.iterdir() if one.is_file() and holds(one, suffixes))
+        inside = [path] if path.is_file() else sorted(path.iterdir())
     except OSError as error:
         raise UserError(f"data-path {data_path}: {error.strerror}") from error
+    found = [one for one in inside if one == path or one.is_file() and holds(one, suffixes)]
     if not found:
         what = f"the folder has no file {' '.join(suffixes)}; it must have one for each site"
         raise UserError(f"data-path {data_path}: {what}")
@@ -98,8 +95,8 @@ def read_frame(path: Path, sheet: str = "") -> tuple[pd.DataFrame | bytes | None
     """
     refuse_other(path)
     name, head, lines = path.name.lower(), _head(path), list[str]()
-    for what, suffixes, mark, read in _READERS:
-        if not (name.endswith(tuple(suffixes.split())) if suffixes else re.match(mark, head)):
+    for what, known, read in _READERS:
+        if not (re.match(known, head) if isinstance(known, bytes) else name.endswith(known)):
             continue
         try:
             with warnings.catch_warnings():
@@ -131,13 +128,6 @@ def _excel(path: Path, sheet: str, lines: list[str]) -> bytes:
     return text.encode()
 
 
-def _stata(path: Path) -> pd.DataFrame:
-    try:
-        return pd.read_stata(path)
-    except ValueError:  # two codes with the same label
-        return pd.read_stata(path, convert_categoricals=False)
-
-
 def _arff(path: Path) -> pd.DataFrame:
     from scipy.io import arff
 
@@ -163,14 +153,12 @@ def _json(path: Path) -> pd.DataFrame:
     return frame
 
 
-# Formats that a library reads: name, suffixes, else first bytes, and what reads them.
-_READERS: tuple[tuple[str, str, bytes, Callable[[Path], Any]], ...] = (
-    ("Excel", ".xlsx .xlsm", b"", pd.read_excel),
-    ("Stata", ".dta", b"", _stata),
-    ("SPSS", ".sav .zsav .por", b"", pd.read_spss),
-    ("SAS", ".sas7bdat .xpt", b"", lambda path: pd.read_sas(path, encoding="utf-8")),
-    ("Feather", ".feather .arrow", b"", pd.read_feather),
-    ("ARFF", ".arff", b"", _arff),
-    ("LIBSVM", "", rb"\s*[-+\w.]+(\s+\d+:[-+\d.eE]+)+\s*(#.*)?\r?\n?", _libsvm),
-    ("JSON", "", rb"\s*[{\[]", _json),
-)
+# Formats that a library reads: name, suffixes or first bytes, and what reads them.
+_READERS: tuple[tuple[str, tuple[str, ...] | bytes, Callable[[Path], Any]], ...] = (
+    ("Excel", (".xlsx", ".xlsm"), pd.read_excel), ("Stata", (".dta",), pd.read_stata),
+    ("SPSS", (".sav", ".zsav", ".por"), pd.read_spss),
+    ("SAS", (".sas7bdat", ".xpt"), lambda path: pd.read_sas(path, encoding="utf-8")),
+    ("Feather", (".feather", ".arrow"), pd.read_feather), ("ARFF", (".arff",), _arff),
+    ("LIBSVM", rb"\s*[-+\w.]+(\s+\d+:[-+\d.eE]+)+\s*(#.*)?\r?\n?", _libsvm),
+    ("JSON", rb"\s*[{\[]", _json),
+)  # fmt: skip

@@ -418,7 +418,8 @@ def image_column(file: RowFile, root: Path, reading: Reading) -> tuple[str, bool
 
     The column is empty if there is none. Raise Unclear if there are several.
     """
-    from fedhet.data.describe import Unclear, need
+    from fedhet.data.describe import need
+    from fedhet.data.rows import Unclear
 
     need(file, filter(None, [reading.image]), "image")
     head = next(file.raw(file.columns)).head(_LISTED)

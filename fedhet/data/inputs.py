@@ -67,12 +67,9 @@ class Inputs:
 
     @staticmethod
     def image(
-        size: int | tuple[int, int],
-        *,
-        grey: bool = False,
-        window: tuple[()] | tuple[float, float] = (),
-        standardised: bool = False,
-    ) -> Inputs:
+        size: int | tuple[int, int], *, grey: bool = False,
+        window: tuple[()] | tuple[float, float] = (), standardised: bool = False,
+    ) -> Inputs:  # fmt: skip
         """Return RGB or grey images, square of side ``size`` or of that height and width.
 
         ``window`` are the values that become -1 and 1 in images of more than 8 bits; empty: 8 bits.
@@ -131,10 +128,11 @@ class Inputs:
     def differs(self, other: Inputs) -> str:
         """Return in what ``other`` differs from these, in words; empty if in nothing."""
         if self.kind == other.kind and self.columns != other.columns:
-            if missing := [name for name in self.columns if name not in other.columns]:
-                return f"columns are without {listed(missing)}, which this run has"
+            lacks = [name for name in self.columns if name not in other.columns]
             more = [name for name in other.columns if name not in self.columns]
-            wrong = f"have {listed(more)}, which this run has not" if more else "have another order"
+            wrong = f"are without {listed(lacks)}, which this run has" if lacks else (
+                f"have {listed(more)}, which this run has not" if more else "have another order"
+            )  # fmt: skip
             return f"columns {wrong}: name all in numbers and categories"
         if (self.kind, self.shape, self.vocabulary) != (other.kind, other.shape, other.vocabulary):
             return f"examples are {other}, but this run's are {self}"
@@ -148,10 +146,6 @@ class Inputs:
         """Return plain values, without the defaults."""
         pairs = ((one, getattr(self, one.name)) for one in fields(self))
         return {one.name: value for one, value in pairs if value != one.default}
-
-    def text(self) -> str:
-        """Return JSON, for a message."""
-        return json.dumps(self.dump(), separators=(",", ":"))
 
 
 @dataclass(frozen=True)
@@ -186,7 +180,7 @@ def noun(dataset: str) -> str:
 
 
 def load_inputs(value: Any) -> Inputs:
-    """Return what :meth:`Inputs.dump` or :meth:`Inputs.text` gave, from anybody.
+    """Return what :meth:`Inputs.dump` gave, or its JSON, from anybody.
 
     Raise ValueError, in one line, for what no data set could be.
     """
@@ -218,8 +212,6 @@ def load_inputs(value: Any) -> Inputs:
             raise ValueError(f"inputs: {what}")
     return inputs
 
-
-# --- columns of a file ----------------------------------------------------------------
 
 GAPS = (
     "", "?", "na", "n/a", "n.a.", "missing", "nan", "-nan", "null", "none", "<na>", "#n/a", "#na",
@@ -365,14 +357,8 @@ def existing(dataset: str, data_path: str) -> Path:
 
 
 def file_stats(paths: Iterable[Path]) -> list[object]:
-    """Return what changes when one of these files does; raise UserError for one that is gone."""
-    try:
-        return [[str(p), stat.st_size, stat.st_mtime_ns] for p in paths for stat in [p.stat()]]
-    except OSError as error:
-        raise UserError(f"data-path {error.filename}: {error.strerror}") from error
-
-
-# --- values ----------------------------------------------------------------
+    """Return what changes when one of these files does; raise OSError for one that is gone."""
+    return [[str(p), stat.st_size, stat.st_mtime_ns] for p in paths for stat in [p.stat()]]
 
 
 def shown(value: str) -> str:
@@ -400,9 +386,6 @@ def canonical(value: str) -> str:
         return str(int(text))
     number = float(text)
     return str(int(number)) if number.is_integer() else np.format_float_positional(number)
-
-
-# --- clients ----------------------------------------------------------------
 
 
 def safe_ids(names: Sequence[str]) -> tuple[str, ...]:

@@ -9,8 +9,10 @@ import csv
 import gzip
 import io
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from itertools import chain, count, islice
@@ -46,8 +48,17 @@ _ENCODINGS = (
 # Comments, empty lines and Excel's line of the separator, above the header.
 _TOP = re.compile(r'\ufeff?([ \t]*(#[^\r\n]*|"?sep=."?)?[ \t]*(\r\n|\r|\n))*')
 _PARTS = {"train", "training", "test", "testing", "val", "valid", "validation"}
+_UNREADABLE = (OSError, EOFError, zlib.error)  # the last two of a gzip that ends early
 _Record = tuple[int, list[str]]  # the line that a row ends in, and its fields
 Rows = tuple["RowFile", pd.DataFrame]
+
+
+class Unclear(UserError):
+    """A key that a person must give: its name, and the columns that it may be."""
+
+    def __init__(self, key: str, text: str, choices: Sequence[str]) -> None:
+        super().__init__(f"{key}: {text}")
+        self.key, self.choices = key, choices
 
 
 class RowFile:
@@ -115,32 +126,29 @@ def open_rows(paths: Sequence[Path], form: Form = Form()) -> RowFile:
     if len(paths) > 1:
         return _several(paths, form)
     (path,), where = paths, f"data-path {paths[0]}"
+    opened: RowFile
     try:
         with path.open("rb") as file:
             head = file.read(4)
         if head == b"PAR1":
             return _open_parquet(path, form)
         frame, lines = formats.read_frame(path, form.sheet)
-    except OSError as error:
-        raise UserError(f"{where}: {error.strerror}") from error
-    opened: RowFile
-    if isinstance(frame, pd.DataFrame):
-        opened = of_frame(frame, form, where)
-    elif frame is not None:
-        form = replace(form, separator="comma", encoding="")
-        opened = CsvFile(where, form, partial(io.BytesIO, frame))
-    else:
-        unpack: Any = gzip.open if head[:2] == b"\x1f\x8b" else open
-        opened = CsvFile(where, form, partial(unpack, path, "rb"))
+        if isinstance(frame, pd.DataFrame):
+            opened = of_frame(frame, form, where)
+        elif frame is not None:
+            form = replace(form, separator="comma", encoding="")
+            opened = CsvFile(where, form, partial(io.BytesIO, frame))
+        else:
+            unpack: Any = gzip.open if head[:2] == b"\x1f\x8b" else open
+            opened = CsvFile(where, form, partial(unpack, path, "rb"))
+    except _UNREADABLE as error:
+        raise UserError(f"{where}: {one_line(error)}") from error
     opened.found[:0] = lines
     return opened
 
 
 def _size(columns: int) -> int:
     return max(256, min(65_536, CELLS // max(1, columns)))
-
-
-# --- values ----------------------------------------------------------------
 
 
 def _texts(series: pd.Series) -> pd.Series:
@@ -326,25 +334,25 @@ class CsvFile(RowFile):
         if data and not given:
             which = "row below the title" if title else "first line"
             looks = f"the {which} looks like data ({one_line(', '.join(head), 60)})"
-            names = one_line(",".join(f"c{k}" for k in range(1, width + 1)), 60)
-            how = f"without a header, name the columns: columns={names}"
-            raise NoHeader(f"{self.where}: {looks}: {how}", width)
+            names = [f"c{k}" for k in range(1, width + 1)]
+            how = f"without a header, name the columns: columns={one_line(','.join(names), 60)}"
+            raise Unclear("columns", f"{self.where}: {looks}: {how}", names)
         return not data or head[: len(given)] == given
 
     def _is_data(self, cells: list[str], body: Sequence[list[str]]) -> bool:
         """Return whether the first row is one like the others and no header."""
-        counted = [[str(k) for k in range(one, len(cells) + one)] for one in (0, 1)]
-        if cells in counted or [cell for cell in cells if cell] in counted or not body:
+        filled = [cell for cell in cells if cell]
+        if not body or filled in ([*map(str, range(k, len(filled) + k))] for k in (0, 1)):
             return False
-        numbers = [bool(_PLAIN.fullmatch(cell.replace(",", "."))) for cell in cells]
-        known = [cell.lower() not in self.form.missing for cell in cells]
-        words = [p for p in range(len(cells)) if known[p] and not numbers[p]]
+        numbers = [p for p, one in enumerate(cells) if _PLAIN.fullmatch(one.replace(",", "."))]
+        known = [p for p, one in enumerate(cells) if one.lower() not in self.form.missing]
+        words = [p for p in known if p not in numbers]
         if not words:
-            return any(numbers)
+            return bool(numbers)
         others = [row for row in body if row != cells]
         again = [p for p in words if any(p < len(r) and r[p] == cells[p] for r in others)]
         # A name may also be a value, such as y. Two such names, numbers or a sentence mean data.
-        other = any(numbers) or any(len(cell.split()) >= SENTENCE for cell in cells)
+        other = bool(numbers) or any(len(cell.split()) >= SENTENCE for cell in cells)
         return len(others) > 1 and (len(again) > 1 or (bool(again) and other))
 
     def _choose_numbers(self, columns: Sequence[Sequence[str]]) -> None:
@@ -373,9 +381,9 @@ class CsvFile(RowFile):
 
     @property
     def _quoting(self) -> dict[str, Any]:
-        if self.form.quote == "none":
-            return {"quotechar": '"', "quoting": csv.QUOTE_NONE}
-        return {"quotechar": self.form.quote, "quoting": csv.QUOTE_MINIMAL}
+        none = self.form.quote == "none"  # whatever the quote's sign is then
+        kind = csv.QUOTE_NONE if none else csv.QUOTE_MINIMAL
+        return {"quotechar": self.form.quote[0], "quoting": kind}
 
     def _frames(self, columns: list[str], texts: Collection[str]) -> Iterator[pd.DataFrame]:
         gaps = {style(one) for one in self.form.missing for style in (str.lower, str.upper)}
@@ -392,21 +400,23 @@ class CsvFile(RowFile):
                 )  # fmt: skip
                 for frame in reader:
                     self._check_short(frame[self.columns[-1]])
-                    yield self._without_headers(frame)[columns]
+                    again = frame[self.columns[0]] == self.columns[0]
+                    if again.any() and (again := (frame == self.columns).all(axis=1)).any():
+                        note = "lines that repeat the header are left out"
+                        self.found += [] if note in self.found else [note]
+                    yield frame.loc[~again, columns]
         except UnicodeDecodeError as error:
             raise self._bad_byte() from error
         except pd.errors.EmptyDataError:
             pass
-        except (pd.errors.ParserError, ValueError, csv.Error) as error:
-
-            def line(found: re.Match[str]) -> str:
-                return f"line {self._skip + int(found[2]) + (found[1] == 'row')}"
-
-            text = re.sub(r"(line|row) (\d+)", line, one_line(error))
+        except (ValueError, csv.Error) as error:
+            start = {"line": self._skip, "row": self._skip + 1}
+            place = re.compile(r"(line|row) (\d+)")
+            text = place.sub(lambda one: f"line {start[one[1]] + int(one[2])}", one_line(error))
             more = "; quote=none reads a quote as a sign" if "inside string" in text else ""
             raise UserError(f"{self.where}: no CSV: {text}{more}") from error
-        except OSError as error:
-            raise UserError(f"{self.where}: {error.strerror or error}") from error
+        except _UNREADABLE as error:
+            raise UserError(f"{self.where}: {one_line(error)}") from error
 
     def _check_short(self, last: pd.Series) -> None:
         """Raise UserError for a row shorter than others, if the ``last`` column has a gap."""
@@ -416,17 +426,6 @@ class CsvFile(RowFile):
                 if len(row) < self._least:
                     fields = f"{len(row)} fields, but others {len(self.columns)}"
                     raise UserError(f"{self.where} line {line}: {fields}")
-
-    def _without_headers(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Leave out the header again, as files that were joined have it, with a line."""
-        first = frame[self.columns[0]]
-        if pd.api.types.is_string_dtype(first):
-            again = frame.index[first.str.strip() == self.columns[0]]
-            again = [k for k in again if [str(v).strip() for v in frame.loc[k]] == self.columns]
-            frame = frame.drop(again)
-            note = "lines that repeat the header are left out"
-            self.found += [note] * (bool(again) and note not in self.found)
-        return frame
 
     def lines(self) -> Iterator[int]:
         """Yield the line of every row that does not repeat the header."""
@@ -445,14 +444,6 @@ class CsvFile(RowFile):
             lines = (re.sub(r"[ \t]+", " ", line.strip(" \t")) for line in lines)
         reader = csv.reader(lines, delimiter=sign, skipinitialspace=True, **self._quoting)
         return ((reader.line_num, [*map(str.strip, row)]) for row in reader if row)
-
-
-class NoHeader(UserError):
-    """A file whose first line looks like data; ``width`` is its number of columns."""
-
-    def __init__(self, text: str, width: int) -> None:
-        super().__init__(text)
-        self.width = width
 
 
 # --- frames, Parquet, and several files ---------------------------------------------------------
@@ -517,9 +508,8 @@ def _open_parquet(path: Path, form: Form) -> RowFile:
 def _several(paths: Sequence[Path], form: Form) -> RowFile:
     """Return files of the same columns, in any order; each is a site, but for parts of one set."""
     files = [open_rows([path], form) for path in paths]
-    first = files[0]
-    whole = RowFile(first.where, first.form)
-    whole.files, whole.columns, whole.index = files, first.columns, first.index
+    first, whole = files[0], copy(files[0])
+    whole.files = files
     whole.written = {name for file in files for name in file.written}
     whole.found = list(dict.fromkeys(line for file in files for line in file.found))
     stems = [re.sub(r"[-_]?\d+(-of-\d+)?$", "", p.name.split(".")[0].lower()) for p in paths]

@@ -25,7 +25,7 @@ from fedhet.data.formats import NPZ_SUFFIXES, holds
 from fedhet.data.images import SCAN, decode_all, files_below, is_image, losses, to_pixels
 from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TABLE, TOKENS, Encoded, Form, Inputs
 from fedhet.data.preparation import preparation
-from fedhet.data.rows import NoHeader, RowFile, open_rows
+from fedhet.data.rows import RowFile, Unclear, open_rows
 from fedhet.data.sources import as_pixels
 from fedhet.data.table import TARGETS, Classes, Npz, TableRows, token_ids
 from fedhet.errors import UserError, brief, one_line
@@ -272,7 +272,7 @@ class _Source:
         try:
             return open_rows([path], form)
         except UserError as error:
-            if isinstance(error, NoHeader) and error.width == len(self.inputs.columns):
+            if isinstance(error, Unclear) and len(error.choices) == len(self.inputs.columns):
                 return open_rows([path], replace(form, columns=self.inputs.columns))
             if not form.columns:  # names of the training file, which also had a target
                 raise

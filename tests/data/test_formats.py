@@ -52,17 +52,6 @@ def test_one_sheet_of_several_is_named(tmp_path, opened):
     assert "sheet 'south' is read, and not: north" in " ".join(data.notes)
 
 
-def test_a_title_above_the_header_of_a_sheet_is_left_out_and_said(tmp_path, opened):
-    lines = [["Report"], [], FRAME.columns.tolist(), *FRAME.to_numpy().tolist()]
-    pd.DataFrame(lines).to_excel(tmp_path / "p.xlsx", index=False, header=False)
-    data = opened(None, READING, "p.xlsx")
-    assert data.inputs.columns == ("age",) and data.site_names == ("a", "b")
-    assert "1 rows above the header are left out: Report" in " ".join(data.notes)
-    pd.DataFrame([["Report"], *lines[3:]]).to_excel(tmp_path / "p.xlsx", index=False, header=False)
-    with pytest.raises(UserError, match="row below the title looks like data .*columns=c1,c2,c3"):
-        opened(None, READING, "p.xlsx")
-
-
 NAMED = {  # first bytes of a file, and the format that is named
     "p.dcm": (b"\0" * 128 + b"DICM", "DICOM"), "p.nii": (b"\0" * 344 + b"n+1\0", "NIfTI"),
     "p.csv.zip": (b"PK", "an archive: unpack it"), "p.tsv": (b"BZh", "an archive: unpack it"),

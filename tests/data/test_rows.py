@@ -85,6 +85,7 @@ READ = [  # text, form, what the first column has, what is said
     ("a;y\n-9;0\n2;1\n", Form(gaps=("-9",)), [np.nan, 2], ""),
     ("1.5;0\n2;1\n", Form(columns=("a", "y")), [1.5, 2], ""),
     ("a;y\n1.5;0\n2;1\n", Form(columns=("a", "y")), [1.5, 2], ""),
+    ("a,a,y\n1,2,0\n3,4,1\n", Form(), [1, 3], "the second column 'a' is called 'a.2'"),
 ]  # fmt: skip
 
 
@@ -140,6 +141,8 @@ BROKEN = {
     "many": ("x,y\n1,0\n1,0,0\n", "Expected 2 fields in line 3, saw 3"),
     "quote": ('x,y\n1,0\n"2,1\n', "EOF inside string starting at line 3; quote=none"),
     "empty": ("", "the file is empty"),
+    "title": ("Report\n\n1,a,0\n2,b,1\n", "row below the title looks like data .*columns=c1,c2,c3"),
+    "cut": (gzip.compress(text().encode())[:-9], "p.csv: Compressed file ended before"),
     "workbook": (b"PK\x03\x04\0\0", "a file of an unknown format"),
     "no such column": (text(names=("age", "bp", "sex", "site", "il")), "target: .* .did you mean"),
 }  # fmt: skip
@@ -155,11 +158,6 @@ def test_what_cannot_be_known_is_one_line_that_says_where(opened, case):
 def test_lines_of_rows_are_counted_as_an_editor_does(tmp_path):
     (tmp_path / "t.csv").write_text('# a\nx,y\n"two\nlines",1\n\n3,1\n')
     assert list(open_rows([tmp_path / "t.csv"]).lines()) == [4, 6]
-
-
-def test_two_columns_of_one_name_are_told_apart(opened):
-    data = opened("a,a,y\n1,2,0\n3,4,1\n", Reading(target="y"))
-    assert data.inputs.columns == ("a", "a.2") and "is called 'a.2'" in data.notes[-1]
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):

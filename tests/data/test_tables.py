@@ -111,7 +111,7 @@ def test_what_only_tells_rows_apart_is_no_feature_and_a_measurement_always_one(o
     }  # fmt: skip
     data = opened(patients(**ids, **measured), Reading(target="y"))
     assert data.inputs.columns == ("age", *measured)
-    assert f"left out, identifiers: {', '.join(ids)}" in data.notes[1]
+    assert f"keeps one): {', '.join(ids)}" in data.notes[1]
 
 
 @pytest.mark.parametrize("value", [lambda k: 20 + k * 0.37, lambda k: 100 + k * 3])

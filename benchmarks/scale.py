@@ -9,6 +9,7 @@ message; the difference of the two, the cost per MiB that arrives and is sent.
 """
 
 import argparse
+import json
 import resource
 import subprocess
 import sys
@@ -67,7 +68,7 @@ class Echo:
             info = {
                 "client": client, "clients": self.clients, "classes": CLASSES, "seen": CLASSES,
                 "images": [10] * 10, "train-images": 100, "model": "cnn-5", "device": "cpu",
-                "inputs": Inputs.image(32).text(),
+                "inputs": json.dumps(Inputs.image(32).dump()),
             }  # fmt: skip
             return answer(message, Reply(info))
         numbers = {"num-examples": 100.0, "test_accuracy": 50.0, "val_accuracy": 50.0,

@@ -4,7 +4,6 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,11 +155,11 @@ def _describe(keys: Keys, *, asked: bool) -> tuple[Description, list[str]]:
     """Return what a file of rows holds, and columns that may be the site; Unclear if not enough."""
     reading = reading_of(build_config(keys | {"dataset": keys["dataset"] or "table"}))
     paths = formats.find_files("table", keys["data-path"], formats.ROW_SUFFIXES)
-    file = rows.open_rows(paths, reading.form)
+    file = rows.open_rows(paths, reading)
     listing = keys["dataset"] in {"", "image-folder"}
     if listing and (image := image_column(file, paths[0].parent, reading)[0]):
         keys |= {"dataset": "image-folder", "image": image}
-        reading = replace(reading, image=image)
+        reading = reading.changed(image=image)
     propose = {"group", "site"} - keys.keys()
     if file.site is not None or keys["dataset"] == "signals":
         propose -= {"site"}

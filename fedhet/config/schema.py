@@ -201,8 +201,12 @@ class Params(Schema):
 P = TypeVar("P", bound=Params, default=Params)  # of the method that a strategy or client is of
 
 
-class RunConfig(Schema):
-    """Everything that decides a run, resolved; the method's own keys are in ``params``."""
+# Keys that say how a file of rows is written.
+FORM = ("columns", "separator", "decimal", "thousands", "quote", "encoding", "sheet", "gaps")
+
+
+class Start(Schema):
+    """What is run on which data: the keys that come first."""
 
     method: str = "fedssa"
     """one of `fedhet methods`, or module:METHOD"""
@@ -213,6 +217,11 @@ class RunConfig(Schema):
     data_path: str = ""
     """file of `table`, `signals` or `texts`, or a folder with one for each site; folder or zip of
     `image-folder`; local copy of `hf:NAME`; download folder of torchvision's data sets"""
+
+
+class DataKeys(Schema):
+    """Which column of a data set's file is what, and how the file is written."""
+
     target: str = ""
     """column of the class; empty: guessed by name and values, and printed"""
     labels: Lists = ()
@@ -265,6 +274,11 @@ class RunConfig(Schema):
     """sheet of an Excel workbook"""
     gaps: Words = ()
     """spellings of a missing value; empty: ?, NA, null, none, -, ... and no text"""
+
+
+class RunConfig(DataKeys, Start):
+    """Everything that decides a run, resolved; the method's own keys are in ``params``."""
+
     window: Window = ()
     """LOW,HIGH of images of more than 8 bits; empty: each client's own range"""
     standardise: bool = False

@@ -4,7 +4,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -156,7 +155,7 @@ def present(file: RowFile, reading: Reading) -> Reading:
     not; a node may be without those of ``ignore``.
     """
     if reading.declared:
-        reading = replace(reading, site=tuple(n for n in reading.site if n in file.columns))
+        reading = reading.changed(site=tuple(n for n in reading.site if n in file.columns))
     for key, names in reading.named.items():
         need(file, () if key == "ignore" and reading.declared else names, key)
     return reading
@@ -305,13 +304,13 @@ class Description:
             fits = [one for one in classes if one.plain in _TARGETS]
             events = (one for one in classes if one.values <= 4 and _EVENTS.search(one.plain))  # noqa: PLR2004
             if len(fits) == 1 and not any(one not in fits for one in events):
-                self.reading = replace(self.reading, target=fits[0].name)
+                self.reading = self.reading.changed(target=fits[0].name)
         if "site" in propose and not reading.site:
             sites = [one for one in free if one.is_discrete and _SITES.fullmatch(one.plain)]
             if len(sites) == 1 and 2 <= sites[0].values <= sites[0].known // 5:
-                self.reading = replace(self.reading, site=(sites[0].name,))
+                self.reading = self.reading.changed(site=(sites[0].name,))
         if "group" in propose and not reading.group:
-            self.reading = replace(self.reading, group=self._groups())
+            self.reading = self.reading.changed(group=self._groups())
         self.roles = {name: one.role for name, one in columns.items()}
         for key, names in reversed(self.reading.named.items()):  # the first key counts
             what, why = _ROLES.get(key, ("", ""))
@@ -481,7 +480,7 @@ def described(
         texts = [one for one in words if one.name != reading.target]
         if not texts:
             raise UserError(f"text: {file.where} has no column of texts")
-        reading = replace(reading, text=max(texts, key=lambda one: one.length).name)
+        reading = reading.changed(text=max(texts, key=lambda one: one.length).name)
     return reading, description
 
 

@@ -450,7 +450,7 @@ def images_of(
     column, embedded, ends = image_column(file, root, reading)
     if not column:
         raise UserError(f"image: {file.where} has no column of file names or bytes of images")
-    reading, _ = described(file, replace(reading, image=column), "image")
+    reading, _ = described(file, reading.changed(image=column), "image")
     keys = Keys(reading, classes)
     texts = keys.columns(file)
     chosen, missing, count = list[str](), list[str](), 0

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
+from fedhet.config.schema import FORM, DataKeys
 from fedhet.errors import UserError, one_line
 from fedhet.files import is_id, near
 from fedhet.plugins import is_given
@@ -223,58 +224,30 @@ _CODE = re.compile(r"[+-]?0\d")  # what begins so is written like a number and i
 _SHOWN = 60  # characters of a value in a message
 
 
-@dataclass(frozen=True)
-class Form:
-    """How a file of rows is written, as the configuration's keys of these names; empty: guess."""
-
-    separator: str = ""
-    decimal: str = ""
-    thousands: str = ""
-    quote: str = ""
-    encoding: str = ""
-    columns: tuple[str, ...] = ()
-    gaps: tuple[str, ...] = ()
-    sheet: str = ""
-
-    @property
-    def missing(self) -> frozenset[str]:
-        """Return the spellings of a gap, in lower case."""
-        return frozenset(one.strip().lower() for one in self.gaps or GAPS) | {""}
-
-
 # Keys that say which column is the class and how files are written; a model's card has them.
 READ_KEYS = (
     "target", "labels", "site", "group", "split_by", "ignore", "channels", "time",
-    *(one.name for one in fields(Form)),
+    *FORM,
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Reading:
-    """Which column is what; as the configuration's keys of the same names.
+class Reading(DataKeys):
+    """Which column is what, and how a file is written; as the configuration's keys.
 
     Without ``declared`` what a key leaves open may be found out from the file's rows: categories,
     columns that are left out. On a node nothing is, so that all nodes make the same inputs.
     """
 
-    target: str = ""
-    labels: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    site: tuple[str, ...] = ()
-    group: tuple[str, ...] = ()
-    split_by: str = ""
-    categories: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    numbers: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
-    image: str = ""
-    text: str = ""
-    length: int = 64
-    vocabulary: int = 5000
-    scale: float = 1.0
-    axes: str = ""
-    channels: tuple[str, ...] = ()
-    time: str = ""
-    form: Form = Form()
     declared: bool = False
+
+    def changed(self, **keys: Any) -> Reading:
+        """Return a copy with other values of these keys."""
+        return self.model_copy(update=keys)
+
+    @property
+    def missing(self) -> frozenset[str]:
+        """Return the spellings of a gap, in lower case."""
+        return frozenset(one.strip().lower() for one in self.gaps or GAPS) | {""}
 
     @property
     def named(self) -> dict[str, tuple[str, ...]]:

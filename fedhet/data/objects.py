@@ -49,7 +49,7 @@ class Given:
     def stream(self, reading: Reading, image: Inputs, classes: tuple[str, ...]) -> Stream:
         """Return the wanted examples; ``reading`` says which column of a frame is what."""
         if self.frame is not None:
-            file = rows.of_frame(self.frame, reading.form)
+            file = rows.of_frame(self.frame, reading)
             read = table.of_texts if reading.text else table.of_table
             return (yield from read(file, reading, classes))
         about = yield from loaded("data", lambda: cast("Data", self.data), image, classes)

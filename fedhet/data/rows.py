@@ -13,7 +13,6 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
-from dataclasses import replace
 from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
@@ -25,7 +24,7 @@ from charset_normalizer import from_bytes
 from clevercsv import Detector
 
 from fedhet.data import formats
-from fedhet.data.inputs import MAX_COLUMNS, Form, listed
+from fedhet.data.inputs import MAX_COLUMNS, Reading, listed
 from fedhet.errors import UserError, one_line
 
 DATA_FRAME = "the DataFrame"  # where its rows are, in messages
@@ -68,7 +67,7 @@ class RowFile:
     are those of a folder, in turn, else this one; ``site`` is the path of one that is a site.
     """
 
-    def __init__(self, where: str, form: Form) -> None:
+    def __init__(self, where: str, form: Reading) -> None:
         self.where, self.form, self.files, self.row = where, form, [self], "row"
         self.site: Path | None = None
         self.columns: list[str] = []
@@ -121,7 +120,7 @@ class RowFile:
                 self.found.append(f"the second column '{first}' is called '{self.columns[-1]}'")
 
 
-def open_rows(paths: Sequence[Path], form: Form = Form()) -> RowFile:
+def open_rows(paths: Sequence[Path], form: Reading = Reading()) -> RowFile:
     """Open a file of rows, told apart by its first bytes, or several files in turn."""
     if len(paths) > 1:
         return _several(paths, form)
@@ -136,7 +135,7 @@ def open_rows(paths: Sequence[Path], form: Form = Form()) -> RowFile:
         if isinstance(frame, pd.DataFrame):
             opened = of_frame(frame, form, where)
         elif frame is not None:
-            form = replace(form, separator="comma", encoding="")
+            form = form.changed(separator="comma", encoding="")
             opened = CsvFile(where, form, partial(io.BytesIO, frame))
         else:
             unpack: Any = gzip.open if head[:2] == b"\x1f\x8b" else open
@@ -160,7 +159,7 @@ def _as_str(series: pd.Series) -> pd.Series:
     return (series.map(str) if series.dtype == object else series).astype("str")
 
 
-def as_numbers(series: pd.Series, form: Form) -> pd.Series:
+def as_numbers(series: pd.Series, form: Reading) -> pd.Series:
     """Return numbers, if all values are numbers or TRUE and FALSE; else texts, NaN for gaps.
 
     Whole numbers without gaps stay whole: a float would make one of two long ones.
@@ -173,7 +172,7 @@ def as_numbers(series: pd.Series, form: Form) -> pd.Series:
     return texts if numbers.isna().any() else numbers.reindex(texts.index).astype(np.float64)
 
 
-def to_numbers(texts: pd.Series, form: Form) -> pd.Series:
+def to_numbers(texts: pd.Series, form: Reading) -> pd.Series:
     """Return float64 of texts without gaps; NaN for one that is no number."""
     codes, unique = pd.factorize(texts)  # a category's few values are looked at once
     known = pd.Series(unique, dtype="str")
@@ -203,7 +202,7 @@ _CODE = re.compile(rf"0\d+|\d{{{EXACT_DIGITS + 1},}}", re.ASCII)
 class CsvFile(RowFile):
     """A CSV file: its form, found out from its first lines, and the rows below the header."""
 
-    def __init__(self, where: str, form: Form, bytes_: Callable[[], IO[bytes]]) -> None:
+    def __init__(self, where: str, form: Reading, bytes_: Callable[[], IO[bytes]]) -> None:
         super().__init__(where, form)
         self.row, self._bytes, self._checked, self._skip = "line", bytes_, False, 0
         records = self._separated(self._text())
@@ -219,7 +218,7 @@ class CsvFile(RowFile):
         encoding = self.form.encoding or marked or "utf-8-sig"
         if marked and not self.form.encoding:
             self.found.append(f"{marked} by its mark (encoding)")
-        self.form = replace(self.form, encoding=encoding)
+        self.form = self.form.changed(encoding=encoding)
         if b"\0" in head and not encoding.lower().startswith(("utf-16", "utf-32")):
             raise UserError(f"{self.where}: a file of an unknown format: save it as CSV or Parquet")
         try:
@@ -234,7 +233,7 @@ class CsvFile(RowFile):
         above = top[0].splitlines() if (top := _TOP.match(text)) else []
         self._skip = len(above)
         if match := re.search(r"sep=(.)", "".join(above)):
-            self.form = replace(self.form, separator=self.form.separator or match[1])
+            self.form = self.form.changed(separator=self.form.separator or match[1])
         if comments := sum("#" in line for line in above):
             self.found.append(f"{comments} lines of comments before the header are left out")
         return text[top.end() if top else 0 :]
@@ -274,7 +273,7 @@ class CsvFile(RowFile):
             self.found.append("quoted by ' (quote)")
         quote = self.form.quote or ("'" if single else '"')
         for sign in (given or (dialect and dialect.delimiter) or ",", given or ","):
-            self.form = replace(self.form, quote=quote, separator=sign)
+            self.form = self.form.changed(quote=quote, separator=sign)
             filled = (one for one in self._read(io.StringIO(text, newline="")) if any(one[1]))
             records = list(islice(filled, SAMPLE_ROWS + 1))
             if sign != " " or len({len(row) for _, row in records[1:]}) < 2:
@@ -373,7 +372,7 @@ class CsvFile(RowFile):
             self.found.append("decimal comma (decimal)")
         if thousands and not form.thousands:
             self.found.append(f"thousands by {thousands!r} (thousands)")
-        self.form = replace(form, decimal=decimal, thousands=thousands)
+        self.form = form.changed(decimal=decimal, thousands=thousands)
         dotted = [[one for one in column if "." in one] for column in known]
         grouped = [one[0] for one in dotted if one and all(map(_GROUPED.fullmatch, one))]
         if grouped and form.separator == ";" and decimal == "." and not form.decimal:
@@ -456,7 +455,7 @@ class FrameFile(RowFile):
     """
 
     def __init__(
-        self, where: str, form: Form, stored: Sequence[Any], index: Collection[str],
+        self, where: str, form: Reading, stored: Sequence[Any], index: Collection[str],
         batches: Callable[[list[Any], int], Iterator[pd.DataFrame]],
     ) -> None:  # fmt: skip
         super().__init__(where, form)
@@ -479,12 +478,12 @@ class FrameFile(RowFile):
             raise UserError(f"{self.where}: damaged: {one_line(error)}") from error
 
 
-def of_frame(frame: pd.DataFrame, form: Form, where: str = DATA_FRAME) -> RowFile:
+def of_frame(frame: pd.DataFrame, form: Reading, where: str = DATA_FRAME) -> RowFile:
     """Return a DataFrame as a file of rows."""
     return FrameFile(where, form, list(frame.columns), (), lambda names, _: iter([frame[names]]))
 
 
-def _open_parquet(path: Path, form: Form) -> RowFile:
+def _open_parquet(path: Path, form: Reading) -> RowFile:
     where = f"data-path {path}"
     try:
         import pyarrow.parquet as pq
@@ -505,7 +504,7 @@ def _open_parquet(path: Path, form: Form) -> RowFile:
     return FrameFile(where, form, schema.names, index, batches)
 
 
-def _several(paths: Sequence[Path], form: Form) -> RowFile:
+def _several(paths: Sequence[Path], form: Reading) -> RowFile:
     """Return files of the same columns, in any order; each is a site, but for parts of one set."""
     files = [open_rows([path], form) for path in paths]
     first, whole = files[0], copy(files[0])

@@ -93,7 +93,7 @@ def _of_files(name: str, data_path: str, reading: Reading) -> Source:
         others = [] if pictures else formats.beside(data_path, paths)
         if name == "signals" and not formats.holds(paths[0], (*formats.ROW_SUFFIXES, ".txt")):
             return table.of_npz(paths, reading, classes, others)
-        file = rows.open_rows(paths, reading.form)
+        file = rows.open_rows(paths, reading)
         file.found += others
         if name == "image-folder":
             return images.images_of(file, root, reading, image, classes)
@@ -118,11 +118,11 @@ def _of_hub(dataset: str, data_path: str, reading: Reading) -> Source:
         names = [*class_names(data)]
         if not reading.target and len(names) != 1:
             raise UserError(f"target: {where} needs it: one of {listed(data.column_names)}")
-        file = rows.FrameFile(where, reading.form, data.column_names, (), partial(frames_of, data))
-        own = replace(reading, target=reading.target or names[0])
+        file = rows.FrameFile(where, reading, data.column_names, (), partial(frames_of, data))
+        own = reading.changed(target=reading.target or names[0])
         pictures = [name for name, kind in data.features.items() if type(kind).__name__ == "Image"]
         if pictures and not own.text:
-            named = replace(own, image=own.image or pictures[0])
+            named = own.changed(image=own.image or pictures[0])
             return images.images_of(file, Path(data_path), named, image, classes)
         return (table.of_texts if own.text else table.of_table)(file, own, classes)
 

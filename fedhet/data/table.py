@@ -28,7 +28,6 @@ from fedhet.data.inputs import (
     Content,
     Encoded,
     Examples,
-    Form,
     Indices,
     Inputs,
     Reading,
@@ -110,7 +109,7 @@ class Classes:
         number = float(plain) if self._ranges and PLAIN.fullmatch(plain) else np.nan
         if inside := [label for low, high, label in self._ranges if low <= number < high]:
             return inside[0]
-        if plain.lower() in self._reading.form.missing:
+        if plain.lower() in self._reading.missing:
             return _GAP
         if self._names:
             return _UNKNOWN
@@ -199,11 +198,11 @@ class Keys:
         self.reading = reading = describe.present(file, self.reading)
         describe.need(file, [reading.target], "target")
         if not self._sites.names:  # else one more file of a folder
-            self._sites = _Codes(reading.site, reading.form.missing)
+            self._sites = _Codes(reading.site, reading.missing)
         taken = reading.taken - {*reading.ignore} | {*others, reading.text, reading.time}
         persons = (n for n in file.columns if n not in taken and describe.is_person(n))
         columns = [reading.group] if reading.group else [[name] for name in persons]
-        groups = self._groups or [_Codes(names, reading.form.missing) for names in columns]
+        groups = self._groups or [_Codes(names, reading.missing) for names in columns]
         self._groups = [one for one in groups if {*one.names} <= {*file.columns}]
         read = [n for one in self._groups for n in one.names if n not in features]
         return [*dict.fromkeys([reading.target, *reading.site, *read, *reading.named["split-by"]])]
@@ -245,7 +244,7 @@ class Keys:
     def _when(self, file: RowFile, frame: pd.DataFrame) -> npt.NDArray[np.float64]:
         """Return the times of ``split-by``, NaN for a gap; UserError for what is no time."""
         column = frame[name := self.reading.split_by]
-        known = column.mask(column.str.lower().isin(list(self.reading.form.missing)))
+        known = column.mask(column.str.lower().isin(list(self.reading.missing)))
         times, what = as_times(known), "is neither a date nor a number (split-by)"
         _refuse(column, known.notna() & np.isnan(times), partial(file.at, column=name), what)
         return times
@@ -455,7 +454,7 @@ class Npz(RowFile):
     """
 
     def __init__(self, path: Path, axes: str = "") -> None:
-        super().__init__(f"data-path {path}", Form())
+        super().__init__(f"data-path {path}", Reading())
         self.path, self.row = path, "entry"
         formats.refuse_other(path)
         try:
@@ -536,7 +535,7 @@ def of_npz(
     """Return windows (n, c, t), with their targets and sites; a file of several is a site."""
     files = [Npz(path, reading.axes) for path in paths]
     shape, dtypes = files[0].windows.shape[1:], {file.windows.dtype for file in files}
-    keys = Keys(replace(reading, target=reading.target or files[0].one_of(TARGETS)), classes)
+    keys = Keys(reading.changed(target=reading.target or files[0].one_of(TARGETS)), classes)
     for file in files:
         if (own := file.windows.shape[1:]) != shape:
             raise UserError(f"{file.where}: windows are {own}, and those of {paths[0]} {shape}")

@@ -7,7 +7,7 @@ length, scale), so that a file without classes and clients will do.
 import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +23,7 @@ from fedhet.data import rows, table
 from fedhet.data.describe import need
 from fedhet.data.formats import NPZ_SUFFIXES, holds
 from fedhet.data.images import SCAN, decode_all, files_below, is_image, losses, to_pixels
-from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TABLE, TOKENS, Encoded, Form, Inputs
+from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TABLE, TOKENS, Encoded, Inputs, Reading
 from fedhet.data.preparation import preparation
 from fedhet.data.rows import RowFile, Unclear, open_rows
 from fedhet.data.sources import as_pixels
@@ -203,7 +203,7 @@ class _Source:
         if isinstance(examples, pd.DataFrame):
             if len(twice := examples.columns[examples.columns.duplicated()]):
                 raise UserError(f"examples: column '{twice[0]}' is there twice")
-            return self._rows(rows.of_frame(examples, Form(gaps=self.reading.form.gaps)))
+            return self._rows(rows.of_frame(examples, Reading(gaps=self.reading.gaps)))
         if isinstance(examples, np.ndarray | Tensor):
             stored = self._stored(np.asarray(examples))
             return iter([(_about([*map(str, range(len(stored)))]), stored)])
@@ -263,20 +263,20 @@ class _Source:
             what = "a folder" if path.is_dir() else "an NPZ of signals"
             takes = f"{PLURAL[kind]}: give {_FILES[kind]} files"
             raise UserError(f"'{given}' is {what}, but the model takes {takes}")
-        pieces = self._windows(path) if npz else self._rows(self._opened(path, self.reading.form))
+        pieces = self._windows(path) if npz else self._rows(self._opened(path, self.reading))
         for about, stored in pieces:
             yield about.assign(name=f"{given}:" + about["name"].astype("str")), stored
 
-    def _opened(self, path: Path, form: Form) -> RowFile:
+    def _opened(self, path: Path, form: Reading) -> RowFile:
         """Open a file of rows; one without a header has the model's columns, if it has as many."""
         try:
             return open_rows([path], form)
         except UserError as error:
             if isinstance(error, Unclear) and len(error.choices) == len(self.inputs.columns):
-                return open_rows([path], replace(form, columns=self.inputs.columns))
+                return open_rows([path], form.changed(columns=self.inputs.columns))
             if not form.columns:  # names of the training file, which also had a target
                 raise
-            return self._opened(path, replace(form, columns=()))
+            return self._opened(path, form.changed(columns=()))
 
     def _rows(self, file: RowFile) -> Iterator[_Piece]:
         """Yield rows, texts, or windows; names are lines, or numbers."""

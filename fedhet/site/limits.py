@@ -13,7 +13,6 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -22,9 +21,9 @@ from flwr.app import Message
 from pydantic import Field
 
 from fedhet import plugins
-from fedhet.config.schema import Lists, RunConfig, Schema, Words, kebab
+from fedhet.config.schema import FORM, Lists, RunConfig, Schema, Words, kebab
 from fedhet.data.cache import Dataset
-from fedhet.data.inputs import Form, load_inputs
+from fedhet.data.inputs import load_inputs
 from fedhet.errors import Code, Damaged, Refused, UserError, one_line, refusing
 from fedhet.files import parse_object, private_folder, read_json, read_jsonl, read_yaml
 from fedhet.models.names import kinds_of, parse
@@ -367,7 +366,7 @@ def columns_of(config: RunConfig) -> set[str]:
 
 def form_of(config: RunConfig) -> dict[str, tuple[str, ...]]:
     """Return what a run says of how a file is written, by the keys that do."""
-    values = {kebab(one.name): getattr(config, one.name) for one in fields(Form)}
+    values = {kebab(name): getattr(config, name) for name in FORM}
     return {key: (v,) if isinstance(v, str) else v for key, v in values.items() if v}
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.config.schema import RunConfig
+from fedhet.config.schema import DataKeys, RunConfig
 from fedhet.data.cache import Dataset, open_dataset
-from fedhet.data.inputs import DATASETS, HUB, Form, Inputs, Reading
+from fedhet.data.inputs import DATASETS, HUB, Inputs, Reading
 from fedhet.data.partition import ClientSplit, Partition, check_groups, make_partition, split_client
 from fedhet.data.preparation import normalise
 from fedhet.errors import Code, Refused, UserError
@@ -77,10 +77,8 @@ def without_examples(client: str, classes: Sequence[str], inputs: Inputs) -> Loc
 
 def reading_of(config: RunConfig, *, declared: bool = False) -> Reading:
     """Return which column of the data's file is what; ``declared`` as on a node."""
-    keys = {field.name for field in fields(Reading)} - {"form", "declared"}
-    own = {key: getattr(config, key) for key in keys}
-    form = Form(**{field.name: getattr(config, field.name) for field in fields(Form)})
-    return Reading(**own, form=form, declared=declared)
+    own = {key: getattr(config, key) for key in DataKeys.model_fields}
+    return Reading(**own, declared=declared)
 
 
 def load_dataset(config: RunConfig) -> Dataset:

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from fedhet.data.cache import open_dataset
-from fedhet.data.inputs import Form, Reading
+from fedhet.data.inputs import Reading
 from fedhet.errors import UserError
 from fedhet.site.local_data import load_dataset
 
@@ -48,7 +48,7 @@ def test_one_sheet_of_several_is_named(tmp_path, opened):
             FRAME.to_excel(writer, sheet_name=sheet, index=False)
     with pytest.raises(UserError, match=r"several sheets, north \(60 rows\), south .*give sheet="):
         opened(None, READING, "p.xlsx")
-    data = opened(None, Reading(target="ill", form=Form(sheet="south")), "p.xlsx")
+    data = opened(None, Reading(target="ill", sheet="south"), "p.xlsx")
     assert "sheet 'south' is read, and not: north" in " ".join(data.notes)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from fedhet.data.cache import open_dataset
 from fedhet.data.inputs import Reading
-from fedhet.data.rows import Form, open_rows
+from fedhet.data.rows import open_rows
 from fedhet.errors import UserError
 
 ROWS = [("63", "1.5", "m", "a", "0"), ("41", "2.25", "f", "b", "1"), ("37", "", "m", "b", "0"),
@@ -72,26 +72,26 @@ def test_the_form_of_a_file_is_found_out_and_said(opened, form):
 
 INDEX = ",x,y\n" + "".join(f"r{k},{k * 7 % 23},{k % 2}\n" for k in range(3))
 MEASURES = "a;y\n1.000;0\n22.500;1\n17;0\n"
-READ = [  # text, form, what the first column has, what is said
-    ("  a   b y\n 1.0  2 0\n 3   4.5 1\n10 2 1\n", Form(), [1, 3, 10], "separated by space"),
-    ("a;y\n1.234,5;0\n2.000,25;1\n17,5;0\n", Form(), [1234.5, 2000.25, 17.5],
+READ = [  # text, keys, what the first column has, what is said
+    ("  a   b y\n 1.0  2 0\n 3   4.5 1\n10 2 1\n", dict(), [1, 3, 10], "separated by space"),
+    ("a;y\n1.234,5;0\n2.000,25;1\n17,5;0\n", dict(), [1234.5, 2000.25, 17.5],
      "decimal comma (decimal); thousands by '.' (thousands)"),
-    (MEASURES, Form(), [1, 22.5, 17], "1.000 has a decimal point"),
+    (MEASURES, dict(), [1, 22.5, 17], "1.000 has a decimal point"),
     # a key overrules each of the findings
-    (MEASURES, Form(thousands="."), [1000, 22500, 17], ""),
-    ("a,b|y\n1,5|0\n2,5|1\n", Form(separator="|"), [1.5, 2.5], ""),
-    ("a;y\n1,500;0\n2,250;1\n", Form(decimal=".", thousands=","), [1500, 2250], ""),
-    ("\u00e4;y\n1.5;0\n2;1\n".encode("latin-1"), Form(encoding="latin-1"), [1.5, 2], ""),
-    ("a;y\n-9;0\n2;1\n", Form(gaps=("-9",)), [np.nan, 2], ""),
-    ("1.5;0\n2;1\n", Form(columns=("a", "y")), [1.5, 2], ""),
-    ("a;y\n1.5;0\n2;1\n", Form(columns=("a", "y")), [1.5, 2], ""),
-    ("a,a,y\n1,2,0\n3,4,1\n", Form(), [1, 3], "the second column 'a' is called 'a.2'"),
+    (MEASURES, dict(thousands="."), [1000, 22500, 17], ""),
+    ("a,b|y\n1,5|0\n2,5|1\n", dict(separator="|"), [1.5, 2.5], ""),
+    ("a;y\n1,500;0\n2,250;1\n", dict(decimal=".", thousands=","), [1500, 2250], ""),
+    ("\u00e4;y\n1.5;0\n2;1\n".encode("latin-1"), dict(encoding="latin-1"), [1.5, 2], ""),
+    ("a;y\n-9;0\n2;1\n", dict(gaps=("-9",)), [np.nan, 2], ""),
+    ("1.5;0\n2;1\n", dict(columns=("a", "y")), [1.5, 2], ""),
+    ("a;y\n1.5;0\n2;1\n", dict(columns=("a", "y")), [1.5, 2], ""),
+    ("a,a,y\n1,2,0\n3,4,1\n", dict(), [1, 3], "the second column 'a' is called 'a.2'"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("content", "form", "first", "said"), READ)
 def test_numbers_are_read_as_found_or_as_a_key_says(opened, content, form, first, said):
-    data = opened(content, Reading(target="y", form=form))
+    data = opened(content, Reading(target="y", **form))
     assert np.array_equal(data.examples[:, 0], np.float32(first), equal_nan=True)
     assert said in " ".join(data.notes)
 
@@ -99,7 +99,7 @@ def test_numbers_are_read_as_found_or_as_a_key_says(opened, content, form, first
 def test_a_key_that_does_not_fit_the_file_is_named_without_values(opened):
     rows = "".join(f"{20 + k},5;{k % 7};{k % 2}\n" for k in range(30))
     with pytest.raises(UserError, match=r"numbers with a comma: a .*decimal=, ") as found:
-        opened("a;b;y\n" + rows, Reading(target="y", form=Form(decimal=".")))
+        opened("a;b;y\n" + rows, Reading(target="y", decimal="."))
     assert "20" not in str(found.value)
 
 
@@ -125,7 +125,7 @@ def test_a_first_line_of_data_is_no_header(opened, case):
         with pytest.raises(UserError, match=r"first line looks like data \(.*columns=c1,c2,c3"):
             opened(HEADLESS[case], Reading(target=target))
     names = tuple(f"c{k}" for k in range(1, width + 1))
-    data = opened(HEADLESS[case], Reading(target=names[-1], form=Form(columns=names)))
+    data = opened(HEADLESS[case], Reading(target=names[-1], columns=names))
     assert len(data.labels) == 3
 
 

@@ -8,7 +8,6 @@ import pytest
 from fedhet.config.load import build_config, load_config
 from fedhet.data.cache import open_dataset
 from fedhet.data.inputs import Inputs, Reading, safe_ids
-from fedhet.data.rows import Form
 from fedhet.data.table import token_ids
 from fedhet.errors import Refused, UserError
 from fedhet.files import is_id
@@ -98,7 +97,7 @@ def test_all_columns_that_cannot_be_read_are_named_at_once(opened):
     assert "ignore=town,street" in said and "categories=town,street" in said
     assert "dates are no numbers: born (" in said and "line 9 column 'height'" in said
     assert "gaps=WORD" in said
-    ready = Reading(target="y", ignore=("town", "street", "born"), form=Form(gaps=("tall",)))
+    ready = Reading(target="y", ignore=("town", "street", "born"), gaps=("tall",))
     assert opened(text, ready).inputs.columns == ("age", "height")
 
 

@@ -130,11 +130,14 @@ def _of_rows(keys: Keys, command: Sequence[str]) -> list[str]:
 
     Where a key is unclear a person is asked, or the ``command`` with it is told.
     """
-    asked = False
+    asked, lines = False, list[str]()
     while True:
         try:
             description, likely = _describe(keys, asked=asked)
-            break
+            if not (gaps := description.gap_words()):
+                break
+            keys["gaps"] = sorted({*filter(None, description.reading.gaps or GAPS), *gaps})
+            lines.append(f"missing values (gaps): {listed(gaps)}")
         except Unclear as error:
             if error.key == "columns":
                 keys["columns"] = error.choices
@@ -144,9 +147,7 @@ def _of_rows(keys: Keys, command: Sequence[str]) -> list[str]:
                 raise UserError(f"{error}; for example: {line}") from error
             answer, asked = _ask(str(error), error.choices), True
             keys[error.key] = [*filter(None, [answer])] if error.key == "site" else answer
-    if words := description.gap_words():
-        keys["gaps"] = sorted({*filter(None, GAPS), *words})
-    lines = [*_choose(keys, description), *map(describe.about_site, likely[:1])]
+    lines += [*_choose(keys, description), *map(describe.about_site, likely[:1])]
     _show(keys, description)
     return lines
 

@@ -370,14 +370,9 @@ class Description:
         raise Unclear("target", text, [one.name for one in may])
 
     def gap_words(self) -> list[str]:
-        """Return the words that mean a gap, the only ones among numbers; those are numbers then."""
-        words = []
-        for name in [name for name, (_, why) in self.roles.items() if why == _MIXED]:
-            word, counts = self.columns[name].word, self.columns[name].counts
-            if counts and self.columns[name].words == counts[word.strip()]:
-                words.append(word)
-                self.roles[name] = (NUMBER, f"'{word}' is a gap")
-        return words
+        """Return the words that mean a gap: the only ones of their columns, among numbers."""
+        mixed = [self.columns[name] for name, (_, why) in self.roles.items() if why == _MIXED]
+        return [one.word for one in mixed if one.words == (one.counts or {}).get(one.word.strip())]
 
     def likely_sites(self) -> list[str]:
         """Return columns that may be the site, by a word of their names and their values."""

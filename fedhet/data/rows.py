@@ -4,7 +4,6 @@ Nothing here knows a target or a site. A file has columns; some are asked for as
 as numbers where they are numbers.
 """
 
-import codecs
 import csv
 import gzip
 import io
@@ -36,9 +35,8 @@ EXACT_DIGITS = 15  # more than a float keeps
 SENTENCE = 5  # words of a text that is no name of a column
 CELLS = 2_000_000  # of a chunk
 _MARKS = {
-    codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16",
-}  # fmt: skip
+    "\ufeff".encode(one): one[:6] for one in ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
+}
 # Encodings that are proposed where a file is not UTF-8.
 _ENCODINGS = (
     "latin_1", "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "koi8_r", "shift_jis", "gb18030",

@@ -18,22 +18,20 @@ from fedhet.data import describe, formats, rows
 from fedhet.data.cache import Dataset
 from fedhet.data.describe import Description
 from fedhet.data.images import image_column, images_below
-from fedhet.data.inputs import GAPS, IMAGE, SIGNAL, TABLE, TOKENS, Reading, counted, listed, noun
+from fedhet.data.inputs import GAPS, IMAGE, TABLE, TOKENS, Reading, counted, listed, noun
 from fedhet.data.partition import about_classes
 from fedhet.data.rows import Unclear
 from fedhet.data.table import Npz
 from fedhet.errors import UserError, one_line
 from fedhet.files import near
+from fedhet.models.names import DEFAULT_GROUP
 from fedhet.records.summary import COMMONEST
 from fedhet.site.local_data import load_dataset, reading_of
 
 _SHOWN = 40  # columns that are listed
 RARE = 0.25  # of an equal share: a class that is rarer hardly moves the accuracy
-_MODELS = {  # and the learning rate
-    IMAGE: (["cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5"], 0.01), SIGNAL: (["@signal-5"], 0.01),
-    TABLE: (["@table-5"], 0.05), TOKENS: (["@tokens-5"], 0.1),
-}  # fmt: skip
-_RATE = 0.01  # highest where `class-weights` are offered: with larger ones rare rows diverge
+# Learning rates, others 0.01; so are all where `class-weights` are offered: rare rows diverge.
+_RATES = {TABLE: 0.05, TOKENS: 0.1}
 _WEIGHTS = "in training a rare class counts as a common one; its probabilities are then too high"
 _ROWS = ("", "table", "texts", "signals")
 _ARRAYS = (*formats.NPZ_SUFFIXES, ".npy")
@@ -60,7 +58,9 @@ def initialise(path: str, given: Keys, out: Path | None) -> Iterator[str]:
     if dataset == "signals" and formats.holds(place, _ARRAYS):
         lines = _of_windows(keys, place)
     elif dataset in _ROWS or (place.is_file() and place.suffix != ".zip"):
-        lines = _of_rows(keys, ["fedhet", "init", path, *map(_word, given.items())])
+        texts = (v if isinstance(v, str) else json.dumps(v) for v in given.values())
+        words = (f"{key}={text}" for key, text in zip(given, texts, strict=True))
+        lines = _of_rows(keys, ["fedhet", "init", path, *words])
     data = load_dataset(build_config(keys))
     if data.inputs.kind == IMAGE:
         each = counted(data.classes, data.labels)
@@ -72,10 +72,6 @@ def initialise(path: str, given: Keys, out: Path | None) -> Iterator[str]:
     for line in dict.fromkeys((*lines, *data.notes, *(f"warning: {one}" for one in about))):
         yield one_line(line, None)
     yield from (f"wrote {target}; it runs with:", f"fedhet run {target}")
-
-
-def _word(pair: tuple[str, Any]) -> str:
-    return f"{pair[0]}={pair[1] if isinstance(pair[1], str) else json.dumps(pair[1])}"
 
 
 def _write(target: Path, keys: Keys, dataset: Dataset) -> None:
@@ -256,17 +252,19 @@ def _is_uneven(dataset: Dataset) -> bool:
 
 def _add_training(keys: Keys, dataset: Dataset) -> None:
     """Add classes, partition and training to the keys."""
-    models, rate = _MODELS[dataset.inputs.kind]
+    rates, kind = _RATES, dataset.inputs.kind
     if "labels" not in keys:
         keys["classes"] = list(dataset.classes)
     if _is_uneven(dataset):
         keys.setdefault("metric", "balanced_accuracy")
-        rate = min(rate, _RATE)
+        rates = {}
     natural = np.sum(np.bincount(dataset.sites) >= 10) > 1  # noqa: PLR2004
     if keys.setdefault("partition", "natural" if natural else "iid") == "natural":
         keys["clients"] = 0
-    rest = {"clients": int(max(2, min(5, len(dataset.labels) // 30))), "models": models,
-            "method": "fedssa", "rounds": 20, "local-epochs": 2, "batch-size": 16,
-            "lr": rate}  # fmt: skip
+    rest = {
+        "clients": int(max(2, min(5, len(dataset.labels) // 30))), "models": [DEFAULT_GROUP[kind]],
+        "method": "fedssa", "rounds": 20, "local-epochs": 2, "batch-size": 16,
+        "lr": rates.get(kind, 0.01),
+    }  # fmt: skip
     for key, value in rest.items():
         keys.setdefault(key, value)

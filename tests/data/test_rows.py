@@ -70,13 +70,12 @@ def test_the_form_of_a_file_is_found_out_and_said(opened, form):
     assert said in " ".join(data.notes)
 
 
-INDEX = ",x,y\n" + "".join(f"r{k},{k * 7 % 23},{k % 2}\n" for k in range(3))
 MEASURES = "a;y\n1.000;0\n22.500;1\n17;0\n"
 READ = [  # text, keys, what the first column has, what is said
-    ("  a   b y\n 1.0  2 0\n 3   4.5 1\n10 2 1\n", dict(), [1, 3, 10], "separated by space"),
-    ("a;y\n1.234,5;0\n2.000,25;1\n17,5;0\n", dict(), [1234.5, 2000.25, 17.5],
+    ("  a   b y\n 1.0  2 0\n 3   4.5 1\n10 2 1\n", {}, [1, 3, 10], "separated by space"),
+    ("a;y\n1.234,5;0\n2.000,25;1\n17,5;0\n", {}, [1234.5, 2000.25, 17.5],
      "decimal comma (decimal); thousands by '.' (thousands)"),
-    (MEASURES, dict(), [1, 22.5, 17], "1.000 has a decimal point"),
+    (MEASURES, {}, [1, 22.5, 17], "1.000 has a decimal point"),
     # a key overrules each of the findings
     (MEASURES, dict(thousands="."), [1000, 22500, 17], ""),
     ("a,b|y\n1,5|0\n2,5|1\n", dict(separator="|"), [1.5, 2.5], ""),
@@ -85,7 +84,12 @@ READ = [  # text, keys, what the first column has, what is said
     ("a;y\n-9;0\n2;1\n", dict(gaps=("-9",)), [np.nan, 2], ""),
     ("1.5;0\n2;1\n", dict(columns=("a", "y")), [1.5, 2], ""),
     ("a;y\n1.5;0\n2;1\n", dict(columns=("a", "y")), [1.5, 2], ""),
-    ("a,a,y\n1,2,0\n3,4,1\n", dict(), [1, 3], "the second column 'a' is called 'a.2'"),
+    ("a,a,y\n1,2,0\n3,4,1\n", {}, [1, 3], "the second column 'a' is called 'a.2'"),
+    # categories are kept as they are written, infinite numbers are gaps
+    (",x,y\nr0,0,0\nr1,7,1\nr2,14,0\n", dict(categories=(("column-1", ()),)), [0, 1, 2], ""),
+    ("a;y\n0,5;0\n1,5;1\n2,5;0\n", dict(categories=(("a", ()),)), [0, 1, 2], "a: 0,5 1,5 2,5"),
+    ("a,y\n1,0\ninf,1\n1e39,0\n-Infinity,1\n", {}, [1, np.nan, np.nan, np.nan],
+     "infinite numbers count as gaps: a (3)"),
 ]  # fmt: skip
 
 
@@ -93,7 +97,7 @@ READ = [  # text, keys, what the first column has, what is said
 def test_numbers_are_read_as_found_or_as_a_key_says(opened, content, form, first, said):
     data = opened(content, Reading(target="y", **form))
     assert np.array_equal(data.examples[:, 0], np.float32(first), equal_nan=True)
-    assert said in " ".join(data.notes)
+    assert said in " ".join(data.notes + data.warnings)
 
 
 def test_a_key_that_does_not_fit_the_file_is_named_without_values(opened):
@@ -101,14 +105,6 @@ def test_a_key_that_does_not_fit_the_file_is_named_without_values(opened):
     with pytest.raises(UserError, match=r"numbers with a comma: a .*decimal=, ") as found:
         opened("a;b;y\n" + rows, Reading(target="y", decimal="."))
     assert "20" not in str(found.value)
-
-
-def test_columns_that_are_named_as_categories_are_kept_as_they_are_written(opened):
-    data = opened(INDEX, Reading(categories=(("column-1", ()),)))
-    assert data.inputs.columns == ("column-1", "x") and data.examples[:, 0].tolist() == [0, 1, 2]
-    content = "a;y\n" + "".join(f"{k},5;{k % 2}\n" for k in range(6))
-    data = opened(content, Reading(target="y", categories=(("a", ()),)))
-    assert data.examples[:, 0].tolist() == [0, 1, 2, 3, 4, 5] and "6 values" in data.notes[1]
 
 
 HEADLESS = {
@@ -215,11 +211,3 @@ def test_what_is_wrong_with_parquet_is_one_line(parquet, tmp_path):
     (tmp_path / "q.parquet").write_bytes((tmp_path / "p.parquet").read_bytes()[:-9])
     with pytest.raises(UserError, match="not a valid Parquet file"):
         open_dataset("table", data_path=str(tmp_path / "q.parquet"), reading=READING)
-
-
-def test_infinite_numbers_are_gaps_and_counted(opened):
-    values = {3: "inf", 5: "1e39", 7: "-Infinity"}
-    rows = "".join(f"{values.get(k, k)},{k % 2}\n" for k in range(40))
-    data = opened("age,y\n" + rows, Reading(target="y"))
-    assert np.isnan(data.examples[:, 0]).sum() == 3
-    assert data.warnings == ("infinite numbers count as gaps: age (3)",)

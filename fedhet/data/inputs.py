@@ -222,13 +222,8 @@ RECORDING = "recording"  # what windows that were cut from one are grouped by
 PLAIN = re.compile(r"[+-]?(\d{1,300}(\.\d{0,300})?|\.\d{1,300})", re.ASCII)
 _CODE = re.compile(r"[+-]?0\d")  # what begins so is written like a number and is none
 _SHOWN = 60  # characters of a value in a message
-
-
 # Keys that say which column is the class and how files are written; a model's card has them.
-READ_KEYS = (
-    "target", "labels", "site", "group", "split_by", "ignore", "channels", "time",
-    *FORM,
-)  # fmt: skip
+READ_KEYS = ("target", "labels", "site", "group", "split_by", "ignore", "channels", "time", *FORM)
 
 
 class Reading(DataKeys):
@@ -367,17 +362,17 @@ def safe_ids(names: Sequence[str]) -> tuple[str, ...]:
     A name that loses letters gets its number among the sorted names: ``Köln`` is ``K-ln-2``.
     """
     taken = {name for name in names if is_id(name)}
-    order, ids = sorted(names), list[str]()
+    order, ids = sorted(names), dict[str, None]()
     for name in names:
         if is_id(name) and name not in ids:
-            ids.append(name)
+            ids[name] = None
             continue
         base = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:50].strip("-.") or "site"
         lost = any(sign.isalnum() and not sign.isascii() for sign in name)
         numbered = (f"{base}-{k}" for k in count(order.index(name) + 1 if lost else 2))
         free = (one for one in chain([] if lost else [base], numbered) if one not in taken)
-        ids.append(next(free))
-        taken.add(ids[-1])
+        ids[one := next(free)] = None
+        taken.add(one)
     return tuple(ids)
 
 

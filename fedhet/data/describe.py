@@ -351,20 +351,21 @@ class Description:
         """Raise Unclear where no key and no name says which column is the class."""
         if self.reading.target:
             return
-        names, columns = [*self.columns], [*self.columns.values()]
-        if len(names) < 2:  # noqa: PLR2004
-            raise UserError(f"target: there is one column, {listed(names)}: give separator=SIGN")
+        columns = [*self.columns.values()]
+        if len(columns) < 2:  # noqa: PLR2004
+            raise UserError(
+                f"target: there is one column, {listed([*self.columns])}: give separator=SIGN"
+            )
         may = [one for one in columns if one.name not in self.reading.taken and one.is_class]
         if not may:
             raise UserError(f"target: no column looks like a class: {_no_class(columns)}")
 
-        def order(one: Column) -> tuple[bool, bool, bool, int]:
+        def unlikely(one: Column) -> tuple[bool, bool, bool]:
             few = one.values <= CLASSES and (bool(one.words) or one.values == 2)  # noqa: PLR2004
             other = _DESCRIBES.search(one.plain) is not None or site_like(one.name) or one.is_group
-            last, place = one is columns[-1], columns.index(one)
-            return other, one.plain not in _TARGETS, not (few or last), -place
+            return other, one.plain not in _TARGETS, not (few or one is columns[-1])
 
-        may = sorted([one for one in may if one.values <= CLASSES] or may, key=order)
+        may = sorted(([one for one in may if one.values <= CLASSES] or may)[::-1], key=unlikely)
         each = listed([f"{one.name} ({one.many})" for one in may])
         text = f"which column is the class? target=COLUMN, such as {each}"
         raise Unclear("target", text, [one.name for one in may])
@@ -497,8 +498,8 @@ def leaks(names: Sequence[str], x: npt.NDArray[Any], labels: Indices, target: st
     """
     from sklearn.tree import DecisionTreeClassifier  # noqa: PLC0415  (a second at import)
 
-    order = np.random.default_rng(0).permutation(len(labels))[: _CELLS // max(1, len(names))]
-    fit, test = order[: len(order) // 2][:_SAMPLE], order[len(order) // 2 :][:_SAMPLE]
+    rows = min(2 * _SAMPLE, _CELLS // max(1, len(names)))
+    fit, test = np.array_split(np.random.default_rng(0).permutation(len(labels))[:rows], 2)
     if len(test) < _HELD_OUT or len(np.unique(labels[fit])) < 2:  # noqa: PLR2004
         return
     commonest = np.bincount(labels[fit]).argmax()

@@ -148,7 +148,7 @@ SITES = {  # columns beside the class: those that become site and group
     "patientennummer=k%20": ("", "patientennummer"), "paciente=k%20": ("", "paciente"),
     "fallnummer=k%20+1001": ("", "fallnummer"), "VersichertenNr=k%20": ("", "VersichertenNr"),
     "name=f'Meier-{chr(97+k%20)}'": ("", "name"), "patient_number=k%20": ("", "patient_number"),
-    "subject=k//20": ("", "subject"), "persons=k//20": ("", "persons"),
+    "subject=k//20": ("", "subject"), "persons=k//20": ("", ""),
     "group=k//3": ("", "group"), "stratum=k*7%40": ("", "stratum"),
 }  # fmt: skip
 

@@ -151,7 +151,7 @@ def run(
     path = None if config is None else find_preset(os.fspath(config))
     values, objects = _named(keys)
     with giving(objects):
-        loaded, notes = load_noted(path, changes=_keys(values))
+        loaded, notes = load_noted(path, _keys(values))
         name = folder_name(loaded.method) if path is None else path.stem
         begin = partial(session.start, loaded, name, _console(progress=progress), notes=notes)
         return Run(_done(partial(begin, on_round=on_round)).path, objects)

@@ -150,7 +150,7 @@ def _launch(
     text = "texts" if values.get("text") else "table"
     dataset = text if values.get("target") else APPS_DATA
     data = {"dataset": dataset, "partition": "natural"}  # each node has its own examples
-    config = load_noted(Path(preset) if preset else None, changes=data | values)[0]
+    config = load_noted(Path(preset) if preset else None, data | values)[0]
     config = outside(config, values.get("out"))
     return Launch(config, RunFolder.create(config, folder_name(config.method)))
 

@@ -193,7 +193,7 @@ def _draft(out: Path, data: Path | None, preset: Path | None, key: Path) -> None
         raise UserError("--write-limits: give --data, and --preset with what `fedhet init` wrote")
     changes = {} if preset else {"dataset": "image-folder"}
     changes |= {"data-path": str(_file(data, "--data", or_folder=True))}
-    config = load_noted(preset, changes=changes)[0]
+    config = load_noted(preset, changes)[0]
     certified = key.with_name(f"{key.name}.crt").is_file()
     text = draft(config, open_private(config, config.data_path), certified=certified)
     if out.exists():

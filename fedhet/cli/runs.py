@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedhet.cli import common
-from fedhet.cli.common import (
-    Best,
-    ConfigName,
-    Connection,
-    Json,
-    Overrides,
-    RunFolderPath,
-    Trust,
-    tell,
-)
+from fedhet.cli.common import Best, ConfigName, Connection, Json, Overrides, Trust, tell
 from fedhet.engines.system import Interrupted, interruptible
 from fedhet.errors import UserError, one_line
 from fedhet.files import plain_path
@@ -63,7 +54,6 @@ def _print_result(folder: "RunFolder", *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(summary | {"folder": str(folder.path)}, indent=2))
         return
-    lines = []
     if summary:
         metric, failures = summary.get("metric", "accuracy"), summary["failures"]
         main = f"test {headline(metric, summary)}, " if metric != "accuracy" else ""
@@ -71,29 +61,24 @@ def _print_result(folder: "RunFolder", *, as_json: bool) -> None:
         low = "" if p10 is None else f" (10th percentile of clients {percent(p10)})"
         few, all_ = summary["clients"], summary.get("clients_expected", 0)
         fewer = f"{few} of {all_} clients took part; " if few < all_ else ""
-        lines.append(
+        summed = summary.get("secure_sum", {})
+        unsummed = [summed[UNSUMMED]] if summed.get(UNSUMMED) else []
+        for line in (
             f"{summary['method']}: {fewer}{main}test accuracy "
             f"{percent(summary['test_accuracy_mean'])}{low}, {summary['rounds']} rounds in "
-            f"{duration(summary['wall_seconds'])}, {len(failures)} failures"
-        )
-        lines += [f"the first failure: round {f['round']}, {left_out(f)}" for f in failures[:1]]
-        summed = summary.get("secure_sum", {})
-        if few := summed.get(UNSUMMED):
-            lines.append(
-                f"{few} classes had fewer than sum-owners={summed['sum_owners']} owners, so their "
-                "rows were not shared (docs/how-to/private-sums.md)"
-            )
-        lines += [
-            f"client {lost['client']} is lost since round {lost['round']}: {lost['reason']}"
-            for lost in summary["clients_lost"]
-        ]
-    for line in lines:
-        print(one_line(line, None))
+            f"{duration(summary['wall_seconds'])}, {len(failures)} failures",
+            *(f"the first failure: round {f['round']}, {left_out(f)}" for f in failures[:1]),
+            *(f"{few} classes had fewer than sum-owners={summed['sum_owners']} owners, so their "
+              "rows were not shared (docs/how-to/private-sums.md)" for few in unsummed),
+            *(f"client {lost['client']} is lost since round {lost['round']}: {lost['reason']}"
+              for lost in summary["clients_lost"]),
+        ):  # fmt: skip
+            print(one_line(line, None))
     print(folder.path)
 
 
 def resume(  # noqa: PLR0913, PLR0917
-    run_folder: RunFolderPath,
+    run_folder: common.RunFolderPath,
     overrides: Overrides = None,
     superlink: Connection = None,
     accept_lost: Annotated[bool, typer.Option(help="leave out clients without a state")] = False,
@@ -115,7 +100,7 @@ def resume(  # noqa: PLR0913, PLR0917
     _print_result(folder, as_json=as_json)
 
 
-def verify(run_folder: RunFolderPath, trust: Trust = False) -> None:
+def verify(run_folder: common.RunFolderPath, trust: Trust = False) -> None:
     """Check a run folder: lines, checkpoint, summary and states against each other."""
     from fedhet.engines import session
     from fedhet.records.verification import SHOWN

@@ -67,18 +67,14 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def load_noted(
-    path: Path | None,
-    overrides: Sequence[str] = (),
-    *,
-    changes: Mapping[str, Any] | None = None,
-    deployed: bool = False,
+    path: Path | None, overrides: Sequence[str] | Mapping[str, Any] = (), *, deployed: bool = False
 ) -> tuple[RunConfig, list[str]]:
     """As :func:`load_config`; with a line for every key that somebody set in vain.
 
-    ``changes`` are overrides that are values already; ``deployed``: the run goes to a network.
+    ``overrides`` may be values by key; ``deployed``: the run goes to a network.
     """
     preset = read_yaml(path) if path else {}
-    new = {**read_overrides(overrides), **(changes or {})}
+    new = dict(overrides) if isinstance(overrides, Mapping) else read_overrides(overrides)
     for values in (preset, new):
         if isinstance(values.get("method"), str):
             values["method"] = method_name(values["method"])

@@ -254,8 +254,7 @@ class DataKeys(Schema):
     axes: Literal["", "channels-time", "time-channels"] = ""
     """order of a window's axes in an NPZ; empty: guessed by their lengths"""
     channels: Words = ()
-    """columns of the channels in a CSV of `signals`; with one row per window, the beginnings of
-    their columns' names"""
+    """columns of the channels in a CSV of `signals`; of one row per window, how they begin"""
     time: str = ""
     """column of the time, in a CSV with one row per time step"""
     columns: Words = ()
@@ -282,8 +281,7 @@ class RunConfig(DataKeys, Start):
     window: Window = ()
     """LOW,HIGH of images of more than 8 bits; empty: each client's own range"""
     standardise: bool = False
-    """images of 8 bits by mean and deviation of each channel of the client's own training
-    images, instead of to [-1, 1]"""
+    """images of 8 bits by each channel's mean and deviation in the client's train split"""
     image_size: Annotated[Side | tuple[Side, Side], BeforeValidator(_size)] = 32
     """side of the square input, pixels, or HEIGHTxWIDTH such as 48x64"""
     grey: bool = False
@@ -322,8 +320,7 @@ class RunConfig(DataKeys, Start):
     rounds: int = Field(100, ge=1, le=1_000_000)
     """T, communication rounds"""
     patience: int = Field(0, ge=0)
-    """end the run after so many evaluated rounds without a better validation metric; 0: run all
-    rounds"""
+    """evaluated rounds without a better validation metric that end the run; 0: all rounds"""
     local_epochs: int = Field(10, ge=1)
     """E, epochs of local training per round"""
     local_steps: int = Field(0, ge=0, le=1_000_000)
@@ -343,8 +340,7 @@ class RunConfig(DataKeys, Start):
     grad_clip: float = Field(0.0, ge=0)
     """largest gradient norm of one network; 0: off"""
     class_weights: Literal["none", "balanced"] = "none"
-    """balanced: in every cross-entropy a class counts by n / (classes x examples), over the
-    client's train split"""
+    """balanced: in cross-entropies a class counts by n / (classes x examples) of the train split"""
     augment: Literal["none", "crop-flip", "flip-erase-crop", "jitter-scale"] = "none"
     """crop-flip (images): random crop with a margin of s/8 and flip; flip-erase-crop (images): the
     same, a rectangle erased in between; jitter-scale (signals): noise, a factor for each channel"""
@@ -355,16 +351,14 @@ class RunConfig(DataKeys, Start):
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """auto, cpu, cuda or cuda:N"""
     actors: int = Field(0, ge=0)
-    """training processes of a simulation; 0: as many as the CPUs that the command may use have
-    room for, by `threads`, and on GPUs one for each 2 GiB"""
+    """training processes of a simulation; 0: by `threads` and CPUs, on GPUs one for each 2 GiB"""
     seed: int = Field(0, ge=0, lt=2**31)
     """seed of every random number"""
     partition_seed: int = Field(-1, ge=-1, lt=2**31)
     """seed of who owns which images and splits; -1: the seed"""
 
     engine: Literal["processes", "ray", "inline"] = "processes"
-    """where a simulation's clients train: worker processes of this machine, Ray tasks (of the
-    cluster at RAY_ADDRESS, if that is set), or inline, in the command's own process"""
+    """a simulation's clients train in worker processes, Ray tasks (RAY_ADDRESS), or the command"""
 
     metric: MetricName = "accuracy"
     """main metric of a run; it decides the best round"""
@@ -397,8 +391,7 @@ class RunConfig(DataKeys, Start):
     max_update_ratio: float = Field(10.0, ge=0)
     """largest step of an upload, in multiples of the median; 0: no limit"""
     max_images: int = Field(1_000_000, ge=1, lt=2**53)
-    """most training examples that a client may declare; in a sum, those of the largest weight (4096
-    if it is not set)"""
+    """most training examples of a client; in a sum, of the largest weight (4096 if not set)"""
     max_classes: int = Field(1_000, ge=1)
     """most classes of a client, and of a run that does not name them"""
     max_weight: float = Field(1.0, gt=0, le=1)
@@ -408,8 +401,7 @@ class RunConfig(DataKeys, Start):
     trim: float = Field(0.2, ge=0, lt=0.5)
     """share of the values left out at each end by trimmed-mean"""
     client_keys: Literal["auto", "registered", "off"] = "auto"
-    """which node keys may use which client ids: auto (a registered name belongs to its key),
-    registered (only registered names), or off"""
+    """a registered name belongs to its node's key: auto; only such names: registered; or off"""
 
     dp_clip: float = Field(0.0, ge=0)
     """largest L2 norm of a client's update before noise; 0: no noise"""
@@ -440,8 +432,7 @@ class RunConfig(DataKeys, Start):
     keep_predictions: bool = False
     """keep each client's predictions on its validation and test examples"""
     metrics: Functions = ()
-    """own metrics of a client's test split, {name: module:function}; the function takes labels
-    (n,) and probabilities (n, C)"""
+    """own test metrics, {name: module:function}, of labels (n,) and probabilities (n, C)"""
     tuned: Words = ()
     """keys that were tuned for each method; reports compare them as one setting"""
     tracker: Literal["none", "tensorboard", "wandb", "mlflow"] = "none"

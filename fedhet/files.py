@@ -71,10 +71,7 @@ def near(path: str | os.PathLike[str]) -> str:
 
 
 def check_folder(path: Path, what: str) -> int:
-    """Return the free bytes of a folder that can be written to; leave nothing behind.
-
-    Raise UserError, which calls the folder ``what``, if it cannot.
-    """
+    """Return the free bytes of a folder, or raise UserError about ``what`` if it is read-only."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -98,16 +95,11 @@ def folder_size(folder: Path) -> int:
 
 
 def check_entries(folder: Path) -> None:
-    """Raise Damaged if something in the run folder leads out of it.
-
-    Called before anything there is opened: a run makes no link, no pipe or the like, and writing
-    through one would change something else.
-    """
+    """Raise Damaged if something in the run folder leads out of it; call it before all else."""
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise Damaged(
-                f"'{path}' is a link or something else that a run does not make: remove it"
-            )
+            what = "is a link or something else that a run does not make: remove it"
+            raise Damaged(f"'{path}' {what}")
 
 
 def finite(value: Any) -> Any:
@@ -156,9 +148,8 @@ def replacing(
 def appearing(path: Path) -> Iterator[Path]:
     """Yield a folder to fill; it becomes ``path`` if the body succeeds and vanishes if not.
 
-    Only its owner can read it, and its files are on the disk before it has the name. Nobody else
-    may fill the same one meanwhile: what a killed process left of it is removed. Raises OSError if
-    there is something at ``path`` by then.
+    Only its owner can read it, and its files are on the disk before it has the name. What a killed
+    process left of it is removed. Raises OSError if there is something at ``path`` by then.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -216,10 +207,7 @@ def sync(path: Path) -> None:
 
 
 def sources() -> Iterator[tuple[str, Path]]:
-    """Yield our Python files by the name that they have in a checkout, such as ``clients/base.py``.
-
-    In the order of the names, whatever the layout: a digest over them is the same in both.
-    """
+    """Yield our Python files by their names in a checkout (``clients/base.py``), in their order."""
     beside = ("strategies", "clients")
     files = {f"fedhet/{p.relative_to(HERE).as_posix()}": p for p in HERE.rglob("*.py")}
     files = {name: p for name, p in files.items() if name.split("/")[1] not in beside}
@@ -390,8 +378,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def read_tensors(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the tensors of a safetensors file by name, and its metadata; memory-mapped.
 
-    ``framework`` is ``numpy`` or ``pt`` (torch's). Raise Damaged if it is no such file, OSError
-    if there is none.
+    ``framework`` is ``numpy`` or ``pt``. Raise Damaged for another file, OSError for none.
     """
     from safetensors import safe_open  # noqa: PLC0415  (who reads no tensors waits for none)
 

@@ -47,14 +47,13 @@ def installed(kind: str) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=GROUPS[kind])}
 
 
-_here: list[str] = []  # where a user's own modules are looked for, once one is to be imported
+_here: list[str] = []  # where a user's own modules are looked for
 
 
 def look_here() -> None:
-    """Let modules in the working folder be found, after everything that is installed.
+    """Let modules in the working folder be found once one is to be imported, after all others.
 
-    Not before one of them is to be imported: until then nothing there, which may be a stranger's,
-    takes the place of a package that somebody else's code tries to import.
+    Until then nothing there, which may be a stranger's, can pass for somebody's missing package.
     """
     try:
         here = str(Path.cwd())
@@ -196,10 +195,7 @@ def _key() -> bytes:
 
 
 def sign(identity: Mapping[str, Any]) -> str:
-    """Return the MAC of a run's or a model's identity; empty where this user can have no key.
-
-    Whoever sends a folder writes all of it, so only a key outside of it can say whose it is.
-    """
+    """Return the MAC of a run's or a model's identity; empty where this user can have no key."""
     text = json.dumps({k: v for k, v in identity.items() if k != MAC}, sort_keys=True)
     with contextlib.suppress(OSError, RuntimeError):  # a home that cannot be written, or none
         return hmac.new(_key(), text.encode(), "sha256").hexdigest()
@@ -239,8 +235,7 @@ def require_trust(what: str, values: Mapping[str, Any], *, trusted: bool) -> Non
 def is_own(kind: str, name: str) -> bool:
     """Whether a name can only be somebody else's; imports nothing.
 
-    Raises UserError for one with a colon that is not of the form ``package.module:NAME``, or whose
-    module is Python's own: a server that names ``os:system`` wants no data set.
+    Raises UserError for one with a colon that is not ``package.module:NAME``, or is Python's own.
     """
     module, colon, attribute = name.partition(":")
     if not colon:
@@ -256,10 +251,7 @@ def is_own(kind: str, name: str) -> bool:
 
 
 def load(kind: str, name: str) -> Any:
-    """Return the object of that name, for which :func:`is_own` holds.
-
-    Raises UserError if it cannot be imported or is not there.
-    """
+    """Return the object of a name for which :func:`is_own` holds; UserError if it is not there."""
     if is_given(name):
         check_given([name])
         return _objects[name]
@@ -271,9 +263,8 @@ def load(kind: str, name: str) -> Any:
         owner = importlib.import_module(module)
     except (Exception, SystemExit) as error:
         raise UserError(
-            f"{kind} {name!r}: cannot import {module!r} ({brief(error)}); "
-            "it must be in the folder where you give the command, or installed (on a network "
-            "at the server and on every node)"
+            f"{kind} {name!r}: cannot import {module!r} ({brief(error)}); it must be in the "
+            "working folder, or installed (on a network at the server and on every node)"
         ) from error
     if not hasattr(owner, attribute):
         raise UserError(f"{kind} {name!r}: {attribute!r} does not exist in module {module!r}")

@@ -63,16 +63,9 @@ def one_thread() -> Iterator[None]:
 
 
 def one_blas_thread() -> AbstractContextManager[object]:
-    """One thread for NumPy's products: from now on, or until the context that this is ends.
-
-    Their last bits hang on the number of threads; and what they are used for here waits for the
-    memory, while every further thread would spin through a processor between two of them.
-    """
+    """One thread for NumPy's products, for the same last bits: from now on, or in the context."""
     limited: AbstractContextManager[object] = _pools().limit(limits=1, user_api="blas")
     return limited
 
 
-@functools.cache
-def _pools() -> ThreadpoolController:
-    """Return the libraries that this process has loaded: looking for them takes milliseconds."""
-    return ThreadpoolController()
+_pools = functools.cache(ThreadpoolController)  # looking for libraries takes milliseconds

@@ -112,15 +112,13 @@ _PAUSE = 1  # OpenMP's omp_pause_soft
 def one_run() -> Iterator[None]:
     """Hold this process for one run, and leave it as it was, without the run's models.
 
-    Torch's state and the standard streams are put back, and OpenMP's threads are ended: a child
-    that is forked later would wait for them for ever. A run in another thread waits for this one,
-    and says so. Raise UserError if the caller is a part of a run.
+    Torch's state and the standard streams are put back, and OpenMP's threads are ended, for which a
+    child that is forked later would wait. A run in another thread waits for this one, and says so.
+    Raise UserError if the caller is a part of a run.
     """
     if threading.get_ident() in _holders:
-        raise UserError(
-            "run: a run cannot be started out of another one (on_round, a metric, a model): start "
-            "it when that one has ended"
-        )
+        which = "out of another one (on_round, a metric, a model)"
+        raise UserError(f"run: a run cannot be started {which}: start it when that one has ended")
     if not _LOCK.acquire(blocking=False):
         print("fedhet: waiting for another run in this process ...", file=sys.stderr, flush=True)
         _LOCK.acquire()
@@ -206,10 +204,7 @@ def answerer(order: Mapping[str, Any]) -> Callable[[Message], Message]:
 
 
 def packed_objects(config: RunConfig) -> bytes:
-    """Return the objects that the configuration stands for, for a worker of this program's.
-
-    Examples are none of them: workers map the cache. Raise UserError for what cannot be sent.
-    """
+    """Return the run's objects for a worker, but no examples; UserError if one cannot be sent."""
     objects = given(name for name in named(config.flat()) if name != config.dataset)
     try:
         return _pickled(objects) if objects else b""

@@ -139,10 +139,7 @@ def resume(
 def reopen(
     path: Path, changes: Mapping[str, Any], *, trust: bool = False
 ) -> tuple[RunFolder, RunConfig]:
-    """Return a run folder to go on with, and its configuration with these ``changes``.
-
-    Raises UserError for a finished run, or another's code (unless ``trust``).
-    """
+    """Return a run folder to go on with, and its configuration; raises as :func:`resume` does."""
     folder = _existing(path)
     config = load.resumed_config(folder.opened(trust=trust), changes)
     if not trust:
@@ -165,8 +162,7 @@ def check_whole(folder: RunFolder, config: RunConfig, *, accept_lost: bool = Fal
 def verify(path: Path, *, trust: bool = False) -> tuple[RunFolder, Verification]:
     """Check a run folder for consistency.
 
-    Raises UserError if the run goes on, if the folder is no run, or if it names code of others and
-    neither this user made it nor ``trust`` is set.
+    Raises UserError if it is none, the run goes on, or it needs ``trust`` for code of others.
     """
     folder = _existing(path)
     folder.started_config()  # before a lock is made in what is no run

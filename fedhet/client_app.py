@@ -199,11 +199,14 @@ class Request:
             protection=protection or UploadProtection(),
         ))  # fmt: skip
 
-    def member(self, client: str = "") -> Member:
-        """Return what this client keeps for the sums of the run, without its examples."""
+    def member(self) -> Member:
+        """Return this client in the sums of the run; a node's own examples are not opened."""
         if self.own is not None:
             client = own_name(self.context)
-        client = client or local_data.client_name(self.config, self.node, simulated=self.simulated)
+        elif self.node.get("data-dir") and not self.simulated:
+            client = check_id(str(self.node.get("name", "")), "node-config name")
+        else:
+            client = self.data.client
         fewest = max(self.config.sum_min, self.limits.min_sum or 0)  # a site's may be stricter
         terms = SumTerms(fewest, self.config.sum_threshold)
         return Member(self.store(client), self.what.experiment, client, terms)
@@ -248,7 +251,7 @@ def query(asked: Request) -> Reply:
     }  # fmt: skip
     if config.summed:
         with coded(Code.PROOF):
-            key = asked.member(data.client).key(NodeCertificate.of(asked.node))
+            key = asked.member().key(NodeCertificate.of(asked.node))
         return Reply(info | {"sum-key": list(astuple(key))})
     asked.store(data.client)  # refused where the run began with masked sums
     counts = data.class_counts()
@@ -330,7 +333,7 @@ def _part_of(asked: Request) -> tuple[SumProtection | None, Reply | None]:
     with errors.refusing(Code.INSTRUCTION):
         masks.fraction_bits(cohort.size, config.sum_range)  # raises for a size that fits no word
     sent = _digest_of_sent(asked, cohort)
-    member, fewest = asked.member(data.client), asked.limits.min_class or 0
+    member, fewest = asked.member(), asked.limits.min_class or 0
     part = SumProtection(data, config, method, what, cohort, sent, member, fewest)
     rows = kind == messages.CONFUSION or method.sends_class_rows(config, config.params)
     if kind != messages.OWNERS and (rows and config.sum_owners > 1) != (part.shared is not None):

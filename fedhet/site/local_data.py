@@ -143,13 +143,6 @@ def load_local(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -
     return LocalData(partition.ids[index], index, count, dataset, partition.clients[index])
 
 
-def client_name(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -> str:
-    """Return the client's id; open its examples only where nothing else tells it."""
-    if not simulated and node.get("data-dir"):
-        return check_id(str(node.get("name", "")), "node-config name")
-    return load_local(config, node, simulated=simulated).client
-
-
 def open_private(config: RunConfig, path: str) -> Dataset:
     """Return the data that a node keeps at ``path``, read as the run says.
 

@@ -305,11 +305,9 @@ class Budget:
         return self.account.epsilon
 
     def _spent(self, account: Account) -> Refused:
-        return Refused(
-            f"privacy budget spent: {account.uploads} uploads of this client have cost epsilon "
-            f"{self.epsilon:.6g} of dp-epsilon={self.config.dp_epsilon:g}",
-            Code.BUDGET,
-        )
+        cost = f"{account.uploads} uploads of this client have cost epsilon {self.epsilon:.6g}"
+        text = f"privacy budget spent: {cost} of dp-epsilon={self.config.dp_epsilon:g}"
+        return Refused(text, Code.BUDGET)
 
 
 def _agreed(config: RunConfig) -> dict[str, Any]:

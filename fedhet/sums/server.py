@@ -376,7 +376,7 @@ class SumAggregator:
         Those whom most do not accept are left out, and then those who do not accept all.
         """
         shake, roster, requests = self.handshake, self.roster, {}
-        every, failed, new = set(roster.keys.items()), set[str](), dict[str, set[str]]()
+        every, new = set(roster.keys.items()), dict[str, set[str]]()
         for client in sorted(roster.nodes):
             if due := every - self.introduced.get(client, set()):
                 about = Introduction.of(dict(sorted(due, key=lambda pair: pair[0])))
@@ -385,16 +385,16 @@ class SumAggregator:
                 new[client] = set(about.members)
         for client, reply in exchange(shake.grid, requests, self._short):
             strangers = reply.info.get("strangers")
-            if reply.error or not isinstance(strangers, list | tuple):
-                failed.add(client)
-                if client in members:
-                    why = reply.error or "its answer is invalid"
-                    self.ledger.fail(client, f"not introduced: {why}")
+            if not reply.error and isinstance(strangers, list | tuple):
+                self.introduced[client] = every
+                known = self.strange.get(client, set()) - new[client]
+                self.strange[client] = known.union(map(str, strangers))
                 continue
-            self.introduced[client] = every
-            known = self.strange.get(client, set()) - new[client]
-            self.strange[client] = known.union(map(str, strangers))
-        members = [c for c in members if c not in failed and c in self.introduced]
+            self.introduced.pop(client, None)
+            if client in members:
+                why = reply.error or "its answer is invalid"
+                self.ledger.fail(client, f"not introduced: {why}")
+        members = [c for c in members if c in self.introduced]
         refusals = Counter(name for other in members for name in self.strange[other])
         trusted, agreeing = {m for m in members if 2 * refusals[m] < len(members)}, []
         for client in members:

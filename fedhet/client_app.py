@@ -205,8 +205,8 @@ class Request:
             client = own_name(self.context)
         elif self.node.get("data-dir") and not self.simulated:
             client = check_id(str(self.node.get("name", "")), "node-config name")
-        else:
-            client = self.data.client
+        else:  # without the checks of `data`, which note what a run began with
+            client = local_data.load_local(self.config, self.node, simulated=self.simulated).client
         fewest = max(self.config.sum_min, self.limits.min_sum or 0)  # a site's may be stricter
         terms = SumTerms(fewest, self.config.sum_threshold)
         return Member(self.store(client), self.what.experiment, client, terms)

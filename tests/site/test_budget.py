@@ -69,14 +69,13 @@ def test_another_upload_in_the_same_round_costs_and_has_its_own_noise(tmp_path, 
 
 
 def test_the_noise_is_secret_in_a_deployment_and_repeats_in_a_simulation(tmp_path):
-    config = tiny(tmp_path, **DP)
-
-    def noise(folder, simulated):
-        store = FileStore(tmp_path / folder, sync=False)
-        return upload(opened(store, config, simulated=simulated), 1)[1]
-
-    assert (noise("a", simulated=False) != noise("b", simulated=False)).all()
-    np.testing.assert_array_equal(noise("c", simulated=True), noise("d", simulated=True))
+    config, stores = tiny(tmp_path, **DP), [FileStore(tmp_path / n, sync=False) for n in "abcd"]
+    modes = (False, False, True, True)
+    a, b, c, d = (
+        upload(opened(store, config, simulated=simulated), 1)[1]
+        for store, simulated in zip(stores, modes, strict=True)
+    )
+    assert (a != b).all() and (c == d).all()
 
 
 def test_what_the_run_began_with_is_what_counts(tmp_path, store):

@@ -1,6 +1,7 @@
 """What a site allows wins over any run."""
 
 import re
+from unittest.mock import Mock
 
 import pytest
 from helpers.tiny import deployed, tiny
@@ -8,7 +9,6 @@ from helpers.tiny import deployed, tiny
 from fedhet import client_app
 from fedhet.config.load import envelope
 from fedhet.protocol.handshake import Handshake, Roster
-from fedhet.protocol.messages import message_bytes
 from fedhet.site.limits import Limits, read_limits
 from fedhet.testing import LocalGrid, simulate
 
@@ -28,9 +28,8 @@ def limited(tmp_path, text, **changes):
 
     said = []
     config = tiny(tmp_path, start_timeout=1.0, **{"rounds": 1, "representation": 500} | changes)
-    folder, _ = simulate(
-        config, tamper=listen, before=deployed(tmp_path, {1: {"limits": str(path)}})
-    )
+    before = deployed(tmp_path, {1: {"limits": str(path)}})
+    folder, _ = simulate(config, tamper=listen, before=before)
     return folder.read_rounds(), said
 
 
@@ -93,17 +92,11 @@ def test_an_upload_that_is_too_large_does_not_leave(tmp_path):
 
 
 def test_a_message_that_is_too_large_is_not_decoded(tmp_path, monkeypatch):
-    decoded, original = [], client_app.read_arrays
-
-    def watched(message):
-        decoded.append(message_bytes(message))
-        return original(message)
-
+    watched = Mock(side_effect=client_app.read_arrays)
     monkeypatch.setattr(client_app, "read_arrays", watched)
-    rounds, said = limited(tmp_path, "max-download-bytes: 1000")
-    [(kind, text)] = said
+    rounds, [(kind, text)] = limited(tmp_path, "max-download-bytes: 1000")
     assert kind == "train" and "limit max-download-bytes: this site allows 1000, and" in text
-    assert rounds[0]["replied"] == len(decoded) == 2
+    assert rounds[0]["replied"] == watched.call_count == 2
 
 
 def test_a_file_that_cannot_be_understood_allows_nothing_and_none_everything(tmp_path):

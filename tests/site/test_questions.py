@@ -24,10 +24,9 @@ LIMITS = "target: ill\nclasses: ['0', '1']\ncolumns: [age, chol, ill]\n"
 @pytest.fixture
 def site(tmp_path):
     """A hospital with 60 patients; ``ask`` is what a run gets in the handshake."""
-    rows = [
-        f"{20 + n % 50},{150 + 3 * n},{int(n % 3 == 0)},{'ab'[n % 2]},{n % 7}" for n in range(ROWS)
-    ]
-    (tmp_path / "own.csv").write_text("\n".join(["age,chol,ill,ward,bmi", *rows]) + "\n")
+    row = "{},{},{:d},{},{}\n".format
+    rows = (row(20 + n % 50, 150 + 3 * n, n % 3 == 0, "ab"[n % 2], n % 7) for n in range(ROWS))
+    (tmp_path / "own.csv").write_text("".join(["age,chol,ill,ward,bmi\n", *rows]))
     return Site(tmp_path)
 
 
@@ -140,6 +139,11 @@ def test_a_history_that_is_gone_or_damaged_allows_no_counted_run(site):
     assert site.ask()["error"] == "state"
 
 
+def test_a_full_history_takes_no_new_question(site, monkeypatch):
+    monkeypatch.setattr("fedhet.site.limits.MOST_LINES", 1)
+    assert "seen" in site.ask() and "seen" in site.ask() and site.ask(seed=1)["error"] == "state"
+
+
 @pytest.mark.parametrize("limit", ["secure-sum: required", "min-sum: 3", "min-sum-noise: 0.1"])
 def test_a_limit_on_sums_needs_a_certificate(site, limit):
     """Without one a server could invent the other members, and learn the single upload."""
@@ -163,9 +167,8 @@ def test_runs_are_counted_and_their_epsilon_is_added_up(tmp_path):
     def replied(name, text, **changes):
         path.write_text(text)
         config = tiny(tmp_path, start_timeout=1.0, name=name, **noise | changes)
-        folder, _ = simulate(
-            config, before=deployed(tmp_path, {1: {"limits": str(path)}}), simulated=False
-        )
+        before = deployed(tmp_path, {1: {"limits": str(path)}})
+        folder, _ = simulate(config, before=before, simulated=False)
         return folder.read_rounds()[0]["replied"]
 
     assert [replied(f"run{k}", "total-epsilon: 20") for k in range(3)] == [3, 3, 2]
@@ -190,10 +193,8 @@ def test_messages_that_are_no_questions_are_not_in_the_history(site):
 
 
 def test_the_limits_that_are_drafted_allow_the_sites_own_preset_and_no_other_question(site, capsys):
-    place = site.folder
-    (place / "own.yaml").write_text(
-        json.dumps(PLAIN | {"ignore": ["ward", "bmi"], "data-path": ""})
-    )
+    place, preset = site.folder, PLAIN | {"ignore": ["ward", "bmi"], "data-path": ""}
+    (place / "own.yaml").write_text(json.dumps(preset))
     words = ["node", str(place / "h"), "--data", site.node["data-dir"], "--preset"]
     words += [str(place / "own.yaml"), "--write-limits", str(place / "limits.yaml")]
     assert execute(words) == 0 and execute(words) == 2  # nothing is overwritten
@@ -215,30 +216,17 @@ def test_the_history_names_all_that_a_run_was_sent_each_once(tmp_path):
     for name, sums in (("plain", {}), ("masked", {"secure_sum": "masked", "sum_min": 2})):
         config = tiny(tmp_path, rounds=2, name=name, **sums)
         simulate(config, before=deployed(tmp_path / name), simulated=False)
-    told = {
-        name: {
-            line["stage"]: line["answer"]
-            for line in History(tmp_path / name / "states" / "101").lines()
-        }
-        for name in ("plain", "masked")
-    }
-    assert list(told["plain"]) == ["handshake", "training", "confusion matrix"]
-    assert re.match(
-        "answered; [0-9]+ bytes of the method, num-examples, .*test_accuracy",
-        told["plain"]["training"],
+    plain, masked = (
+        {line["stage"]: line["answer"] for line in History(tmp_path / n / "states/101").lines()}
+        for n in ("plain", "masked")
     )
-    assert re.fullmatch("answered; [0-9]+ test examples by .*", told["plain"]["confusion matrix"])
-    assert list(told["masked"]) == [
-        "handshake",
-        "owners of classes",
-        "training",
-        "confusion matrix",
-    ]
-    assert told["masked"].pop("handshake") == "answered; no class and no count; columns: none"
-    assert all(
-        re.fullmatch("answered; [0-9,]+ bytes of the method", one)
-        for one in told["masked"].values()
-    )
+    assert list(plain) == ["handshake", "training", "confusion matrix"]
+    words = "answered; [0-9,]+ bytes of the method"
+    assert re.match(f"{words}, num-examples, .*test_accuracy", plain["training"])
+    assert re.fullmatch("answered; [0-9]+ test examples by .*", plain["confusion matrix"])
+    assert list(masked) == ["handshake", "owners of classes", "training", "confusion matrix"]
+    assert masked.pop("handshake") == "answered; no class and no count; columns: none"
+    assert all(re.fullmatch(words, one) for one in masked.values())
 
 
 @pytest.mark.parametrize("known", ['{"digest": "of other data"}', None])

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 from flwr.app import Message
@@ -22,29 +22,18 @@ CLASSES = ("adder", "boa", "cobra")
 SECRET = "zebra"
 
 
-@dataclass
-class Fault:
+class Fault(NamedTuple):
     """What goes wrong at a site: before the run, or once round 1 is over."""
 
     word: str
     log: str
-    before: Callable | None = None
-    after: Callable | None = None
-
-
-def _file_for_folder(place, node):
-    (place / "wall").write_text("")
-    node["state-dir"] = str(place / "wall" / "states")
+    before: Callable = lambda place, node: None
+    after: Callable = lambda place, node: None
 
 
 def _strange_class(place, node):
     (place / "images" / SECRET).mkdir()
     (place / "images" / "boa" / "001.png").rename(place / "images" / SECRET / "1.png")
-
-
-def _garbled_limits(place, node):
-    (place / "limits.yaml").write_text("max-epoch: 3")
-    node["limits"] = str(place / "limits.yaml")
 
 
 def _damaged_state(place, node):
@@ -53,19 +42,24 @@ def _damaged_state(place, node):
             path.write_bytes(path.read_bytes()[:-9])
 
 
-def _set(**values):
-    return lambda place, node: node.update({kebab(key): v for key, v in values.items()})
+def _set(text="", **values):
+    """Give a node these keys; a file with this text lies at `place`/file."""
+
+    def before(place, node):
+        (place / "file").write_text(text)
+        node.update({kebab(k): str(v).replace("PLACE", str(place)) for k, v in values.items()})
+
+    return before
 
 
 FAULTS = {
     "no images": Fault("data", "images~ is not", _set(data_dir="/nowhere/zebra/images~ is not")),
     "a class of its own": Fault("data", "zebra", _strange_class),
-    "states cannot be written": Fault("state", "Not a directory", _file_for_folder),
+    "states cannot be written": Fault(
+        "state", "Not a directory", _set(state_dir="PLACE/file/states")),
     "a damaged state": Fault("state-lost", "cannot be read", after=_damaged_state),
-    "garbled limits": Fault("limits-file", "max-epoch", _garbled_limits),
-    "a limit": Fault("limit", "max-epochs", lambda place, node: (
-        (place / "l").write_text("max-epochs: 1"), node.update({"limits": str(place / "l")})
-    )),
+    "garbled limits": Fault("limits-file", "max-epoch", _set("max-epoch: 3", limits="PLACE/file")),
+    "a limit": Fault("limit", "max-epochs", _set("max-epochs: 1", limits="PLACE/file")),
     "no such device": Fault("device", "cuda:7", _set(device="cuda:7")),
     "no such model": Fault("model", "zebra_nets", _set(model="zebra_nets:make")),
     "a bug": Fault("unexpected", "Traceback"),
@@ -85,16 +79,14 @@ def test_only_a_word_and_a_number_go_up(tmp_path, capfd, monkeypatch):
             "name": name.replace(" ", "-") or f"b{k}",
             "state-dir": str(places[k] / "states"),
         }  # fmt: skip
-        if fault.before:
-            fault.before(places[k], nodes[k])
+        fault.before(places[k], nodes[k])
 
     def listen(number, message, reply):
         if number in sent:
             sent[number].append(reply)
         elif instruction(message).round == 1:  # an honest one's: who comes before has trained
             for k, fault in enumerate(FAULTS.values()):
-                if fault.after:
-                    fault.after(places[k], nodes[k])
+                fault.after(places[k], nodes[k])
         return reply
 
     original = FedSSAClient.receive
@@ -116,11 +108,9 @@ def test_only_a_word_and_a_number_go_up(tmp_path, capfd, monkeypatch):
         failed = [r.content.config_records["info"] for r in replies if "error" in r.content["info"]]
         assert failed and {str(info["error"]) for info in failed} == {fault.word}, name
         for reply in replies:
-            up = repr({
-                key: {name: value for name, value in record.items()
-                      if name != "sum-key" and not isinstance(value, bytes)}
-                for key, record in reply.content.items() if key != "arrays"
-            })  # fmt: skip
+            records = [dict(record) for k, record in reply.content.items() if k != "arrays"]
+            up = repr([{k: v for k, v in one.items() if k != "sum-key" and type(v) is not bytes}
+                       for one in records])  # fmt: skip
             for word in (SECRET, str(tmp_path), "/", "Error", ".py", "hospital"):
                 assert word not in up, (word, up)
         for info in failed:

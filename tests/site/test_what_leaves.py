@@ -48,17 +48,13 @@ def test_no_row_no_path_and_no_median_leaves_a_site_only_what_the_list_names(tmp
 
     def listen(number, message, reply):
         sent.append(reply)
-        info = set(reply.content.config_records["info"])
-        kinds[message.metadata.message_type] = info | kinds.get(
-            message.metadata.message_type, set()
-        )
+        info, kind = set(reply.content.config_records["info"]), message.metadata.message_type
+        kinds[kind] = info | kinds.get(kind, set())
         return reply
 
     folder, _ = simulate(config, before=deployed(tmp_path, own), tamper=listen, simulated=False)
     assert folder.read_rounds()[0]["replied"] == 3 and kinds == LEAVES[sums]
-    numbers = {
-        name for r in sent for record in r.content.metric_records.values() for name in record
-    }
+    numbers = {n for r in sent for record in r.content.metric_records.values() for n in record}
     assert numbers == (METRICS if sums == "off" else set())
     said = repr([r.content.config_records for r in sent]) + repr(sent)
     for word in ("secret-name", "at-hospital", str(tmp_path)):
@@ -95,6 +91,4 @@ def test_of_a_sites_own_model_at_most_the_last_layer_leaves(tmp_path, method):
     own = [(name, value) for name, value in tensors if name.startswith("model/")]
     assert len(states) == 3 and own
     left = {name for name, value in own if value in sent}
-    assert (
-        (left == {name for name, _ in own}) if method == "fedavg" else left <= {"model/head.weight"}
-    )
+    assert left == dict(own).keys() if method == "fedavg" else left <= {"model/head.weight"}

@@ -117,13 +117,12 @@ def test_terms_that_come_after_the_upload_loosen_nothing(tmp_path, later) -> Non
     refused("too-few-survivors", whole.notes("a", later).open_shares, 1, six)
 
 
-def public() -> SumKey:
-    return SumKey(X25519PrivateKey.generate().public_key().public_bytes_raw())
-
-
 def test_a_kept_key_stays_and_one_that_gives_no_secret_is_not_accepted(site) -> None:
-    assert site.introduce("a", {"b": public(), "e": public()}) == ["b"]
-    assert site.introduce("b", {"b": public()}) == ["b"]  # not its own either
+    other, more = (
+        SumKey(X25519PrivateKey.generate().public_key().public_bytes_raw()) for _ in "ab"
+    )
+    assert site.introduce("a", {"b": other, "e": more}) == ["b"]
+    assert site.introduce("b", {"b": other}) == ["b"]  # not its own either
     assert site.introduce("a", {"b": site.keys["b"], "f": SumKey(bytes(32))}) == ["f"]
 
 
@@ -149,10 +148,10 @@ def test_a_run_that_began_with_masked_sums_keeps_them(tmp_path) -> None:
         message = request("query", 1, Instruction("run"), 1.0)
         return Request(message, Context(1, 1, node, RecordDict(), given, 0), given)
 
-    asked("off").store("a")  # a run of its own
-    asked("masked").member("a").key(None)
+    asked("off").store("0")  # a run of its own
+    asked("masked").member().key(None)
     with pytest.raises(Refused, match="began with secure-sum=masked"):
-        asked("off").store("a")
+        asked("off").store("0")
 
 
 # --- who may say that a key is whose --------------------------------------------------------------

@@ -19,21 +19,9 @@ from hypothesis import strategies as st
 from fedhet.errors import Refused, Rejected
 from fedhet.protocol.messages import Reply
 from fedhet.site.state import FileStore
-from fedhet.sums import masks as messages
+from fedhet.sums import masks
 from fedhet.sums.client import KEYS, LAST, Member
-from fedhet.sums.masks import (
-    Secrets,
-    SumTerms,
-    Survivors,
-    cohort_digest,
-    encode,
-    fraction_bits,
-    from_words,
-    grid,
-    prove,
-    split,
-    stream,
-)
+from fedhet.sums.masks import SumTerms, Survivors
 from fedhet.sums.server import Collector
 
 LENGTH = 5
@@ -78,15 +66,15 @@ class Cohort:
             if certified:
                 self.signing[name] = key = generate_private_key(SECP384R1())
                 proof = certificate(name, key, "ca", CA_KEY)
-                keys[name] = prove(key, proof, "run", name, keys[name].public)
+                keys[name] = masks.prove(key, proof, "run", name, keys[name].public)
         for member in self.members.values():
             assert member.introduce(keys, CA if certified else None) == []
         rng = np.random.default_rng(0)
         self.vectors = {name: rng.normal(size=LENGTH) for name in self.names}
-        self.words = {n: grid(v, 20, 64.0).astype(np.uint32) for n, v in self.vectors.items()}
+        self.words = {n: masks.grid(v, 20, 64.0).astype(np.uint32) for n, v in self.vectors.items()}
 
     def mask(self, name: str, attempt: int = 1):
-        cohort = messages.Cohort(tuple(self.names), attempt, len(self.names))
+        cohort = masks.Cohort(tuple(self.names), attempt, len(self.names))
         return self.members[name].mask(1, cohort, PAYLOAD, Reply({}, {}, [self.words[name]])).arrays
 
     def change(self, name: str, note: str, edit) -> None:
@@ -109,7 +97,6 @@ class Cohort:
         return {n: self.members[n].sign(1, told, self.signing[n]) for n in names}
 
     def open(self, name: str, survivors: Sequence[str], signatures: Mapping[str, bytes]) -> None:
-        """Ask a member for its shares, with boxes that do not open."""
         signed = tuple(signatures.get(n, b"") for n in survivors)
         told = Survivors(tuple(survivors), 1, bytes(82 * len(survivors)), signed)
         self.members[name].open_shares(1, told)
@@ -153,7 +140,7 @@ def test_any_permitted_dropout_gives_exactly_the_sum_and_no_other(data, size: in
             collector.total()
         return
     assert collector.total().tolist() == cohort.sum(survivors)
-    whole = from_words(collector.total(), 20)
+    whole = masks.from_words(collector.total(), 20)
     assert np.allclose(whole, sum(cohort.vectors[n] for n in survivors), atol=size * 2.0**-20)
 
 
@@ -171,7 +158,7 @@ def test_any_permitted_dropout_gives_exactly_the_sum_and_no_other(data, size: in
 def test_a_member_joins_no_cohort_that_would_give_it_away(cohort, threshold, word) -> None:
     whole = Cohort(4, SumTerms(3, threshold))
     whole.change("a", KEYS, lambda keys: keys | {"e": keys["c"]})
-    asked = messages.Cohort(tuple(cohort), 1, len(cohort))
+    asked = masks.Cohort(tuple(cohort), 1, len(cohort))
     refused(word, whole.members["a"].repeated, 1, asked, PAYLOAD)
 
 
@@ -290,13 +277,13 @@ PUBLIC = {"a": A.public_key().public_bytes_raw(), "b": B.public_key().public_byt
 def test_keys_digest_seed_stream_and_box() -> None:
     assert PUBLIC["a"].hex() == "8f40c5adb68f25624ae5b214ea767a6ec94d829d3d7b5e1ad1ba6f3e2138285f"
     assert PUBLIC["b"].hex() == "358072d6365880d1aeea329adf9121383851ed21a28e3b75e965d0d2cd166254"
-    digest = cohort_digest(PUBLIC)
+    digest = masks.cohort_digest(PUBLIC)
     assert digest.hex() == "63dd3af76dffa77dd835647d97e62dfaac4fcd1489973bf47dbc796f17781666"
     attempt = ["run-1", 3, 1, digest]
-    first, second = Secrets("a", A, PUBLIC, attempt), Secrets("b", B, PUBLIC, attempt)
+    first, second = masks.Secrets("a", A, PUBLIC, attempt), masks.Secrets("b", B, PUBLIC, attempt)
     seed = "dece3df8390f43b644a754afeb40969d68fd5d9009d455446f2febedb0ec8384"
     assert first.pair_seed("b").hex() == second.pair_seed("a").hex() == seed
-    words = stream(bytes.fromhex(seed), 4).tolist()
+    words = masks.stream(bytes.fromhex(seed), 4).tolist()
     assert words == [856035559, 881942420, 4021002767, 3922535167]
     key = first.key("b", "share", "a", "b")
     assert key.hex() == "66da8ae16bb0065cc54c214eff30528f26cc91b52fc1a63b43d8c7278cb650d7"
@@ -304,16 +291,18 @@ def test_keys_digest_seed_stream_and_box() -> None:
 
 
 def test_words() -> None:
-    assert (fraction_bits(10, 64.0), fraction_bits(100, 64.0)) == (20, 17)
-    words = grid(np.array([1.5, -0.25, 1e-7]), 20, 64.0).astype(np.uint32)
+    assert (masks.fraction_bits(10, 64.0), masks.fraction_bits(100, 64.0)) == (20, 17)
+    words = masks.grid(np.array([1.5, -0.25, 1e-7]), 20, 64.0).astype(np.uint32)
     assert words.tolist() == [1572864, 4294705152, 0]
-    assert from_words(words, 20).tolist() == [1.5, -0.25, 0.0]
+    assert masks.from_words(words, 20).tolist() == [1.5, -0.25, 0.0]
 
 
 def test_shares() -> None:
-    shares = split((7).to_bytes(32, "big"), 3, 2, lambda _: 5)
+    shares = masks.split((7).to_bytes(32, "big"), 3, 2, lambda _: 5)
     assert [int.from_bytes(share, "big") for share in shares] == [12, 17, 22]
 
 
 def test_encoding() -> None:
-    assert encode(["ä", 3, b"\x00"]).hex() == "00000002c3a4" + "0000000400000003" + "0000000100"
+    assert (
+        masks.encode(["ä", 3, b"\x00"]).hex() == "00000002c3a4" + "0000000400000003" + "0000000100"
+    )

@@ -81,17 +81,17 @@ def reachable(root: object) -> Iterator[object]:
             ahead += [o for o in gc.get_referents(one) if type(o).__name__ != "function"]
 
 
+def joined(reply: Message) -> bytes:
+    return b"".join(array.tobytes() for array in arrays_of(reply))
+
+
 @pytest.mark.parametrize("method", ["fedssa", pytest.param("lg_fedavg", marks=pytest.mark.matrix)])
 def test_nothing_of_one_client_is_with_the_server(tmp_path, monkeypatch, caplog, method) -> None:
     caplog.set_level(logging.DEBUG)
-    secrets = Secrets(monkeypatch)
-    held: list[bytes] = []
-    infos: list[dict] = []
-    texts: list[str] = []
-    keys: set[str] = set()
+    secrets, held, infos, texts, keys = Secrets(monkeypatch), [], [], [], set()
 
     def listen(node: int, message: Message, reply: Message) -> Message:
-        held.append(b"".join(array.tobytes() for array in arrays_of(reply)))
+        held.append(joined(reply))
         infos.append(dict(reply.content["info"].items()))
         held.append(repr(infos[-1]).encode() + repr(reply.content.metric_records).encode())
         held.extend(value for value in infos[-1].values() if isinstance(value, bytes))
@@ -106,12 +106,10 @@ def test_nothing_of_one_client_is_with_the_server(tmp_path, monkeypatch, caplog,
     def look(self: MethodStrategy[Any], *given: Any) -> Any:
         found = book(self, *given)
         for one in reachable(self):
-            if isinstance(one, np.ndarray) and one.dtype != object:
-                held.append(one.tobytes())
-            elif isinstance(one, bytes):
-                held.append(one)
-            elif isinstance(one, str):
+            if isinstance(one, str):
                 texts.append(one)
+            elif isinstance(one, bytes) or (isinstance(one, np.ndarray) and one.dtype != object):
+                held.append(bytes(one))
         return found
 
     monkeypatch.setattr(MethodStrategy, "_book", look)
@@ -122,10 +120,8 @@ def test_nothing_of_one_client_is_with_the_server(tmp_path, monkeypatch, caplog,
     texts += [path.read_text(errors="replace") for path in files] + [caplog.text]
 
     assert len(secrets.words) > 2 * CLIENTS and len(files) > 5
-    everything, said = b"\0".join(held), "\n".join(texts)
-    pieces = list(secrets.pieces())
-    assert len(pieces) > 20
-    assert not any(piece in everything for piece in pieces)
+    everything, said, pieces = b"\0".join(held), "\n".join(texts), list(secrets.pieces())
+    assert len(pieces) > 20 and not any(piece in everything for piece in pieces)
     assert len(keys) == CLIENTS and not list(folder.path.glob("state/**/sum-*"))
     for key in keys:
         assert key.encode() not in everything and bytes.fromhex(key) not in everything
@@ -145,21 +141,16 @@ def test_the_search_finds_what_is_there(tmp_path, monkeypatch) -> None:
     secrets, held = Secrets(monkeypatch), []
 
     def listen(node: int, message: Message, reply: Message) -> Message:
-        held.append(b"".join(array.tobytes() for array in arrays_of(reply)))
+        held.append(joined(reply))
         return reply
 
     with without_masks():
         simulate(config(tmp_path, rounds=1), tamper=listen)
-    everything = b"\0".join(held)
-    pieces = list(secrets.pieces())
+    everything, pieces = b"\0".join(held), list(secrets.pieces())
     assert sum(piece in everything for piece in pieces) > len(pieces) / 4
 
 
 # --- clients that lie ------------------------------------------------------------------------
-
-
-def metrics(content: RecordDict, _: Message) -> None:
-    content["metrics"] = MetricRecord({"test_accuracy": 99.0})
 
 
 def shares(content: RecordDict, message: Message) -> None:
@@ -176,7 +167,10 @@ LIES = {
         TRAIN, sends(lambda a, _: [a[0], a[1][:2]]), 3, "1",
         r"array 1 is uint8\[2, 82\], expected uint8\[4",
     ),
-    "metrics that are summed": (TRAIN, metrics, 3, "1", "reply with single metrics"),
+    "metrics that are summed": (
+        TRAIN, lambda content, _: content.update(metrics=MetricRecord({"test_accuracy": 99.0})),
+        3, "1", "reply with single metrics",
+    ),
     "other words": (
         TRAIN, sends(lambda a, _: [a[0] + np.uint32(1 << 31), a[1]]), 0, "the round",
         "the sum failed: the sum has entries beyond 4 x sum-range=64",

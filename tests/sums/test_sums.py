@@ -29,28 +29,21 @@ VARIANTS = [
 
 def pair(tmp_path, method, owners=1, **changes):
     values = {"method": method, "max_images": 300, "representation": 8, **changes}
-    if method == "fedmrl":
-        values["d1"] = 4
-    configs = (
-        small(tmp_path, **values),
-        small(tmp_path, **values, secure_sum="masked", sum_owners=owners),
-    )
-    made = [make_strategy(config, SEEN, IMAGES, CLASSES) for config in configs]
-    return made
+    values |= {"d1": 4} if method == "fedmrl" else {}
+    summed = {"secure_sum": "masked", "sum_owners": owners}
+    configs = small(tmp_path, **values), small(tmp_path, **values, **summed)
+    return [make_strategy(config, SEEN, IMAGES, CLASSES) for config in configs]
 
 
 def drawn(strategy, seed=0):
     """An upload of every client: random numbers in the shapes that are expected."""
-    random = np.random.default_rng(seed)
-    found = {}
+    random, payloads = np.random.default_rng(seed), {}
     for client, info in strategy.roster.infos.items():
         expected = strategy.reference(info).payload
-        arrays = [
-            random.random(a.shape).astype(a.dtype) if a.dtype.kind == "f" else a
-            for a in expected.to_ndarrays()
-        ]
-        found[client] = type(expected).from_ndarrays(arrays)
-    return found
+        drawn = (random.random(a.shape).astype(a.dtype) if a.dtype.kind == "f" else a
+                 for a in expected.to_ndarrays())  # fmt: skip
+        payloads[client] = type(expected).from_ndarrays([*drawn])
+    return payloads
 
 
 def own(strategy, client, told=None):
@@ -90,15 +83,10 @@ def test_the_sum_gives_what_the_plain_path_gives(tmp_path, method, changes):
 # --- noise --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("method", "changes"),
-    [
-        ("lg_fedavg", {}),
-        ("fedmrl", {}),
-        ("fedssa", {}),
-        ("fedssa", {"upload_rows": "whole", "download_rows": "whole"}),
-    ],
-)
+@pytest.mark.parametrize(("method", "changes"), [
+    ("lg_fedavg", {}), ("fedmrl", {}), ("fedssa", {}),
+    ("fedssa", {"upload_rows": "whole", "download_rows": "whole"}),
+])  # fmt: skip
 def test_with_noise_steps_from_what_was_sent_are_summed(tmp_path, method, changes):
     noise = {"dp_clip": 1.0, "dp_epsilon": 1.0, "dp_delta": 1e-5}
     _, without = pair(tmp_path, method, **changes)

@@ -225,13 +225,12 @@ def _answered(handler: Handler, own: OwnSite | None, message: Message, context: 
     try:
         with (
             without_denormals(), giving({} if own is None else own.objects),
-            history.asked(message, run_config) as note,
+            history.asked(message, run_config) as replies,
         ):  # fmt: skip
-            reply = handler(Request(message, context, run_config, history, own))
-            note(reply)
-            return answer(message, reply)
+            replies.append(handler(Request(message, context, run_config, history, own)))
+            return answer(message, replies[-1])
     except (Exception, SystemExit) as error:  # a client's fault, which the server is told
-        return answer(message, _failure(error, _step(message, context)))
+        return answer(message, _failure(error, message, context))
 
 
 def query(asked: Request) -> Reply:
@@ -254,9 +253,9 @@ def query(asked: Request) -> Reply:
             key = asked.member().key(NodeCertificate.of(asked.node))
         return Reply(info | {"sum-key": list(astuple(key))})
     asked.store(data.client)  # refused where the run began with masked sums
-    counts = data.class_counts()
-    images = list(counts.values())
-    return Reply(info | {"seen": list(counts), "images": images, "train-images": sum(images)})
+    counts, images = data.class_counts(), len(data.split.train)
+    own = {"seen": list(counts), "images": list(counts.values()), "train-images": images}
+    return Reply(info | own)
 
 
 def _check_own_choices(asked: Request) -> None:
@@ -280,12 +279,12 @@ def train(asked: Request) -> Reply:
         return before
     client = asked.client(part)
     arrays, images, metrics = client.fit(read_arrays(message), to_wire(what))
-    own = {"num-examples": float(images)} | {k: float(v) for k, v in metrics.items()}
+    own, digest = {k: float(v) for k, v in metrics.items()}, client.saved_digest
     if part is None:
-        reply = what.reply(asked.data.client, own, arrays, digest=client.saved_digest)
+        told = own | {"num-examples": float(images)}
+        reply = what.reply(asked.data.client, told, arrays, digest=digest)
     else:
-        del own["num-examples"]
-        reply = part.trained(own, client.saved_digest)
+        reply = part.trained(own, digest)
     asked.limits.check("max_upload_bytes", sum(array.nbytes for array in reply.arrays))
     seconds, accuracy = time.monotonic() - started, own.get("test_accuracy", math.nan)
     scored = "not evaluated" if math.isnan(accuracy) else f"test accuracy {accuracy:.2f} %"
@@ -402,17 +401,14 @@ def evaluate(asked: Request) -> Reply:
 # --- failures ----------------------------------------------------------------------------------
 
 
-def _failure(error: BaseException, step: str) -> Reply:
-    """Return the error reply: a code and a log number, or the text in a simulation.
-
-    ``step`` says who was about to do what.
-    """
+def _failure(error: BaseException, message: Message, context: Context) -> Reply:
+    """Return the error reply: a code and a log number, or the text in a simulation."""
     known = (code for kind, code in KNOWN.items() if isinstance(error, kind))
     code, text = next(known, Code.UNEXPECTED), brief(error)[:LONGEST]
     if isinstance(error, UserError) and error.code:
         code = Code(error.code)
     if code is Code.UNEXPECTED:
-        _show(error, step)
+        _show(error, message, context)
         text += errors.place(error)
     if isinstance(error, torch.OutOfMemoryError):
         text = f"out of GPU memory: fewer actors, or a smaller batch-size, need less ({text})"
@@ -427,21 +423,17 @@ def _failure(error: BaseException, step: str) -> Reply:
     return Reply({"error": code.value, "log": number, "state-lost": lost, **about})
 
 
-def _show(error: BaseException, step: str) -> None:
+def _show(error: BaseException, message: Message, context: Context) -> None:
     """Print the traceback, unless one of the same error in the same place was printed before."""
     frames = traceback.extract_tb(error.__traceback__)
     key = (type(error), *((frame.filename, frame.lineno) for frame in frames))
     if shown.get(key) is None:
         shown.put(key, True)
+        config: Mapping[str, Any] = message.content.config_records.get("config") or {}
+        round_ = config.get("round")  # of anybody: any value
+        where = f", round {round_}" if type(round_) is int and round_ > 0 else ""
+        step = f"client {own_name(context)}, {message.metadata.message_type}{where}"
         print(errors.shortened(error, step), file=sys.stderr, flush=True)
-
-
-def _step(message: Message, context: Context) -> str:
-    who = own_name(context)
-    config: Mapping[str, Any] = message.content.config_records.get("config") or {}
-    round_ = config.get("round")  # of anybody: any value
-    where = f", round {round_}" if type(round_) is int and round_ > 0 else ""
-    return f"client {who}, {message.metadata.message_type}{where}"
 
 
 # --- the apps ----------------------------------------------------------------------------------

@@ -110,22 +110,17 @@ class History:
         return [one for one in self.lines() if one["answer"].startswith(ANSWERED)]
 
     @contextlib.contextmanager
-    def asked(
-        self, message: Message, run_config: Mapping[str, Any]
-    ) -> Iterator[Callable[[Reply], None]]:
-        """Note a question, unless it was noted before, with what becomes of it in this block.
-
-        The block calls what it is given with its reply.
-        """
+    def asked(self, message: Message, run_config: Mapping[str, Any]) -> Iterator[list[Reply]]:
+        """Note a question, unless it was noted before, and the replies that the block appends."""
         config, replies = message.content.config_records.get("config"), list[Reply]()
         stage = STAGES.get(message.metadata.message_type)
         if not (self.folder and config and stage) or config.get("refused"):
-            yield replies.append
+            yield replies
             return
         line = question(str(config.get("experiment", "")), run_config) | {"stage": stage}
         self.new = all(one["question"] != line["question"] for one in self._answered())
         try:
-            yield replies.append
+            yield replies
         except (Exception, SystemExit) as error:
             self._add(line | {"answer": f"refused: {one_line(error)}"})
             raise

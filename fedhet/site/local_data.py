@@ -188,10 +188,9 @@ def check_no_weights(config: RunConfig) -> None:
 # --- on the device ----------------------------------------------------------------------------
 
 
-KEPT_ON_DEVICE = 1 << 30  # bytes of examples that a process keeps on a GPU
-# Examples cross to a GPU once, as long as a client is dealt the same ones and there is room.
+# Examples cross to a GPU once, as long as a client is dealt the same ones and 1 GiB has room.
 _ON_DEVICE: Recent[tuple[object, ...], Examples] = Recent(
-    KEPT_ON_DEVICE, lambda kept: kept.examples.nbytes + kept.labels.nbytes
+    1 << 30, lambda kept: kept.examples.nbytes + kept.labels.nbytes
 )
 
 

@@ -65,7 +65,6 @@ def log_delta(epsilon: float, mu: float) -> float:
 
 
 def _log_phi(x: float) -> float:
-    """Return the logarithm of the standard normal distribution function."""
     return float(torch.special.log_ndtr(torch.tensor(x, dtype=torch.float64)))
 
 
@@ -173,8 +172,6 @@ def _comparable(upload: Sequence[Array], received: Sequence[Array]) -> bool:
 
 
 NOTE = "privacy"  # the note's name in the store
-_AGREED = ("dp_clip", "dp_epsilon", "dp_delta", "rounds")
-_OF_SUMS = ("secure_sum", "sum_min", "sum_threshold")
 
 
 @wired
@@ -289,7 +286,6 @@ class Budget:
             return None if note is None else from_wire(Account, note)
 
     def _check_agreed(self, account: Account) -> None:
-        """Raise Refused if the run began with another budget."""
         agreed, wanted = account.agreed, _agreed(self.config)
         for key in {**agreed, **wanted}:
             now, before = wanted.get(key, "off"), agreed.get(key, "off")  # off: no sum
@@ -312,7 +308,8 @@ class Budget:
 
 def _agreed(config: RunConfig) -> dict[str, Any]:
     """Return what an account holds for: all that decides what an upload costs."""
-    keys = (*_AGREED, *_OF_SUMS) if config.summed else _AGREED
+    keys = ["dp_clip", "dp_epsilon", "dp_delta", "rounds"]
+    keys += ["secure_sum", "sum_min", "sum_threshold"] * config.summed
     return {key: getattr(config, key) for key in keys}
 
 

@@ -1,18 +1,15 @@
 """Private state of a client: one named-tensor bundle per generation, in a folder of its own.
 
-The folder also holds notes, small mappings that stay when a generation is undone. ``client`` says
-what the tensors belong to, ``data`` what they were trained on, ``privacy`` how much budget is
-spent, ``sum-...`` what sums need (:mod:`fedhet.sums.client`).
+The folder also holds notes, small mappings that stay when a generation is undone: ``client`` (what
+the tensors belong to), ``data`` (what they were trained on), ``privacy`` (the budget spent),
+``sum-...`` (:mod:`fedhet.sums.client`).
 
 Generation r is the state after round r; generation 0 is the initialisation and is never stored.
 A round starts from exactly the generation that the server names, so a repeated, late or lost
 message changes nothing. Saving r keeps r and its source, the generation that the round started
 from. Newer ones, which the server has not accepted, are set aside until a round starts from a later
-generation; until then they replace each other.
-
-A state's digest covers whose it is, its generation and its tensors. It lies in the file, and the
-server names it when it asks for the generation: damage, another client's state or an older one is
-an error, never another result.
+generation; until then they replace each other. A state's digest covers whose it is, its generation
+and its tensors, and the server names it: damage, another's state or an older one is an error.
 """
 
 import contextlib
@@ -143,7 +140,7 @@ class FileStore:
         Returns the digest. Raises Refused if it cannot be written; older generations then stay.
         """
         if not self.path(source).exists():  # it was loaded from aside, or is the first
-            self._move(source, aside=False)
+            self._move(self._aside(source), self.path(source))
         digest = digest_of(self.folder.name, generation, bundle)
         before, aside = self.generations(), self.generations(".aside")
         accepted = [g for g in aside if g < source]
@@ -151,7 +148,7 @@ class FileStore:
         if generation in undone and self._digest(generation) == digest:
             undone.remove(generation)
         for old in undone if accepted == aside else []:
-            self._move(old, aside=True)
+            self._move(self.path(old), self._aside(old))
         said = {"client": self.folder.name, "generation": str(generation), "digest": digest}
         write = partial(save_file, dict(bundle), metadata=said)
         self._write(self.path(generation), write, f"generation {generation}")
@@ -170,11 +167,9 @@ class FileStore:
         except (OSError, Damaged):
             return ""
 
-    def _move(self, generation: int, *, aside: bool) -> None:
-        places = self.path(generation), self._aside(generation)
-        # A repeated message may be at work beside the first one, and have moved it already.
-        with contextlib.suppress(FileNotFoundError):
-            places[not aside].replace(places[aside])
+    def _move(self, old: Path, new: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):  # a repeated message has moved it already
+            old.replace(new)
 
     def describe(self, description: Mapping[str, Any]) -> None:
         """Write ``client.json``, with the run's experiment id."""
@@ -227,7 +222,6 @@ class FileStore:
             raise Refused(text, Code.STATE) from error
 
     def _make(self) -> None:
-        """Make the folder, if it is not there."""
         made = [place for place in (self.folder, *self.folder.parents) if not place.exists()]
         private_folder(self.folder)
         for place in made if self.sync else []:

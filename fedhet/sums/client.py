@@ -1,14 +1,10 @@
 """A client's side of a sum: its rules, what it keeps, and how it answers.
 
-A client trusts neither the server nor the others. :class:`Member` has all checks and refusals. What
-must outlive a message lies beside the private states, as notes that no later state undoes:
-``sum-key`` (this run's key pair and its proof), ``sum-keys`` (keys of other members) and
-``sum-last`` (a :class:`Commitment`: the last upload and what it was answered for). No mask is used
-for two vectors, so a repeated message gets the same bytes or an error. Notes change under a lock,
-and are written before a reply is sent.
-
-:class:`SumProtection` turns an upload into a masked vector of words, with noise if the run has
-``dp-clip``. The messages are answered in :mod:`fedhet.client_app`.
+A client trusts neither the server nor the others. What must outlive a message lies beside the
+private states, as notes that no later state undoes: ``sum-key`` (this run's key pair and its
+proof), ``sum-keys`` (keys of other members), ``sum-last`` (the last upload and its answers). No
+mask is used for two vectors, so a repeated message gets the same bytes or an error. Notes change
+under a lock, and are written before a reply is sent.
 """
 
 import base64
@@ -116,8 +112,6 @@ class Member:
         self.keys: dict[str, SumKey] = {}  # everybody's, its own among them
         self.kept: Commitment | None = None
 
-    # --- keys --------------------------------------------------------------------------------
-
     def key(self, node: NodeCertificate | None) -> SumKey:
         """Return the client's public key with its proof. The first call makes both.
 
@@ -167,8 +161,6 @@ class Member:
             notes = {client: key.dump() for client, key in self.keys.items()}
             self.store.write_note(KEYS, notes)
         return strange
-
-    # --- a round -----------------------------------------------------------------------------
 
     def terms_for(self, cohort: Sequence[str]) -> SumTerms:
         """Return the terms of a cohort, whose members agree if all of their keys are certified."""
@@ -304,8 +296,6 @@ class Member:
         public = {client: self.keys[client].public for client in kept.cohort}
         return masks.Secrets(self.client, self.private, public, attempt)
 
-    # --- notes -------------------------------------------------------------------------------
-
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
         """Lock and read the notes, then write what the member is committed to."""
@@ -333,9 +323,7 @@ class Member:
 # --- parts of a sum ----------------------------------------------------------------------------
 
 
-class _Summing(Protocol):
-    """The sums of a method: the class of its strategy."""
-
+class _Summing(Protocol):  # the class of a strategy
     noise_on_steps: bool
 
     @property

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from pydantic import Field, StrictBytes, StrictInt
 from pydantic.dataclasses import dataclass as wired
 
-from fedhet.errors import Code, Refused
+from fedhet.errors import Code, Refused, refusing
 from fedhet.protocol.messages import WIRE, Id, from_wire
 
 # --- bytes ------------------------------------------------------------------------------------
@@ -200,8 +200,6 @@ def recombine(shares: Mapping[int, bytes]) -> bytes:
 
 PURPOSE = "fedhet-sum-key/1"
 LONGEST = 8192  # bytes of a certificate or signature
-
-
 Blob = Annotated[StrictBytes, Field(max_length=LONGEST)]
 
 
@@ -245,23 +243,21 @@ def check_proof(proof: SumKey, ca: x509.Certificate, run: str, name: str) -> Non
     """Raise Refused unless the CA vouches that the key which signed ``proof`` is that client's."""
     if not proof.certificate:
         raise Refused(f"the key of '{name}' comes without a proof", Code.PROOF)
-    try:
+    text = f"the certificate of '{name}' is not from our CA"
+    with refusing(Code.PROOF, text, Exception):  # foreign bytes raise a dozen kinds of errors
         certificate = x509.load_der_x509_certificate(proof.certificate)
         certificate.verify_directly_issued_by(ca)
         names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         key = certified_key(proof.certificate)
         until, since = certificate.not_valid_after_utc, certificate.not_valid_before_utc
-    except Exception as error:  # the parser raises a dozen kinds of errors for foreign bytes
-        raise Refused(f"the certificate of '{name}' is not from our CA", Code.PROOF) from error
     if [one.value for one in names] != [name]:
         raise Refused(f"the certificate for '{name}' has another name", Code.PROOF)
     if not since <= datetime.now(UTC) <= until:
         raise Refused(f"the certificate of '{name}' is not valid now: check the clock", Code.PROOF)
-    try:
+    text = f"the sum key of '{name}' is not signed with its key"
+    with refusing(Code.PROOF, text, (InvalidSignature, UnsupportedAlgorithm, ValueError)):
         signed = encode([PURPOSE, run, name, proof.public])
         key.verify(proof.signature, signed, ec.ECDSA(SHA384()))
-    except (InvalidSignature, UnsupportedAlgorithm, ValueError) as error:
-        raise Refused(f"the sum key of '{name}' is not signed with its key", Code.PROOF) from error
 
 
 def certified_key(certificate: bytes) -> ec.EllipticCurvePublicKey:
@@ -301,21 +297,19 @@ class SumTerms:
         With m >= n + min_members - t no s below ``min_members`` is enough.
         """
         needed = self.needed(members)
-        if self.agreed:
-            return max(needed, self.min_members)
-        return max(needed, self.min_members, min(members, members + self.min_members - needed))
+        told = 0 if self.agreed else min(members, members + self.min_members - needed)
+        return max(needed, self.min_members, told)
 
     def fewest(self, members: int) -> int:
         """Return of how few members the sum can be had, also by a server that lies to each."""
         alive = self.survivors(members)
-        if self.agreed:
+        if self.agreed or alive == members:
             return alive
-        return members if alive == members else self.needed(members) + alive - members
+        return self.needed(members) + alive - members
 
 
 # --- what crosses the wire beside payloads ----------------------------------------------------
 # The fields of each class are the keys of the record `sum` of a request, or of texts in a reply.
-
 
 Ids = Annotated[tuple[Id, ...], Field(max_length=100_000)]
 Number = Annotated[StrictInt, Field(ge=1, lt=2**32)]  # what is encoded in 4 bytes
@@ -327,11 +321,6 @@ class Introduction:
 
     members: Ids
     keys: tuple[StrictBytes, ...]
-
-    @classmethod
-    def of(cls, keys: Mapping[str, SumKey]) -> "Introduction":
-        """Return the introduction of clients with these keys."""
-        return cls(tuple(keys), tuple(part for key in keys.values() for part in astuple(key)))
 
     def by_client(self) -> dict[str, SumKey]:
         """Return the keys; raise ValueError if they are none, or if a client has two."""

@@ -13,7 +13,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -192,7 +192,6 @@ class Attempt(Collector):
         return total
 
     def _silent(self, kind: str) -> list[str]:
-        """Return the survivors whose answer is still needed."""
         if kind == messages.UNMASK:
             return self.missing()
         enough = len(self._signatures) >= self.needed
@@ -247,10 +246,7 @@ class Attempt(Collector):
 
 
 class SumLedger(Ledger):
-    """As :class:`Ledger`; where metrics are summed, means alone, over the last round's clients.
-
-    The hash chain covers the total and who is in it, instead of single uploads.
-    """
+    """A ledger of means over a round's clients; its chain covers the total and who is in it."""
 
     def __init__(self, roster: Roster) -> None:
         super().__init__(roster)
@@ -297,8 +293,6 @@ class SumLedger(Ledger):
 
 
 class _Method(Protocol):
-    """What combines a round's sum."""
-
     short_classes: int | None
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]: ...
@@ -348,8 +342,6 @@ class SumAggregator:
         """Return the bytes above which a reply is refused unread."""
         return self._attempt.limit if self._attempt is not None else QUERY_BYTES
 
-    # --- the first message -------------------------------------------------------------------
-
     def members(self, round_: int, clients: list[str], deadline: float) -> list[str]:
         """Return who is asked to train: the cohort of the round's attempt, or nobody."""
         self._attempt = None
@@ -379,7 +371,8 @@ class SumAggregator:
         every, new = set(roster.keys.items()), dict[str, set[str]]()
         for client in sorted(roster.nodes):
             if due := every - self.introduced.get(client, set()):
-                about = Introduction.of(dict(sorted(due, key=lambda pair: pair[0])))
+                names, keys = zip(*sorted(due, key=lambda pair: pair[0]), strict=True)
+                about = Introduction(names, tuple(part for key in keys for part in astuple(key)))
                 kind, node, what = messages.INTRODUCE, roster.nodes[client], shake.instruction()
                 requests[client] = messages.request(kind, node, what, PATIENCE, about=about)
                 new[client] = set(about.members)
@@ -406,8 +399,6 @@ class SumAggregator:
             refused = many if client not in trusted else f"it does not accept the keys of {names}"
             self.ledger.fail(client, f"{refused} for the sums")
         return agreeing
-
-    # --- a small sum before it ---------------------------------------------------------------
 
     def _count_owners(self, round_: int, members: list[str], deadline: float) -> list[str]:
         """Count the owners of each class, unless ``members`` are those of the last count.
@@ -463,8 +454,6 @@ class SumAggregator:
                 self.ledger.fail(client, f"{kind.rpartition('.')[2]}: {reason}")
         return attempt.sum(deadline)
 
-    # --- the replies -------------------------------------------------------------------------
-
     def check(
         self, round_: int, replies: Sequence[tuple[str, Reply]], method: object, deadline: float
     ) -> Checked | None:
@@ -473,8 +462,12 @@ class SumAggregator:
         if attempt is None:
             return None
         for client, reply in replies:
+            info = self.roster.infos[client]
             try:
-                taken[client] = self._valid(attempt, client, reply)
+                check_trained(info, reply, round_, self.config, self.ranges)
+                if self.config.sum_metrics and reply.metrics.keys() - {SPENT}:
+                    raise Rejected("reply with single metrics, which this run sums (sum-metrics)")
+                taken[client] = Valid(info, attempt.upload(client, reply), reply)
             except Rejected as reason:
                 self.ledger.reject(client, str(reason), reply)
             else:
@@ -493,14 +486,6 @@ class SumAggregator:
         accepted = [taken[client] for client in sorted(attempt.survivors, key=client_order)]
         self.ledger.add_total(total[: length + self.metrics.chained], means)
         return Checked(round_, accepted, total[:length])
-
-    def _valid(self, attempt: Attempt, client: str, reply: Reply) -> Valid:
-        """Add one upload; raise Rejected with the reason if it is not as agreed."""
-        info = self.roster.infos[client]
-        check_trained(info, reply, attempt.round, self.config, self.ranges)
-        if self.config.sum_metrics and reply.metrics.keys() - {SPENT}:
-            raise Rejected("reply with single metrics, which this run sums (sum-metrics)")
-        return Valid(info, attempt.upload(client, reply), reply)
 
     def combine(self, checked: Checked, method: _Method) -> Mapping[str, float]:
         """Combine the sum; book who is in it: those clients continue from this round.

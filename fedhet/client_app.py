@@ -281,7 +281,7 @@ def train(asked: Request) -> Reply:
     arrays, images, metrics = client.fit(read_arrays(message), to_wire(what))
     own, digest = {k: float(v) for k, v in metrics.items()}, client.saved_digest
     if part is None:
-        told = own | {"num-examples": float(images)}
+        told = {"num-examples": float(images)} | own
         reply = what.reply(asked.data.client, told, arrays, digest=digest)
     else:
         reply = part.trained(own, digest)

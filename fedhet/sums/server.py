@@ -371,8 +371,8 @@ class SumAggregator:
         every, new = set(roster.keys.items()), dict[str, set[str]]()
         for client in sorted(roster.nodes):
             if due := every - self.introduced.get(client, set()):
-                names, keys = zip(*sorted(due, key=lambda pair: pair[0]), strict=True)
-                about = Introduction(names, tuple(part for key in keys for part in astuple(key)))
+                ids, keys = zip(*sorted(due, key=lambda pair: pair[0]), strict=True)
+                about = Introduction(ids, tuple(part for key in keys for part in astuple(key)))
                 kind, node, what = messages.INTRODUCE, roster.nodes[client], shake.instruction()
                 requests[client] = messages.request(kind, node, what, PATIENCE, about=about)
                 new[client] = set(about.members)

@@ -4,6 +4,7 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -91,15 +92,10 @@ def test_no_mask_meets_two_vectors(site) -> None:
         refused("attempt-not-new", site.notes("a").mask, round_, again, sent, OTHER)
 
 
-def test_a_client_that_was_killed_before_it_wrote_all_down_has_sent_nothing(
-    site, monkeypatch
-) -> None:
-    def die(self, name, note):
-        raise KeyboardInterrupt
-
+def test_a_client_that_was_killed_before_it_wrote_all_down_has_sent_nothing(site, monkeypatch):
     cohort = Cohort(NAMES, 1, 4)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(FileStore, "write_note", die)
+        patch.setattr(FileStore, "write_note", Mock(side_effect=KeyboardInterrupt))
         site.notes("a").mask(1, cohort, SENT, REPLY)
     assert site.notes("a").repeated(1, cohort, SENT) is None  # so it trains again
     site.notes("a").mask(1, cohort, SENT, REPLY)

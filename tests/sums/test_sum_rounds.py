@@ -34,7 +34,7 @@ def sha(folder) -> str:
 def asked(message: Message) -> tuple[str, int, int]:
     """Kind, round and attempt of a request; attempt 0 where it is of no sum."""
     records = message.content.config_records
-    attempt = records["sum"].get("attempt", 0) if "sum" in records else 0
+    attempt = records.get("sum", {}).get("attempt", 0)
     return message.metadata.message_type, records["config"]["round"], attempt
 
 
@@ -126,10 +126,9 @@ def test_a_run_that_died_ends_with_the_same_bytes_and_repeats_no_mask(tmp_path, 
 
         def crash(node, message, reply):
             sent.append((node, reply))
-            if asked(message)[:2] == (kind, 2):
-                seen.append(node)
-                if len(seen) > after:
-                    raise KeyboardInterrupt
+            seen.extend([node] * (asked(message)[:2] == (kind, 2)))
+            if len(seen) > after:
+                raise KeyboardInterrupt
             return reply
 
         return crash
@@ -175,10 +174,8 @@ def test_of_five_nodes_with_certificates_two_may_be_missing_if_the_others_sign(t
 
     def certify(grid) -> None:
         for node, context in grid.contexts.items():
-            own = tmp_path / "tls" / "clients" / str(node - FIRST_NODE)
-            context.node_config |= {
-                "key": str(own), "certificate": f"{own}.crt", "ca": str(tmp_path / "tls/ca.crt"),
-            }  # fmt: skip
+            own, ca = f"{tmp_path}/tls/clients/{node - FIRST_NODE}", f"{tmp_path}/tls/ca.crt"
+            context.node_config |= {"key": own, "certificate": f"{own}.crt", "ca": ca}
 
     def leave(node, message, reply):
         kind, round_, _ = asked(message)

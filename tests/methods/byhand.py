@@ -47,6 +47,7 @@ def descend(
     networks: Sequence[Sequence[nn.Module]],
     rates: Sequence[Sequence[float]],
     all_epochs: Iterator[list[Batch]],
+    decay: float = 0.0,
 ) -> float:
     """Train ``networks[i]`` on ``losses[i]`` by SGD with momentum 0.9, all on the same batches.
 
@@ -70,7 +71,7 @@ def descend(
             with torch.no_grad():
                 for ps, gs, vs, lrs in zip(parameters, gradients, velocity, speeds, strict=True):
                     for p, g, v, lr in zip(ps, gs, vs, lrs, strict=True):
-                        v.mul_(0.9).add_(g)
+                        v.mul_(0.9).add_(g + decay * p)
                         p.sub_(lr * v)
     return total / sum(len(labels) for _, labels in batches)
 
@@ -82,11 +83,12 @@ def by_hand(
     rates: Sequence[Sequence[float]] | None = None,
     count: int = 1,
     rng: np.random.Generator | None = None,
+    decay: float = 0.0,
 ) -> float:
     """Train on the images and batches that a client's round has; all at rate 0.01 by default."""
     rates = rates or [[0.01] * len(group) for group in networks]
     batches = epochs(rng or shuffler(client), train_images(client), count)
-    return descend(losses, networks, rates, batches)
+    return descend(losses, networks, rates, batches, decay)
 
 
 def configs(method: str, **keys: Any) -> Callable[..., RunConfig]:
@@ -168,6 +170,21 @@ def check_round(
     for parameter, array in zip(sent.parameters(), uploaded, strict=True):
         assert np.allclose(parameter.detach().numpy(), array, rtol=1e-4, atol=tolerance)
     return metrics
+
+
+def hand_round(
+    client: MethodClient,
+    losses: Sequence[Callable[[Tensor, Tensor], Tensor]],
+    networks: Sequence[dict[str, nn.Module]],
+    sent: nn.Module,
+    rates: Sequence[Sequence[float]] | None = None,
+    count: int = 1,
+) -> dict[str, float]:
+    """Overwrite ``sent``, train copies of a client's networks by hand, and compare its round."""
+    received = overwritten(sent)
+    expected = by_hand(client, losses, [list(one.values()) for one in networks], rates, count)
+    every = {name: module for one in networks for name, module in one.items()}
+    return check_round(client, received, every, sent, expected)
 
 
 def check_server(

@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import numpy as np
 import torch.nn.functional as F
-from methods.byhand import ROUND, by_hand, check_round, configs, filled, overwritten
+from methods.byhand import ROUND, configs, filled, hand_round
 
 from fedhet.protocol.payload import ModelArrays
 from fedhet.testing import make_client, make_strategy, uploads_of
@@ -15,13 +15,8 @@ fedavg = configs("fedavg", models=["cnn-4", "cnn-5"])
 def test_one_round_by_hand(tmp_path):
     client = make_client(fedavg(tmp_path, local_epochs=2), 0, tmp_path)
     theta = deepcopy(client.model)
-    received = overwritten(theta)
-
-    def loss(inputs, labels):
-        return F.cross_entropy(theta(inputs), labels)
-
-    expected = by_hand(client, [loss], [[theta]], count=2)
-    check_round(client, received, {"model": theta}, theta, expected)
+    losses = [lambda x, y: F.cross_entropy(theta(x), y)]
+    hand_round(client, losses, [{"model": theta}], theta, count=2)
 
 
 def test_running_statistics_are_sent_averaged_and_never_below_zero(tmp_path):

@@ -40,24 +40,20 @@ def draw(draws, edges, count, noise):
     return torch.rand(count, noise, generator=draws), labels
 
 
-def server_by_hand(state, strategy, uploads, rounds, dtype=torch.float32):
+def server_by_hand(state, strategy, uploads, rounds):
     """G's tensors after some rounds of three steps, by one Adam; mean losses."""
-    state = {
-        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in state.items()
-    }
     trained = [n for n in state if n.endswith(("weight", "bias"))]
     for name in trained:
         state[name].requires_grad_()
     adam = torch.optim.Adam([state[n] for n in trained], lr=strategy.params.server_lr)
     losses, edges = [], [50 / 400, 250 / 400, 250 / 400]  # of 50, 50 + 150, 0 and 150 images
     for round_ in rounds:
-        headers = [[torch.from_numpy(t).to(dtype) for t in one.tensors] for one in uploads[round_]]
+        headers = [[torch.from_numpy(t) for t in one.tensors] for one in uploads[round_]]
         seed = torch_seed(strategy.config.seed, "server", round_=round_)
         draws = torch.Generator().manual_seed(seed)
         for _ in range(strategy.params.server_epochs):
             noise, labels = draw(draws, edges, strategy.config.batch_size, 8)
-            made = make(state, noise.to(dtype), labels, training=True)
+            made = make(state, noise, labels, training=True)
             logits = sum(
                 w * (made @ a.T + b) for w, (a, b) in zip((0.25, 0.75), headers, strict=True)
             )

@@ -18,21 +18,18 @@ TRIMMED, MEDIAN = Rule("trimmed-mean", 0.2), Rule("median")
 def test_the_weighted_mean_of_many_uploads():
     """More than go through the cache at a time."""
     random, count = np.random.default_rng(0), 2 * BLOCK + 3
-    weights = random.random(count)
+    weights, rows = random.random(count), random.random((count, 12), dtype=np.float32)
     weights /= weights.sum()
-    layers = [(3, 4), (5,), ()]
-    given = [tuple(random.random(shape, dtype=np.float32) for shape in layers) for _ in weights]
+
+    def layers(row):
+        return row.reshape(3, 4), row[:5], row[0].reshape(())
+
     info = ClientInfo("0", (), (), (), 1, "cnn-5", "cpu")
-    uploads = [
-        Upload(info, ModelArrays(arrays), weight, {})
-        for arrays, weight in zip(given, weights.tolist(), strict=True)
-    ]
+    pairs = zip(rows, weights.tolist(), strict=True)
+    uploads = [Upload(info, ModelArrays(layers(row)), weight, {}) for row, weight in pairs]
     means = means_of(sum_uploads(uploads), uploads[0].payload.flat)
-    for i, mean in enumerate(means):
-        exact = sum(
-            w * arrays[i].astype(np.float64) for w, arrays in zip(weights, given, strict=True)
-        )
-        assert mean.dtype == np.float32 and mean.shape == layers[i]
+    for mean, exact in zip(means, layers(weights @ rows.astype(np.float64)), strict=True):
+        assert mean.dtype == np.float32 and mean.shape == exact.shape
         np.testing.assert_allclose(mean, exact, rtol=1e-6)
 
 

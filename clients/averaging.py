@@ -2,19 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from fedhet.clients.base import MethodClient
 from fedhet.config.schema import P
-from fedhet.models.networks import SplitModel, exchanged
+from fedhet.models.networks import exchanged
 from fedhet.models.zoo import small_model
 from fedhet.protocol.payload import Array, ModelArrays, Payload, blank
 from fedhet.rng import torch_seeded
-
-Shared = TypeVar("Shared", bound=nn.Module)
 
 
 def set_parameters(module: nn.Module, arrays: Sequence[Array]) -> None:
@@ -77,7 +75,7 @@ class AveragingClient(MethodClient[P]):
         """The mixture, of a method that has one."""
         return cast("Mixture", self.modules[self.mixture_name])
 
-    def as_sent_first(self, make: Callable[[], Shared]) -> Shared:
+    def as_sent_first(self, make: Callable[[], Any]) -> Any:
         """Return what ``make`` makes, with the weights that the server sends in round 1.
 
         For one that inference uses: a client that was never sampled has no other. The module's own
@@ -88,7 +86,7 @@ class AveragingClient(MethodClient[P]):
             module.load_state_dict(make().state_dict())
         return module
 
-    def new_extractor(self) -> SplitModel:
+    def new_extractor(self) -> Any:
         """Return a new small model without header, with the weights that come in round 1."""
         made = partial(small_model, self.config, self.inputs, self.classes, header=False)
         return self.as_sent_first(made)

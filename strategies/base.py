@@ -574,18 +574,17 @@ class PlainAggregator:
 
         Their clients continue from the round that they trained for. Return the round's numbers.
         """
-        config, weights, late = self.config, [], []
-        for one in checked.accepted:
-            late.append(float(config.late_weight ** (checked.round - one.trained)))
-            images = 1 if config.weighting == "uniform" else one.info.train_images
-            weights.append(late[-1] * images)
-        shares = capped(np.array(weights), config.max_weight).tolist()
+        config, replies = self.config, checked.accepted
+        late = [float(config.late_weight ** (checked.round - one.trained)) for one in replies]
+        images = [one.info.train_images for one in replies]
+        sizes = np.ones(len(late)) if config.weighting == "uniform" else np.array(images)
+        shares = capped(np.array(late) * sizes, config.max_weight).tolist()
         uploads = [
             Upload(one.info, one.payload, share, one.reply.metrics, factor)
-            for share, factor, one in zip(shares, late, checked.accepted, strict=True)
+            for share, factor, one in zip(shares, late, replies, strict=True)
         ]
         numbers = method.aggregate(uploads, checked.round)
-        for one, factor in zip(checked.accepted, late, strict=True):
+        for one, factor in zip(replies, late, strict=True):
             self.ledger.accept(one.info.client, one.trained, one.payload, one.reply)
             if one.trained != checked.round:
                 self.ledger.late(one.info.client, one.trained, factor)

@@ -113,10 +113,9 @@ class PrototypeStrategy(ClassVectorStrategy[PP]):
 
     def count(self, uploads: Sequence[Upload]) -> Mapping[str, float]:
         """Keep the number of images of each class that came; return how many classes are known."""
-        payloads = [upload.payload for upload in uploads]
-        classes = np.concatenate([p.classes for p in payloads])
-        counts = np.concatenate([p.counts for p in payloads])
-        behind = np.bincount(classes, counts, self.classes).astype(np.int64)
+        behind = np.zeros_like(self.counts)
+        for upload in uploads:
+            behind[upload.payload.classes] += upload.payload.counts
         self.counts = np.where(behind > 0, behind, self.counts)
         return self.known()
 

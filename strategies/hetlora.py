@@ -77,11 +77,11 @@ def padded_means(
 
     B is (m, rank), both A (rank, n), float64.
     """
-    (m, _), (_, n) = stack[0][0].shape, stack[0][1].shape
-    b, a, behind = np.zeros((m, rank)), np.zeros((rank, n)), np.zeros(rank)
+    b, a, behind = np.zeros(()), np.zeros(()), np.zeros(rank)
     for weight, (own_b, own_a) in zip(weights, stack, strict=True):
-        b[:, : own_b.shape[1]] += weight * own_b
-        a[: len(own_a)] += weight * own_a
+        more = 0, rank - len(own_a)
+        b = b + weight * np.pad(own_b.astype(float), ((0, 0), more))
+        a = a + weight * np.pad(own_a.astype(float), (more, (0, 0)))
         behind[: len(own_a)] += weight
     return b, a, a / np.maximum(behind, np.finfo(float).tiny)[:, None]
 

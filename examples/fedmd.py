@@ -81,12 +81,8 @@ class FedMDStrategy(MethodStrategy[FedMDParams]):
     broadcasts = True
     upload_type = Scores
     aggregations = ROBUST
+    unweighted = "every client's logits count the same"
     growing = ("logits",)  # none before anybody has spoken
-
-    @classmethod
-    def ignores(cls, config: RunConfig, params: FedMDParams) -> Mapping[str, str]:
-        """All count the same."""
-        return dict.fromkeys(("weighting", "max-weight"), "every client's logits count the same")
 
     def initialise(self) -> None:
         """There is no consensus before anybody has spoken."""

@@ -334,7 +334,7 @@ def _part_of(asked: Request) -> tuple[SumProtection | None, Reply | None]:
     sent = _digest_of_sent(asked, cohort)
     member, fewest = asked.member(), asked.limits.min_class or 0
     part = SumProtection(data, config, method, what, cohort, sent, member, fewest)
-    rows = kind == messages.CONFUSION or method.sends_class_rows(config, config.params)
+    rows = kind == messages.CONFUSION or method.sends_class_rows
     if kind != messages.OWNERS and (rows and config.sum_owners > 1) != (part.shared is not None):
         raise Refused("owners of classes must be counted before their rows are summed")
     return part, member.repeated(what.round, cohort, sent)

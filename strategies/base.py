@@ -99,9 +99,11 @@ class MethodStrategy(Strategy, Generic[P]):
     noise_on_steps = False  # whether noise is for upload - download, and `combine` gets its sum
     # Why `secure-sum` is refused: "" in a class with `contribution` and `combine`.
     not_summed: ClassVar[str] = "its strategy has no `contribution` and `combine`"
+    sends_class_rows: ClassVar[bool] = False  # whether uploads are rows per class
     state: ClassVar[Sequence[str]] = ()  # names of attributes that are the global arrays
     growing: ClassVar[Sequence[str]] = ()  # names of `arrays` whose length varies over rounds
     refuses: ClassVar[Mapping[str, str]] = {}  # kinds of input that it cannot work with, and why
+    unweighted: ClassVar[str] = ""  # why weights of clients have no effect, if they have none
     # Whether `aggregate` uses `weight` of uploads, or weights of its own times their `late`.
     weighs_late: ClassVar[bool] = False
 
@@ -155,7 +157,7 @@ class MethodStrategy(Strategy, Generic[P]):
 
         ``config`` with ``params`` is refused if it sets one of them.
         """
-        return {}
+        return dict.fromkeys(("weighting", "max-weight") if cls.unweighted else (), cls.unweighted)
 
     def initialise(self) -> None:
         """Create the global arrays of before round 1; a resumed run calls ``load`` after it."""
@@ -201,11 +203,6 @@ class MethodStrategy(Strategy, Generic[P]):
         if self.upload_type is not Empty:
             raise NotImplementedError(self.not_summed)
         return {}
-
-    @classmethod
-    def sends_class_rows(cls, config: RunConfig, params: P) -> bool:
-        """Return whether uploads are rows per class, by ``config`` and ``params``."""
-        return False
 
     def arrays(self) -> dict[str, Array]:
         """Return the global arrays by name, of any shape () or (n, ...) and dtype.
@@ -276,9 +273,9 @@ class MethodStrategy(Strategy, Generic[P]):
         payload = self.reference(client).payload
         assert payload is not None
         summand = self.contribution(payload, Own(self.config, self.classes, every, images))
-        rows = self.sends_class_rows(self.config, self.params)
         about = handshake, self.ledger, len(summand.flat), self.metric_ranges
-        self.aggregator = SumAggregator(*about, by_class=rows, attempts=folder.attempts)
+        rows, attempts = self.sends_class_rows, folder.attempts
+        self.aggregator = SumAggregator(*about, by_class=rows, attempts=attempts)
 
     def start(
         self,

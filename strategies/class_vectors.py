@@ -33,18 +33,9 @@ class ClassVectorStrategy(MethodStrategy[P]):
     """Accepts exactly the declared classes, each once, with the declared numbers of images."""
 
     upload_type = ClassVectors
+    sends_class_rows = True
+    unweighted = "vectors are combined class by class"
     bounded = True  # whether `max-update-ratio` holds; else `check` bounds the vectors
-
-    @classmethod
-    def ignores(cls, config: RunConfig, params: P) -> Mapping[str, str]:
-        """Return that ``weighting`` has no effect: images per class are the weights."""
-        reason = "vectors are combined class by class"
-        return {"weighting": reason, "max-weight": reason}
-
-    @classmethod
-    def sends_class_rows(cls, config: RunConfig, params: P) -> bool:
-        """Return True: a client sends one vector per class that it has seen."""
-        return True
 
     @property
     def width(self) -> int:

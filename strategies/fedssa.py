@@ -48,14 +48,13 @@ class FedSSAStrategy(AveragingStrategy[FedSSAParams]):
     aggregations = ROBUST
     broadcasts = False
     upload_type = HeaderRows
+    sends_class_rows = True
+    unweighted = "rows of seen classes are averaged without weights (eq. 3)"
 
     @classmethod
     def ignores(cls, config: RunConfig, params: FedSSAParams) -> Mapping[str, str]:
-        """Return the keys of weights: eq. 3 has none."""
-        if params.upload_rows == "whole":
-            return {}
-        reason = "rows of seen classes are averaged without weights (eq. 3)"
-        return {"weighting": reason, "max-weight": reason}
+        """Return the keys of weights, unless whole headers are averaged: eq. 3 has none."""
+        return {} if params.upload_rows == "whole" else super().ignores(config, params)
 
     def shared_module(self) -> "nn.Module":
         """Return a new header, whose arrays are `header.weight` (C, d) and `header.bias` (C,)."""
@@ -95,11 +94,6 @@ class FedSSAStrategy(AveragingStrategy[FedSSAParams]):
         """Apply eq. 3 to the sums; a class of too few owners keeps its row."""
         whole = self.params.upload_rows == "whole"
         return self._take(class_totals(self, total, weighted=whole))
-
-    @classmethod
-    def sends_class_rows(cls, config: RunConfig, params: FedSSAParams) -> bool:
-        """Return whether clients send rows of seen classes, and not whole headers."""
-        return params.upload_rows == "seen"
 
     def _take(self, sums: ClassSums) -> Mapping[str, float]:
         header = sums.means(np.column_stack(self.tensors), steps=self.adds_steps)

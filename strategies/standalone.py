@@ -3,9 +3,6 @@
 Clients are sampled as in every other method, so that the numbers compare.
 """
 
-from collections.abc import Mapping
-
-from fedhet.config.schema import Params, RunConfig
 from fedhet.strategies.base import MethodStrategy
 
 
@@ -13,9 +10,5 @@ class StandaloneStrategy(MethodStrategy):
     """Sends nothing, combines nothing."""
 
     not_summed = ""
+    unweighted = "nothing is sent"
     weighs_late = True
-
-    @classmethod
-    def ignores(cls, config: RunConfig, params: Params) -> Mapping[str, str]:
-        """Return the keys of weights, which have no effect without a mean."""
-        return {"weighting": "nothing is sent", "max-weight": "nothing is sent"}

@@ -137,7 +137,7 @@ def sum_by_class(
     """
     ids = np.concatenate([one.classes for one in payloads])
     floats = ([a for a in one.flat if a.dtype.kind == "f"] for one in payloads)
-    rows = np.concatenate([np.column_stack(arrays) for arrays in floats])
+    rows = np.concatenate(list(map(np.column_stack, floats)))
     owners = np.bincount(ids, minlength=count).astype(np.float64)
     if rule.name != "mean":
         middles = rule.middle_by_class(ids, rows, count)

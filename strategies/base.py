@@ -571,11 +571,11 @@ class PlainAggregator:
 
         Their clients continue from the round that they trained for. Return the round's numbers.
         """
-        config, replies = self.config, checked.accepted
-        late = [float(config.late_weight ** (checked.round - one.trained)) for one in replies]
-        images = [one.info.train_images for one in replies]
-        sizes = np.ones(len(late)) if config.weighting == "uniform" else np.array(images)
-        shares = capped(np.array(late) * sizes, config.max_weight).tolist()
+        config, replies, weights, late = self.config, checked.accepted, [], []
+        for one in replies:
+            late.append(float(config.late_weight ** (checked.round - one.trained)))
+            weights.append(late[-1] * (config.weighting == "uniform" or one.info.train_images))
+        shares = capped(np.array(weights), config.max_weight).tolist()
         uploads = [
             Upload(one.info, one.payload, share, one.reply.metrics, factor)
             for share, factor, one in zip(shares, late, replies, strict=True)

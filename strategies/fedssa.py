@@ -78,9 +78,10 @@ class FedSSAStrategy(AveragingStrategy[FedSSAParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Apply eq. 3: per class the mean of the rows that came; absent classes stay."""
-        whole, payloads = self.params.upload_rows == "whole", [one.payload for one in uploads]
-        each = [one.weight if whole else one.late for one in uploads]
-        weights = [np.full(len(p.classes), w) for p, w in zip(payloads, each, strict=True)]
+        whole, payloads, weights = self.params.upload_rows == "whole", [], []
+        for one in uploads:
+            payloads.append(one.payload)
+            weights.append(np.full(len(one.payload.classes), one.weight if whole else one.late))
         return self._take(sum_by_class(payloads, weights, self.classes, self.rule))
 
     @classmethod

@@ -20,9 +20,8 @@ import httpx
 from fedhet.deploy.certs import RENEW, read_certificate, read_key
 from fedhet.errors import UserError, one_line
 from fedhet.files import parse_object
-from fedhet.protocol.flower import BAD_INTERVAL, NO_SUCH_KEY, activate, deactivate
+from fedhet.protocol.flower import BAD_INTERVAL, NO_SUCH_KEY, tell_fleet
 
-NEVER = 0.0  # seconds; a heartbeat interval that is out of every server's bounds
 TIMEOUT = 60.0  # seconds for a server that is busy
 TOLD_AFTER = 10.0  # seconds of waiting after which a line is printed
 OTHER_TIME = (9, 10)  # OpenSSL's codes of a certificate that is not valid now
@@ -154,7 +153,7 @@ def knows(server: str, ca: Path, path: Path) -> bool:
     """
     via(server)
     try:
-        activate(server, read_ca(ca), read_key(path), NEVER)
+        tell_fleet(server, read_ca(ca), read_key(path))
     except httpx.HTTPStatusError as error:
         answer, code = error.response, None
         with contextlib.suppress(ValueError, KeyError):
@@ -173,7 +172,7 @@ def knows(server: str, ca: Path, path: Path) -> bool:
 def leave(server: str, ca: Path, path: Path, node: int) -> bool:
     """Tell the server that the node with this id is gone; return whether it knows that now."""
     try:
-        deactivate(server, read_ca(ca), read_key(path), node)
+        tell_fleet(server, read_ca(ca), read_key(path), node)
     except httpx.HTTPStatusError as error:
         return error.response.is_client_error  # the server takes it for gone already
     except httpx.HTTPError:

@@ -94,8 +94,8 @@ def _follow(
         if time.monotonic() - asked > (ASK_END if ended and not silent else ASK):
             try:
                 with waiting.answer():
-                    status, details = control.status(run_id)
-                silent = 0
+                    (run,) = control.runs(run_id=run_id)
+                status, silent = run.status, 0
             except (UserError, RunFailed) as error:
                 status, silent = "", silent + 1
                 waiting.failed(str(error))
@@ -112,5 +112,5 @@ def _follow(
                 return DIED
             if status.startswith("finished"):
                 reader.read()
-                return status, details
+                return status, run.details
         time.sleep(POLL)

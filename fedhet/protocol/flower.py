@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -29,9 +29,6 @@ from flwr.supercore.task_identity import TaskIdentity  # why: a message wants to
 
 from fedhet.errors import RunFailed, UserError, one_line
 from fedhet.files import parse_object
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 __all__ = ["NodeInfo", "NumPyClient", "Scalar"]
 
@@ -140,19 +137,20 @@ def _version(component: str) -> Any:
     return RuntimeVersionHttpInterceptor(component_name=component)
 
 
-BAD_INTERVAL, NO_SUCH_KEY = 2003, 2004  # by which a SuperLink refuses :func:`activate`
+BAD_INTERVAL, NO_SUCH_KEY = 2003, 2004  # by which a SuperLink refuses an activation
 KNOWN_KEY = 23  # Flower's code for a public key that is registered already
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run; ``config`` and ``folder`` are empty where somebody else's app ran."""
+    """A run, with a ``status`` such as ``finished:failed``; of another app without a folder."""
 
     id: int
     status: str
     started: str
     config: dict[str, Any]
     folder: str
+    details: str = ""
 
 
 class Control:
@@ -187,15 +185,20 @@ class Control:
             nodes = self._client.ListNodes(control.ListNodesRequest()).nodes_info
         return [node for node in nodes if node.status != "unregistered"]
 
-    def runs(self, limit: int = 20) -> list[RunStatus]:
-        """Return the last runs, newest first."""
+    def runs(self, **which: int) -> list[RunStatus]:
+        """Return the last runs, newest first, or that of a ``run_id``."""
+        with _calling():
+            asked = control.ListRunsRequest(**which or {"limit": 20})
+            found = self._client.ListRuns(asked).run_dict.values()
         runs = []
-        for run in self._runs(limit=limit).values():
+        for run in found:
             text = run.override_config["config"].string or "{}"
             sent = parse_object(text, f"run {run.run_id}")
             own, config = sent.get("run") or {}, sent.get("config") or {}
             folder = str(own.get("folder", ""))
-            runs.append(RunStatus(run.run_id, _status(run), run.pending_at, config, folder))
+            status = ":".join(filter(None, (run.status.status, run.status.sub_status)))
+            about = run.pending_at, config, folder, run.status.details or "N/A"
+            runs.append(RunStatus(run.run_id, status, *about))
         return sorted(runs, key=lambda run: run.started, reverse=True)
 
     def start(self, app: Path, envelope: str) -> int:
@@ -214,23 +217,10 @@ class Control:
             raise UserError(str(answer.note) or "it returned no run id")
         return int(answer.run_id)
 
-    def status(self, run_id: int) -> tuple[str, str]:
-        """Return Flower's status of a run, such as ``finished:failed``, and its details."""
-        run = self._runs(run_id=run_id)[run_id]
-        return _status(run), run.status.details or "N/A"
-
     def stop(self, run_id: int) -> None:
         """Stop a run."""
         with _calling():
             self._client.StopRun(control.StopRunRequest(run_id=run_id))
-
-    def _runs(self, **which: int) -> Any:
-        with _calling():
-            return self._client.ListRuns(control.ListRunsRequest(**which)).run_dict
-
-
-def _status(run: Any) -> str:
-    return ":".join(filter(None, (run.status.status, run.status.sub_status)))
 
 
 @contextlib.contextmanager
@@ -254,32 +244,22 @@ def _calling() -> Iterator[None]:
         raise RunFailed(f"the connection was lost: {one_line(error)}") from error
 
 
-def activate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", heartbeat: float) -> None:
-    """Activate the owner of ``key`` at a Fleet API, as a SuperNode does; raise httpx's errors.
+def tell_fleet(address: str, ca: bytes, key: Any, node: int | None = None) -> None:
+    """Tell a Fleet API, signed with ``key``, that its ``node`` is gone; raise httpx's errors.
 
-    ``heartbeat`` is the interval in seconds that it promises.
+    Without ``node``: ask it to activate the key's owner, with a heartbeat interval out of bounds.
     """
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes  # why: what it compares
-
-    asked = public_key_to_bytes(key.public_key())
-    request = fleet.ActivateNodeRequest(public_key=asked, heartbeat_interval=heartbeat)
-    _fleet(address, ca, key, "ActivateNode", request)
-
-
-def deactivate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", node: int) -> None:
-    """Tell a Fleet API, as a SuperNode that ends does, that ``node`` is gone; httpx's errors."""
-    _fleet(address, ca, key, "DeactivateNode", fleet.DeactivateNodeRequest(node_id=node))
-
-
-def _fleet(address: str, ca: bytes, key: Any, call: str, request: Any) -> None:
-    """Make a call of Flower's client of the Fleet API, signed with ``key``."""
     from flwr.supernode.fleet_http_client import FleetHttpClient  # why: tells the server's code
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  # why: signs
 
     own = [_version("SuperNode"), NodeAuthHttpInterceptor(key, key.public_key())]
-    link = FleetHttpClient.from_server_address(address, False, ca, own)
-    with contextlib.closing(link):
-        getattr(link, call)(request)
+    with contextlib.closing(FleetHttpClient.from_server_address(address, False, ca, own)) as link:
+        if node is not None:
+            link.DeactivateNode(fleet.DeactivateNodeRequest(node_id=node))
+        else:
+            public = public_key_to_bytes(key.public_key())
+            link.ActivateNode(fleet.ActivateNodeRequest(public_key=public, heartbeat_interval=0.0))
 
 
 def runtime_api(address: str, *more: Any) -> Any:

@@ -196,14 +196,15 @@ def test_a_run_whose_process_dies_without_a_word_is_given_up(superlink, monkeypa
     monkeypatch.setattr("fedhet.deploy.network.TOLD_AFTER", 0.0)
     for name in ("ASK", "POLL"):
         monkeypatch.setattr(submit, name, 0.0)
-    superlink.start, superlink.status = lambda *_: 1, Mock(return_value=("running", ""))
+    superlink.start = lambda *_: 1
+    superlink.runs = Mock(return_value=[RunStatus(1, "running", "2026", {}, "")])
     folder.wait_for("waiting 5 s or more")  # of a server that was killed: no news of this one
     superlink.stop, said = Mock(), []
     locked = iter([False, False, True, True])
     monkeypatch.setattr(submit, "held", lambda _: next(locked, False))
     with pytest.raises(RunFailed, match="its process on the server ended without a word"):
         submitted(folder, said=said.append)
-    assert superlink.status.call_count == 6 and superlink.stop.called
+    assert superlink.runs.call_count == 6 and superlink.stop.called
     assert sum(line.startswith("waiting for the run's process since") for line in said) == 1
     assert not any("5 s or more" in line for line in said)
     assert folder.read_summary()["status"] == "failed"

@@ -47,10 +47,10 @@ def certs(
         raise UserError("certs: give --server NAME, --request FILE, --client ID, or --renew")
     if servers or clients:
         certs.make(out, servers, clients)
-        print(f"on the server:  fedhet server {out}  (ca.key put away: its holder can make "
-              "certificates in any name)")  # fmt: skip
-        print(f"on a client:    {out}/ca.crt, its key (made there by `fedhet key NAME`) and its "
-              ".crt; then fedhet node NAME --server HOST:8443 --data FILE")  # fmt: skip
+        away = "(ca.key put away: its holder can make certificates in any name)"
+        print(f"on the server:  fedhet server {out}  {away}")
+        print(f"on a client:    {out}/ca.crt, its key (made there by `fedhet key NAME`), its .crt;")
+        print("                then fedhet node NAME --server HOST:8443 --data FILE")
     for path in requests:
         name = certs.sign(out, Path(path))
         print(f"{name}: {out}/clients/{name}.crt goes back to the site, with {out}/ca.crt")
@@ -67,9 +67,8 @@ def key(
 
     request = make_key(out, name)
     print(f"{request.with_suffix('')}: the key; it stays here")
-    print(
-        f"{request}: not secret; where ca.key is: fedhet certs --out tls --request {request.name}"
-    )
+    how = f"fedhet certs --out tls --request {request.name}"
+    print(f"{request}: not secret; where ca.key is: {how}")
 
 
 def server(
@@ -133,7 +132,7 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
         raise UserError("--server: give HOST:PORT of `fedhet server`")
     config = _examples(data, partition, own)
     extra: dict[str, object] = {"state-dir": home, "model": _model(model), "device": device}
-    extra["limits"] = _file(limits, "--limits") if limits else None
+    extra["limits"] = limits and _file(limits, "--limits")
     config |= {option: str(value) for option, value in extra.items() if value}
     key, ca = _file(key, "KEY"), _ca(key, ca)
     certificate = key.with_name(f"{key.name}.crt")

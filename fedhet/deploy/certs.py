@@ -72,8 +72,6 @@ def make(
         files[places.certificate] = authority.issue("fedhet server", key.public_key(), days, names)
         files[places.key] = _private(key, PrivateFormat.PKCS8)
     for client in clients:
-        if clients.count(client) > 1:
-            raise UserError(f"--client: '{client}' is given twice")
         key, path = _new_key(), places.client(_client(client, "--client"))
         files[path] = _private(key, PrivateFormat.OpenSSH)
         files[_beside(path, ".pub")] = _public(client, key.public_key())
@@ -83,9 +81,9 @@ def make(
 
 
 def make_key(folder: Path, name: str) -> Path:
-    """Write a client's key pair, and a request for its certificate, which alone leaves the site.
+    """Write a client's key pair, and a request for its certificate; UserError as in :func:`make`.
 
-    Return the request's path. Raises UserError as :func:`make` does.
+    Only the request leaves the site. Returns its path.
     """
     key, path = _new_key(), folder / _client(name, "NAME")
     asked = x509.CertificateSigningRequestBuilder().subject_name(_subject(name))

@@ -75,10 +75,7 @@ class ServerFolder:
     def check_running(
         self, patience: float = 0.0, tell: Callable[[str], None] = lambda _: None
     ) -> None:
-        """Raise UserError, with what to do, if no server listens or its certificate has expired.
-
-        It is waited for ``patience`` seconds; ``tell`` is called with that.
-        """
+        """Wait ``patience`` seconds for the server, and ``tell`` so; UserError says what to do."""
         self.check_certificates()
         waiting, until = Waiting(f"the server of '{self.tls}'", tell), time.monotonic() + patience
         while True:

@@ -82,8 +82,7 @@ def address(host: str, port: int) -> str:
 def via(server: str) -> str:
     """Say through which proxy of which variable ``host:port`` is reached; empty if directly.
 
-    UserError for a variable that holds no URL of a proxy: httpx reads all of them before it knows
-    which it needs, and would look up a part of a password as a host.
+    UserError for a variable that is no URL: httpx would look up a part of a password as a host.
     """
     places: list[str] = []
     for kind, value in getproxies().items():

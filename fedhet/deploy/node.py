@@ -58,10 +58,8 @@ CUT_OFF = re.compile(r"ERROR \S*: +\d{3} \w")
 
 
 def said(process: subprocess.Popen[bytes]) -> Iterator[str]:
-    """Yield the lines that a program prints until it has ended; an empty one while it is silent.
-
-    Not until its output ends: what it started has the same, and may live longer.
-    """
+    """Yield the lines that a program prints until it has ended; an empty one while it is silent."""
+    # Not until its output ends: what it started has the same, and may live longer.
     lines: SimpleQueue[str] = SimpleQueue()
 
     def read() -> None:

@@ -155,7 +155,8 @@ class FederationServer:
                 waiting.over()
                 if not thread.ident:  # now that it answers
                     thread.start()
-                    stack.callback(_leave, proxy, thread)
+                    stack.callback(thread.join, PATIENCE)
+                    stack.callback(setattr, proxy, "should_exit", True)
                     self.say(f"clients reach {address(self.host, self.port)}; log: {log}")
                     self.say(f"submit a run: fedhet run CONFIG --superlink {self.folder.tls}")
             except (UserError, RunFailed) as error:  # mostly busy for a moment
@@ -214,11 +215,6 @@ class FederationServer:
             elif status != last and not old:
                 self.say(f"run {name}: {status}")
             self._runs[run.id] = status
-
-
-def _leave(proxy: uvicorn.Server, thread: threading.Thread) -> None:
-    proxy.should_exit = True
-    thread.join(PATIENCE)
 
 
 def _stop(link: subprocess.Popen[bytes]) -> None:

@@ -28,9 +28,8 @@ def submit_remote(
 ) -> None:
     """Run it on a SuperLink and wait for its end; raise RunFailed if it did not complete.
 
-    ``tell`` is called with what is waited for, and since when.
-    Rounds are reported where the run folder is on this machine, too. An interruption stops the
-    run. UserError if the run could not even be submitted.
+    ``tell`` is called with what is waited for. Rounds are reported if the run folder is on this
+    machine. An interruption stops the run. UserError if the run could not even be submitted.
     """
     waiting = Waiting(f"'{superlink}'", tell)
     with contextlib.closing(server_folder(superlink).connect()) as control:

@@ -27,8 +27,7 @@ MAX_METRICS = 100
 DIGEST = r"[0-9a-f]{64}"
 FLOAT32 = float(np.finfo(np.float32).max)
 _MORE = "(_[A-Za-z0-9_.-]+)?"
-# Ranges of the metrics that the base itself sends, by name; a method's own are its `metric_ranges`.
-# Nothing in them can make a sum over any number of rounds and clients infinite.
+# Of the metrics that the base sends; a method's own are its `metric_ranges`. No sum is infinite.
 RANGES = {
     "num-examples": (0.0, 2.0**53),
     "train_flops": (0.0, 1e24),
@@ -138,8 +137,7 @@ def read_confusion(reply: Reply, classes: int) -> NDArray[np.int64]:
 def check_arrays(payload: Payload, expected: Payload | None, max_norm: float) -> float:
     """Raise Rejected unless shapes and dtypes are as expected, values finite, the norm in bounds.
 
-    Returns the length of the step from ``expected``, a root mean square, or of the payload where
-    that is None or not finite.
+    Returns the length of the step from ``expected``, if that is finite, or else from zero.
     """
     arrays, began = payload.flat, [] if expected is None else expected.flat
     if expected is not None:

@@ -48,9 +48,8 @@ def packed_app(folder: Path) -> bytes:
 def is_simulated(grid: Grid | None = None) -> bool:
     """Return whether clients are simulated, on Ray or inline, or are deployed nodes' own.
 
-    A server asks of its ``grid``: ours, and that of Flower's simulation, have a pull interval. A
-    client asks of its process: ours are told by :func:`simulating`, those of Flower's simulation
-    are Ray's. No server tells a client: that would choose which data and folder it uses.
+    A server asks of its ``grid``: those of simulations have a pull interval. A client asks of its
+    process: ours are told by :func:`simulating`, those of Flower's simulation are Ray's.
     """
     if grid is not None:
         return hasattr(grid, "pull_interval")
@@ -156,8 +155,7 @@ class RunStatus:
 class Control:
     """Calls of the Control API of a SuperLink, at two CPU seconds less than Flower's commands.
 
-    Each raises UserError if it had no effect (nobody was reached, or it was refused), and RunFailed
-    if the server failed or its answer was lost.
+    Each raises UserError if it had no effect, and RunFailed if the server or its answer failed.
     """
 
     def __init__(self, address: str, ca: bytes) -> None:

@@ -60,10 +60,7 @@ class Declaration:
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What a client declared.
-
-    Where it hides its classes ``seen`` and ``images`` are empty, and ``train_images`` is 0.
-    """
+    """What a client declared; of one that hides its classes no ``seen``, ``images`` or total."""
 
     client: str
     classes: tuple[str, ...]
@@ -77,10 +74,7 @@ class ClientInfo:
 
 
 def read_declaration(reply: Reply, config: RunConfig) -> tuple[ClientInfo, Declaration]:
-    """Return a client's declaration; raise a one-line ValueError if any part is invalid.
-
-    Images per seen class add up to the training images; a run with sums must be told none of them.
-    """
+    """Return a client's declaration; raise a one-line ValueError if any part is invalid."""
     said = from_wire(Declaration, reply.info)
     who = f"client '{said.client}'"
     if config.summed and {said.seen, said.images, said.train_images} != {None}:
@@ -403,9 +397,9 @@ class Handshake:
         return bool(come and every and (nodes or not self._asked))
 
     def query(self, patience: float = QUERY_PATIENCE) -> list[str]:
-        """Ask unknown nodes who they are; forget nodes that are gone; return new clients.
+        """Ask unknown nodes who they are, for ``patience`` seconds; return new clients.
 
-        An answer is waited for ``patience`` seconds, and counts whenever it comes.
+        A late answer counts as well. Nodes that are gone are forgotten.
         """
         mail, roster = self._mail, self.roster
         # Nodes of a simulation are the user's own processes and have no keys.

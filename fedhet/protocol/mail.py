@@ -146,8 +146,7 @@ class Mail:
 
     def _pull(self, identities: Sequence[str]) -> Iterable[Message]:
         """Return the replies that are there, on a network; raise what a pull raised."""
-        # If a client died while it uploaded a reply, Flower waits three minutes or more for the
-        # missing parts: only the thread that asked for it hangs, and keeps no process alive.
+        # Flower waits minutes for a reply whose client died while it uploaded: one thread hangs.
         unasked = [identity for identity in identities if identity not in self._pulling]
         for share in (unasked[i::PULLS] for i in range(min(PULLS, len(unasked)))):
             self._pulling.update(share)

@@ -50,10 +50,7 @@ def to_wire(values: Any) -> dict[str, Any]:
 
 
 def from_wire(kind: type[Wired], record: Mapping[str, Any]) -> Wired:
-    """Return the ``kind`` whose fields a record holds, as :func:`to_wire` wrote them.
-
-    Raise ValueError, in one line, for a field that is missing, unknown or not as ``kind`` says.
-    """
+    """Return the ``kind`` whose fields a record holds; a one-line ValueError if one is wrong."""
     values = {key.replace("-", "_"): value for key, value in record.items()}
     try:
         return pydantic.TypeAdapter(kind).validate_python(values)
@@ -158,10 +155,7 @@ def request(  # noqa: PLR0913, PLR0917
 
 
 def instruction(message: Message) -> Instruction:
-    """Return the instruction of a request, which has all of its keys and no others.
-
-    Raises ValueError. :func:`fedhet.protocol.checks.read_instruction` checks the values.
-    """
+    """Return the instruction of a request; ValueError unless it has all of its keys, no others."""
     content = message.content
     if not {"config"} <= set(content) <= {"config", "arrays", SUM}:
         raise ValueError("an instruction has the record 'config'; beside it 'arrays' and 'sum'")

@@ -1,9 +1,9 @@
 """What crosses the wire: frozen dataclasses of named arrays, one per direction of a method.
 
-A payload becomes a list of arrays and comes back from one; it knows its floats and its bytes.
 Class ids, masks and counts travel as integers, so that floats are what the papers count.
 """
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Self, get_args, get_type_hints
@@ -51,18 +51,13 @@ class Payload:
         varies = single < len(fields(cls))
         if len(arrays) < single or (len(arrays) > single and not varies):
             raise ValueError(f"{cls.__name__} holds {single} arrays, got {len(arrays)}")
-        values: list[Any] = list(arrays[:single])
-        if varies:
-            values.append(tuple(arrays[single:]))
-        return cls(*values)
+        return cls(*arrays[:single], *([tuple(arrays[single:])] if varies else []))
 
     def dtypes(self) -> list[np.dtype[Any] | None]:
         """Return what its class declares of each of its arrays, in order; None: any dtype."""
-        try:
+        hints, declared = dict[str, Any](), list[np.dtype[Any] | None]()
+        with contextlib.suppress(NameError):  # of a class inside a function, say
             hints = get_type_hints(type(self), include_extras=True)
-        except NameError:  # of a class inside a function, say
-            hints = {}
-        declared: list[np.dtype[Any] | None] = []
         for one in fields(self):
             hint, rest = hints.get(one.name), "rest" in one.metadata
             marks = get_args(get_args(hint)[0] if hint and rest else hint)

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from fedhet.data.rows import RowFile
 
 Pixels = npt.NDArray[Any]  # uint8 (h, w, c), or float32 (h, w, 1) of scans
-Shape = tuple[int, int, int]  # of an image: height, width, channels (3, or 1 for grey)
 SQUASHED, SHORTENED, SCAN, TURNED, CLEAR = 1, 2, 4, 8, 16  # what is said of an image
 _NOTES = {
     CLEAR: "transparent images were laid on white",
@@ -128,14 +127,14 @@ def is_scan(image: Image.Image) -> bool:
     return image.mode in ("I", "F") or image.mode.startswith("I;16")
 
 
-def to_pixels(image: Image.Image, shape: Shape, *, scans: bool = False) -> Pixels:
-    """Return any image as uint8 of that shape, resized bilinearly without its aspect.
+def to_pixels(image: Image.Image, inputs: Inputs) -> Pixels:
+    """Return any image as it is stored: uint8 (h, w, c), resized bilinearly without its aspect.
 
-    ``scans``: float32 (h, w, 1) of its own values; an image of 8 bits becomes grey, 0 to 255.
+    Scans: float32 (h, w, 1) of their own values; an image of 8 bits becomes grey, 0 to 255.
     """
-    high, wide, channels = shape
-    mode = "F" if scans else "RGB" if channels == 3 else "L"
-    if scans:
+    high, wide, channels = inputs.image_shape
+    mode = "F" if inputs.scan else "RGB" if channels == 3 else "L"
+    if inputs.scan:
         values = np.asarray(image if is_scan(image) else image.convert("L"), dtype=np.float32)
         finite = np.isfinite(values)
         image = Image.fromarray(np.where(finite, values, values[finite].min()))
@@ -149,7 +148,7 @@ def to_pixels(image: Image.Image, shape: Shape, *, scans: bool = False) -> Pixel
     return np.asarray(image).reshape(high, wide, -1)
 
 
-def decoded(image: Image.Image, shape: Shape, *, scans: bool = False) -> Decoded:
+def decoded(image: Image.Image, inputs: Inputs) -> Decoded:
     """Return an image that Pillow has opened, turned upright as its EXIF says."""
     # Asked before it is decoded: what Pillow makes of a file of colours has 8 bits.
     deep = image.mode not in _BYTE_MODES or ";16" in str(getattr(image, "tile", ""))
@@ -162,16 +161,16 @@ def decoded(image: Image.Image, shape: Shape, *, scans: bool = False) -> Decoded
         if rgba.getchannel("A").getextrema()[0] != 255:  # noqa: PLR2004
             white = Image.new("RGBA", rgba.size, "white")
             image, flags = Image.alpha_composite(white, rgba).convert("RGB"), flags | CLEAR
-    off = image.width * shape[0] - image.height * shape[1]
-    flags |= SQUASHED * (abs(off) >= image.height)
-    return Decoded(to_pixels(image, shape, scans=scans), flags)
+    high, wide, _ = inputs.image_shape
+    flags |= SQUASHED * (abs(image.width * high - image.height * wide) >= image.height)
+    return Decoded(to_pixels(image, inputs), flags)
 
 
-def decode(read: Callable[[], bytes], shape: Shape, *, scans: bool) -> Decoded:
+def decode(read: Callable[[], bytes], inputs: Inputs) -> Decoded:
     """Return the image in the bytes of a file, if any: decoders raise nearly every exception."""
     try:
         with Image.open(io.BytesIO(read()), formats=FORMATS) as image:
-            return decoded(image, shape, scans=scans)
+            return decoded(image, inputs)
     except Exception:
         return Decoded(None)
 
@@ -184,8 +183,8 @@ def open_zip(path: Path) -> zipfile.ZipFile:
         raise UserError(f"data-path {path}: no folder and no zip file: {brief(error)}") from error
 
 
-def decode_all(root: Path, names: Sequence[str], shape: Shape, *, scans: bool) -> Iterator[Decoded]:
-    """Yield the image of each name, uint8 of that shape (with ``scans`` float32).
+def decode_all(root: Path, names: Sequence[str], inputs: Inputs) -> Iterator[Decoded]:
+    """Yield the image of each name as it is stored.
 
     Names are below ``root``, a folder or a zip. Threads decode, so that it works in every process
     (a daemon may have no children): Pillow decodes and resizes without the interpreter's lock.
@@ -195,11 +194,7 @@ def decode_all(root: Path, names: Sequence[str], shape: Shape, *, scans: bool) -
         with ThreadPoolExecutor(min(_MAX_WORKERS, cpus())) as pool:
             for start in range(0, len(names), _PIECE):  # memory stays bounded
                 reads = [partial(read, name) for name in names[start : start + _PIECE]]
-                yield from pool.map(partial(decode, shape=shape, scans=scans), reads)
-
-
-def _decoded(root: Path, names: Sequence[str], inputs: Inputs) -> Iterator[Decoded]:
-    return decode_all(root, names, inputs.image_shape, scans=inputs.scan)
+                yield from pool.map(partial(decode, inputs=inputs), reads)
 
 
 # --- folders ----------------------------------------------------------------
@@ -237,7 +232,7 @@ def image_folder(data_path: str, group: Sequence[str] = ()) -> Source:
             sites=np.searchsorted(sites, owners).astype(np.int32), site_names=safe_ids(sites),
         )  # fmt: skip
         inside = [prefix + name for name in order]
-        return image_stream(about, partial(_decoded, path, inside), ignored)
+        return image_stream(about, partial(decode_all, path, inside), ignored)
 
     stats = file_stats([path / name for name in paths] if path.is_dir() else [path])
     key: list[object] = ["image-folder", str(path), folders, ignored, stats, *group]
@@ -389,17 +384,7 @@ def images_below(root: Path) -> list[str]:
     return sorted(filter(is_image, files_below(root, "data-path", MAX_DEPTH)))
 
 
-_Ends = dict[tuple[str, ...], set[str]]  # image files by how a table may name them
-
-
-def _ends_below(root: Path) -> _Ends:
-    """Return images by the ends of their paths, each with and without the name's ending."""
-    named: _Ends = {}
-    for file in images_below(root):
-        for path in (PurePosixPath(file), PurePosixPath(file).with_suffix("")):
-            for start in range(len(path.parts)):
-                named.setdefault(path.parts[start:], set()).add(file)
-    return named
+_Ends = dict[tuple[str, ...], set[str]]  # image files by the ends of their paths
 
 
 def _find(ends: _Ends, cell: str) -> list[str]:
@@ -425,7 +410,11 @@ def image_column(file: RowFile, root: Path, reading: Reading) -> tuple[str, bool
     head = next(file.raw(file.columns)).head(_LISTED)
     values = {n: head[n].dropna() for n in file.columns if head[n].dtype.kind not in "iufb"}
     embedded = [n for n, cells in values.items() if len(cells) and all(map(_is_embedded, cells))]
-    ends = _ends_below(root) if len(embedded) < len(values) else {}
+    ends: _Ends = {}
+    for name in images_below(root) if len(embedded) < len(values) else ():
+        for path in (PurePosixPath(name), PurePosixPath(name).with_suffix("")):  # 7.png is 7, too
+            for start in range(len(path.parts)):
+                ends.setdefault(path.parts[start:], set()).add(name)
 
     def names_files(column: str) -> bool:
         cells = [*map(str, values[column])]
@@ -475,10 +464,9 @@ def images_of(
     ) if names]  # fmt: skip
     notes = [f"images by column '{column}' (image)", unused and f"columns not read: {unused}"]
     content = keys.content(image, warnings, [*notes, "; ".join(file.found)])
-    decode_ = partial(_decoded, root, chosen)
-    if embedded:
-        decode_ = partial(_of_cells, file, column, {*map(int, chosen)}, root)
-    return (yield from image_stream(replace(content, paths=tuple(chosen)), decode_))
+    cells = partial(_of_cells, file, column, {*map(int, chosen if embedded else ())}, root)
+    read = cells if embedded else partial(decode_all, root, chosen)
+    return (yield from image_stream(replace(content, paths=tuple(chosen)), read))
 
 
 def _of_cells(
@@ -490,6 +478,4 @@ def _of_cells(
         return bytes(cell)
 
     cells = (value for frame in file.raw([column]) for value in frame[column])
-    for row, cell in enumerate(cells):
-        if row in wanted:
-            yield decode(partial(read, cell), image.image_shape, scans=image.scan)
+    return (decode(partial(read, cell), image) for k, cell in enumerate(cells) if k in wanted)

@@ -108,9 +108,9 @@ def _is_hugging(data: Any) -> bool:
 
 def _plain(data: Any) -> Any:  # noqa: PLR0911  (one for each library)
     """Return a frame or a tuple of arrays for one client's data of a library."""
-    if isinstance(data, tuple | list) and all(_is_loader(one) for one in data):
+    if isinstance(data, tuple | list) and all(hasattr(one, "batch_size") for one in data):
         return tuple(values for one in data for values in _plain(one))
-    if _is_loader(data):  # its data set: batches come in another order every time
+    if hasattr(data, "batch_size"):  # a loader's data set: its batches' order changes
         return _plain(data.dataset)
     if _is_hugging(data):
         if isinstance(data, Mapping):
@@ -134,10 +134,6 @@ def _plain(data: Any) -> Any:  # noqa: PLR0911  (one for each library)
     if classes and all(isinstance(y, int) and y < len(classes) for y in labels):
         labels = [str(classes[y]) for y in labels]
     return examples, labels
-
-
-def _is_loader(data: Any) -> bool:
-    return hasattr(data, "dataset") and hasattr(data, "batch_size")
 
 
 def _array(values: Any) -> Array:

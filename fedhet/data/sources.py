@@ -369,11 +369,10 @@ def loaded(
         for start in range(0, len(kept), _CHUNK):
             yield stored[kept[start : start + _CHUNK]]
         return about
-    shape = image.image_shape
-    flags = images.decoded(Image.fromarray(stored[0]), shape).flags  # all are of one size
+    flags = images.decoded(Image.fromarray(stored[0]), image).flags  # all are of one size
 
-    def pictures(_: Inputs) -> Iterator[images.Decoded]:
-        pixels = (images.to_pixels(Image.fromarray(stored[k]), shape) for k in kept)
+    def pictures(inputs: Inputs) -> Iterator[images.Decoded]:
+        pixels = (images.to_pixels(Image.fromarray(stored[k]), inputs) for k in kept)
         return (images.Decoded(one, flags) for one in pixels)
 
     return (yield from images.image_stream(replace(about, paths=tuple(map(str, kept))), pictures))

@@ -315,7 +315,7 @@ class TableRows:
         """Return float32 (k, f), NaN for a gap; raise UserError for what is no such value."""
         if bad := [name for name in self.plain if frame[name].dtype.kind not in "iuf"]:
             column = frame[bad[0]].dropna()
-            keys = f"name columns of words ({listed(bad)}) in ignore, or with values in categories"
+            keys = f"words ({listed(bad)}) go into ignore or categories; decimal and gaps change it"
             words = to_numbers(column, file.form).isna()
             _refuse(column, words, partial(file.at, column=bad[0]), f"is not a number: {keys}")
         numbers = np.empty((len(frame), len(self.inputs.columns)), dtype=np.float32)

@@ -229,7 +229,7 @@ class _Source:
                 pictures = map(Image.fromarray, as_pixels(examples))
             except ValueError as error:
                 raise UserError(f"examples: {error}") from error
-            examples = np.stack([to_pixels(one, self.inputs.image_shape) for one in pictures])
+            examples = np.stack([to_pixels(one, self.inputs) for one in pictures])
         if examples.shape[1:] != like.shape[1:]:
             takes = f"(n, {', '.join(map(str, like.shape[1:]))}) {like.dtype}"
             raise UserError(f"examples: an array of shape {shape}, but this model takes {takes}")
@@ -242,7 +242,7 @@ class _Source:
             below = filter(is_image, files_below(place, "images")) if place.is_dir() else [""]
             paths |= dict.fromkeys(str(place / one) for one in sorted(below))
         low, high = self.range
-        decoded = decode_all(Path(), [*paths], self.inputs.image_shape, scans=self.inputs.scan)
+        decoded = decode_all(Path(), [*paths], self.inputs)
         images = zip(paths, decoded, strict=True)
         while some := list(islice(images, EVALUATION_BATCH)):
             self._unreadable += [path for path, one in some if one.pixels is None]

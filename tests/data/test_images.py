@@ -159,7 +159,7 @@ def test_a_daemon_decodes_many_images_in_order(tmp_path):
 def test_what_only_calls_itself_a_png_is_not_handed_to_other_programs(tmp_path):
     """Pillow would run Ghostscript on this one."""
     (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
-    assert list(decode_all(tmp_path, ["a.png"], (8, 8, 3), scans=False)) == [Decoded(None)]
+    assert list(decode_all(tmp_path, ["a.png"], Inputs.image(8))) == [Decoded(None)]
 
 
 def test_photographs_are_turned_as_their_exif_says(tmp_path):

@@ -208,8 +208,8 @@ def _write(folder: Path, stream: Stream, total: int, cache: Path) -> None:
     lists = {key: getattr(contents[0], key) for key in (*_TEXTS, "group_by", "grouped")}
     meta |= {"inputs": contents[0].inputs.dump(), "rows_sha256": _rows_digest(arrays)}
     digest = hashlib.sha256(json.dumps([meta, lists["classes"], lists["site_names"]]).encode())
-    with path.open("rb") as file:
-        while part := file.read(_CHUNK):
+    with path.open("rb") as examples:
+        while part := examples.read(_CHUNK):
             digest.update(part)
     if texts := [text.encode() for text in contents[0].texts]:
         letters = np.frombuffer(b"".join(texts), np.uint8)

@@ -223,7 +223,8 @@ class Keys:
         else:  # the file, where it is a site
             name = file.site.name.split(".")[0] or file.site.name if file.site else ""
             owners = np.full(len(frame), self._files.setdefault(name, len(self._files)))
-        rows = {one.by: one.of(frame) for one in self._groups} | {_LABEL: labels, _OWNER: owners}
+        rows: dict[Any, Any] = {one.by: one.of(frame) for one in self._groups}
+        rows |= {_LABEL: labels, _OWNER: owners}
         good = {"without target": labels >= 0, "without site": owners >= 0}
         if reading.group:
             good["without group"] = rows[self._groups[0].by] >= 0

@@ -218,6 +218,10 @@ def load(path):
     number = int((Path(path) / "deep" / "number.txt").read_text())
     return np.full((8, 8, 8), number * FACTOR, np.uint8), np.arange(8) % 2, ["a", "b"]
 """
+OPEN = (
+    "from fedhet import plugins; from fedhet.data.cache import open_dataset; plugins.look_here(); "
+    "print(open_dataset('loader:load', data_path='../data', image_size=16).examples[0, 0, 0, 0])"
+)
 
 
 def test_a_function_is_called_again_when_its_files_or_modules_change(tmp_path):
@@ -226,16 +230,8 @@ def test_a_function_is_called_again_when_its_files_or_modules_change(tmp_path):
     (place / "tools").mkdir(parents=True)  # a folder without __init__.py is a package, too
     data.mkdir(parents=True)
     (place / "loader.py").write_text(LOADER)
-    code = (
-        "from fedhet import plugins; from fedhet.data.cache import open_dataset; "
-        "plugins.look_here(); data = open_dataset('loader:load', data_path='../data', "
-        "image_size=16); print(data.examples[0, 0, 0, 0])"
-    )
-
-    def value(number, factor):
+    env = os.environ | {"FEDHET_CACHE": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+    for number, factor, value in (("7", 1, 7), ("9", 1, 9), ("9", 2, 18)):
         (data / "number.txt").write_text(number)
         (place / "tools" / "values.py").write_text(f"FACTOR = {factor}\n")
-        env = os.environ | {"FEDHET_CACHE": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
-        return int(python("-c", code, cwd=place, env=env).stdout)
-
-    assert [value("7", 1), value("9", 1), value("9", 2)] == [7, 9, 18]
+        assert int(python("-c", OPEN, cwd=place, env=env).stdout) == value

@@ -1,5 +1,7 @@
 """`hf:NAME` out of local copies, and the partitioners of flwr-datasets: no test reaches the hub."""
 
+import sys
+
 import numpy as np
 import pytest
 from helpers.partitions import partition
@@ -160,7 +162,7 @@ def test_what_it_does_not_take_is_one_line(kind):
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "flwr_datasets.partitioner", None)
+    monkeypatch.setitem(sys.modules, "flwr_datasets.partitioner", None)
     with pytest.raises(UserError, match=r"needs pip install 'fedhet\[hf\]'"):
         made("IidPartitioner")
 

@@ -100,11 +100,10 @@ def test_a_zip_is_the_same_as_its_folder(tmp_path, prefix):
     files |= {"__MACOSX/cat/._a.png": b"", f"{prefix}LICENSE": b"text", f"{prefix}dog/x.png": b""}
     zipped = _open(_zip(tmp_path / "in.zip", files), tmp_path)
     folder = _open(_write(tmp_path / "in", PAIR | {"LICENSE": b"t", "dog/x.png": b""}), tmp_path)
-    assert zipped.paths == folder.paths == ("cat/a.png", "cat/b.png", "dog/1.png")
-    assert zipped.classes == folder.classes == ("cat", "dog")
-    assert zipped.warnings == folder.warnings
-    assert "ignored 2 files" in zipped.warnings[0]
-    assert np.array_equal(zipped.examples, folder.examples)
+    assert zipped.paths == ("cat/a.png", "cat/b.png", "dog/1.png")
+    assert "ignored 2 files" in zipped.warnings[0] and zipped.digest == folder.digest
+    for name in ("paths", "classes", "warnings"):
+        assert getattr(zipped, name) == getattr(folder, name)
 
 
 def test_a_class_is_a_folder_with_images_unless_classes_are_given(tmp_path):
@@ -260,37 +259,33 @@ def test_a_scan_is_prepared_by_its_own_range(tmp_path, case):
 def exported(config, model):
     (state,) = simulate(config)[0].path.glob("state/*/0")
     export(state, model)
+    return load_model(model)[0]
 
 
-def test_a_run_of_scans_keeps_its_range_and_predicts_with_it(tmp_path):
+def test_a_run_of_scans_keeps_its_range_or_the_window(tmp_path):
     scans(tmp_path / "in", RNG.integers(0, 1000, (40, 16, 16)).astype(np.uint16))
     keys = {"dataset": "image-folder", "data_path": str(tmp_path / "in"), "image_size": 16,
             "clients": 2, "rounds": 1, "partition": "iid"}  # fmt: skip
-    exported(small(tmp_path, **keys), tmp_path / "model")
-    model, card = load_model(tmp_path / "model")
-    fitted = model.parts["preparation"]
-    assert (float(fitted.low), float(fitted.high)) == pytest.approx((0, 999), abs=3)
-    assert card["inputs"]["scan"]
-    places = sorted((tmp_path / "in").rglob("*.tif"))
-    array = np.stack([np.asarray(Image.open(place), dtype=np.float32) for place in places])
-    by_path, by_array = model.predict(tmp_path / "in"), model.predict(array[..., None])
-    assert (by_path.to_numpy() == by_array.to_numpy()).all()
-    exported(small(tmp_path / "w", **keys, window="0,4095"), tmp_path / "fixed")
-    fitted = load_model(tmp_path / "fixed")[0].parts["preparation"]
-    assert (float(fitted.low), float(fitted.high)) == (0, 4095)
+    for place, window, expected in (
+        ("own", {}, (0, 999)),
+        ("set", {"window": "0,4095"}, (0, 4095)),
+    ):
+        model = exported(small(tmp_path / place, **keys, **window), tmp_path / f"{place}-model")
+        fitted = model.parts["preparation"]
+        assert model.inputs.scan
+        assert (float(fitted.low), float(fitted.high)) == pytest.approx(expected, abs=3)
 
 
-def test_models_of_such_images():
-    inputs = Inputs.image((20, 36), grey=True)
-    for name in ("cnn-1", "cnn-5", "resnet18"):
-        made = build_model(name, classes=3, d=8, inputs=inputs)
-        assert made(torch.from_numpy(inputs.blank(2))).shape == (2, 3)
-    for name, reason in (
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
         ("vit_b_16", "'vit_b_16' takes no image of shape"),
         ("examples.tiny_net:make", r"takes image_size, .* of shape \(1, 20, 36\): let it"),
-    ):
-        with pytest.raises(UserError, match=reason):
-            build_model(name, classes=3, d=8, inputs=inputs)
+    ],
+)
+def test_models_that_take_square_images_alone(name, reason):
+    with pytest.raises(UserError, match=reason):
+        build_model(name, classes=3, d=8, inputs=Inputs.image((20, 36), grey=True))
 
 
 @pytest.mark.parametrize("method", ["pfedes", "fedclassavg"])
@@ -303,7 +298,6 @@ def test_a_model_of_grey_images_predicts_files_of_any_size(folder, tmp_path, met
         image_size="16x24", grey="true", clients=2, rounds=1, classes_per_client=1,
         models=["cnn-5"], augment="crop-flip",
     )  # fmt: skip
-    exported(config, tmp_path / "model")
-    assert load_model(tmp_path / "model")[0].inputs == Inputs.image((16, 24), grey=True)
+    assert exported(config, tmp_path / "model").inputs == Inputs.image((16, 24), grey=True)
     done = predict(tmp_path / "model", [folder], tmp_path / "out.csv")
     assert len(done.frame) == 20 and "squashed to 24 x 16" in done.warning

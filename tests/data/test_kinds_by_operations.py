@@ -32,28 +32,23 @@ def _arrays(path: Path, rng: np.random.Generator) -> None:
     np.savez(path, x=x, y=np.array(["a", "b"])[np.arange(COUNT) % 2])
 
 
-def _rows(header: str, row: Callable[[int, np.random.Generator], list[str]]) -> Any:
+def _rows(header: str, row: Callable[[int, np.random.Generator], str]) -> Any:
     def write(path: Path, rng: np.random.Generator) -> None:
-        lines = [line for k in range(COUNT) for line in row(k, rng)]
-        path.write_text("\n".join([header, *lines]) + "\n")
+        path.write_text("\n".join([header, *(row(k, rng) for k in range(COUNT))]) + "\n")
 
     return write
 
 
-def _recording(k: int, rng: np.random.Generator) -> list[str]:
-    return [f"{t},{rng.normal():.3f},{'ab'[k % 2]}" for t in range(8 + k % 5)]
+def _recording(k: int, rng: np.random.Generator) -> str:
+    return "\n".join(f"{t},{rng.normal():.3f},{'ab'[k % 2]}" for t in range(8 + k % 5))
 
 
-def _plain(k: int, rng: np.random.Generator) -> list[str]:
-    return [f"{rng.normal():.3f},{rng.normal():.3f},{'ab'[k % 2]}"]
+def _gaps(k: int, rng: np.random.Generator) -> str:
+    return f"{'' if k % 7 == 0 else round(rng.normal(), 2)},{['f', 'm', ''][k % 3]},{'ab'[k % 2]}"
 
 
-def _gaps(k: int, rng: np.random.Generator) -> list[str]:
-    return [f"{'' if k % 7 == 0 else round(rng.normal(), 2)},{['f', 'm', ''][k % 3]},{'ab'[k % 2]}"]
-
-
-def _text(k: int, rng: np.random.Generator) -> list[str]:
-    return [f'"{" ".join(rng.choice(["red", "blue", "green"], 6))}, {k}",{"ab"[k % 2]}']
+def _text(k: int, rng: np.random.Generator) -> str:
+    return f'"{" ".join(rng.choice(["red", "blue", "green"], 6))}, {k}",{"ab"[k % 2]}'
 
 
 class Kind(NamedTuple):
@@ -72,7 +67,8 @@ KINDS = {
     "image 16 bit": Kind(_images(np.uint16, 4096), "", FOLDER),
     "signal": Kind(_arrays, ".npz", SIGNALS),
     "recordings": Kind(_rows("t,x,y", _recording), ".csv", SIGNALS | {"time": "t", "length": 4}),
-    "table": Kind(_rows("u,v,y", _plain), ".csv", TABLE),
+    "table": Kind(_rows("u,v,y", lambda k, rng: f"{k % 7},{rng.normal():.3f},{'ab'[k % 2]}"),
+                  ".csv", TABLE),
     "gaps and categories": Kind(_rows("u,sex,y", _gaps), ".csv",
                                 TABLE | {"categories": "{sex: [f, m]}"}),
     "texts": Kind(_rows("words,y", _text), ".csv",

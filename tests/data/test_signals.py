@@ -70,9 +70,9 @@ def test_damage_is_named(tmp_path, npz_of):
 
 
 LABELLED = {
-    "capitals": dict(X=X, Y=Y), "a column": dict(x=X, y=Y[:, None]),
-    "one-hot": dict(x=X, y=np.eye(2)[[1, 0, 1, 0]]), "bytes": dict(x=X, y=Y.astype("S")),
-    "floats": dict(x=X, label=[1.0, 0.0, 1.0, 0.0]), "fortran": dict(x=np.asfortranarray(X), y=Y),
+    "a column": dict(X=X, Y=Y[:, None]), "one-hot": dict(x=X, y=np.eye(2)[[1, 0, 1, 0]]),
+    "bytes": dict(x=np.asfortranarray(X), y=Y.astype("S")),
+    "floats": dict(x=X, label=[1.0, 0.0, 1.0, 0.0]),
 }  # fmt: skip
 
 

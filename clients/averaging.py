@@ -11,7 +11,7 @@ from fedhet.clients.base import MethodClient
 from fedhet.config.schema import P
 from fedhet.models.networks import exchanged
 from fedhet.models.zoo import small_model
-from fedhet.protocol.payload import Array, ModelArrays, Payload, blank
+from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.rng import torch_seeded
 
 
@@ -30,11 +30,6 @@ def set_parameters(module: nn.Module, arrays: Sequence[Array]) -> None:
 def get_parameters(module: nn.Module) -> tuple[Array, ...]:
     """Return copies of a module's sent arrays, float32, in the order of ``exchanged``."""
     return tuple(t.detach().cpu().numpy().copy() for t in exchanged(module).values())
-
-
-def blanks_of(module: nn.Module) -> tuple[Array, ...]:
-    """Return blank arrays of the shapes that are sent of a module, float32."""
-    return tuple(blank(t.shape) for t in exchanged(module).values())
 
 
 class Mixture(nn.Module):
@@ -93,7 +88,7 @@ class AveragingClient(MethodClient[P]):
 
     def expect_download(self, came: Any) -> Payload | None:
         """Return the shared module's shapes."""
-        return ModelArrays(blanks_of(self.shared()))
+        return ModelArrays(get_parameters(self.shared()))
 
     def receive(self, payload: Any) -> None:
         """Overwrite the shared module."""

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedhet.clients.averaging import AveragingClient, blanks_of, set_parameters
+from fedhet.clients.averaging import AveragingClient, get_parameters, set_parameters
 from fedhet.errors import Refused
 from fedhet.models.networks import exchanged
 from fedhet.protocol.handshake import EXACT
@@ -22,9 +22,9 @@ class FedGenClient(AveragingClient[FedGenParams]):
 
     def expect_download(self, came: Payload) -> Payload | None:
         """Return images per class, the header's shapes and G's."""
-        made = blanks_of(self._new_generator())
+        made = get_parameters(self._new_generator())
         return HeaderAndGenerator(
-            blank((self.classes,), np.int64), (*blanks_of(self.shared()), *made)
+            blank((self.classes,), np.int64), (*get_parameters(self.shared()), *made)
         )
 
     def check_download(self, payload: HeaderAndGenerator) -> None:

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet.clients.averaging import AveragingClient, blanks_of, get_parameters, set_parameters
+from fedhet.clients.averaging import AveragingClient, get_parameters, set_parameters
 from fedhet.errors import Refused
 from fedhet.protocol.payload import LowRank, Payload
 from fedhet.strategies.fedkd import WHOLE, FedKDParams, apply, blanks, compress, update_norm, whole
@@ -28,7 +28,7 @@ class FedKDClient(AveragingClient[FedKDParams]):
 
     def expect_download(self, came: LowRank) -> Payload | None:
         """Return the student, or with ``compress-down`` an update, whose ranks fix its shapes."""
-        student = blanks_of(self.shared())
+        student = get_parameters(self.shared())
         if not self.params.compress_down or (came.ranks == WHOLE).any():
             return whole(student)
         return LowRank(came.ranks, tuple(blanks(came.ranks, [blank.shape for blank in student])))
@@ -40,7 +40,7 @@ class FedKDClient(AveragingClient[FedKDParams]):
             return
         if whole_ones.any() or not self.params.compress_down:
             raise Refused("the ranks fit neither the student nor an update")
-        shapes = [array.shape for array in blanks_of(self.shared())]
+        shapes = [array.shape for array in get_parameters(self.shared())]
         self.setup.limits.check("max_download_norm", update_norm(payload, shapes))
 
     def receive(self, payload: LowRank) -> None:

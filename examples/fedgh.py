@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedhet.clients.averaging import blanks_of, set_parameters
+from fedhet.clients.averaging import get_parameters, set_parameters
 from fedhet.clients.class_vectors import ClassVectorClient
 from fedhet.config.registry import Method
 from fedhet.config.schema import REPRESENTATION, Params
@@ -78,7 +78,7 @@ class FedGHClient(ClassVectorClient[FedGHParams]):
 
     def expect_download(self, came: Payload) -> Payload | None:
         """Return the header's shapes."""
-        return ModelArrays(blanks_of(self.model.head))
+        return ModelArrays(get_parameters(self.model.head))
 
     def receive(self, payload: Payload) -> None:
         """Overwrite the local header."""

@@ -140,8 +140,9 @@ def sum_by_class(
     rows = np.concatenate(list(map(np.column_stack, floats)))
     owners = np.bincount(ids, minlength=count).astype(np.float64)
     if rule.name != "mean":
-        middles = rule.middle_by_class(ids, rows, count)
-        present = np.minimum(owners, 1.0)
+        middles, present = np.zeros((count, rows.shape[1])), np.minimum(owners, 1.0)
+        for one in np.unique(ids):
+            middles[one] = rule.middle(rows[ids == one])
         return ClassSums(middles, present, present)
     wide, behind = rows.astype(np.float64), owners
     if weights is not None:

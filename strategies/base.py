@@ -111,7 +111,7 @@ class MethodStrategy(Strategy, Generic[P]):
         self.config = config
         self.params = cast("P", config.params)
         self.roster = roster
-        self.rule = Rule.of(config)
+        self.rule = Rule(config.aggregation, config.trim, config.max_weight)
         ranges = dict.fromkeys((f"test_{name}" for name, _ in config.metrics), (-FLOAT32, FLOAT32))
         self.metric_ranges = {**type(self).metric_ranges, **ranges}  # type: ignore[misc]
         self.sends_all = self.broadcasts or config.summed  # whether all get the same payload

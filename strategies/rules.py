@@ -8,11 +8,9 @@ trimmed at all: choose ``trim`` by the fewest clients that share a class.
 """
 
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 
-from fedhet.config.schema import RunConfig
 from fedhet.protocol.payload import Array
 
 CHUNK = 1 << 20  # values that are sorted at a time
@@ -26,11 +24,6 @@ class Rule:
     name: str = "mean"
     trim: float = 0.0
     max_weight: float = 1.0
-
-    @classmethod
-    def of(cls, config: RunConfig) -> Self:
-        """Return the rule of a configuration."""
-        return cls(config.aggregation, config.trim, config.max_weight)
 
     def middle(self, values: Array) -> Array:
         """Return the trimmed mean or median over the first axis of (m, ...), float64."""
@@ -47,13 +40,6 @@ class Rule:
             part = slice(start, start + step)
             result[part] = self.middle(np.stack([array[part] for array in flat]))
         return result.reshape(arrays[0].shape)
-
-    def middle_by_class(self, classes: Array, rows: Array, count: int) -> Array:
-        """Return :meth:`middle` of the rows (M, w) of each of ``count`` classes, else zeros."""
-        result = np.zeros((count, *rows.shape[1:]))
-        for one in np.unique(classes):
-            result[one] = self.middle(rows[classes == one])
-        return result
 
 
 MEAN = Rule()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedhet.clients.averaging import blanks_of, get_parameters, set_parameters
+from fedhet.clients.averaging import get_parameters, set_parameters
 from fedhet.clients.fedssa import FedSSAClient
 from fedhet.config.registry import Method
 from fedhet.models import build_model
@@ -105,7 +105,7 @@ class StoredRowsClient(FedSSAClient):
         rows = super().expect_download(came)
         assert isinstance(rows, HeaderRows) and isinstance(came, RowsAndModel)
         return RowsAndModel.from_ndarrays(
-            [*rows.flat, *(blanks_of(self.model) if came.tensors else ())]
+            [*rows.flat, *(get_parameters(self.model) if came.tensors else ())]
         )
 
     def receive(self, payload: Payload) -> None:

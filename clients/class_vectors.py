@@ -26,14 +26,15 @@ class ClassVectorClient(MethodClient[P]):
     download_type: type[Payload] = ClassVectors
     shares_model = False
     caches_frozen = True
+    only_seen = False  # whether vectors of its own classes alone may come
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """Return vectors (B, w) float32 of ``inputs``, by default representations, to be sent."""
         return self.model.features(inputs)
 
     def sent_classes(self) -> Array:
-        """Return ids (S,) int64 of the classes whose vectors may come; by default of all."""
-        return np.arange(self.classes)
+        """Return ids (S,) int64 of the classes whose vectors may come."""
+        return self.seen() if self.only_seen else np.arange(self.classes)
 
     def sent_width(self) -> int:
         """Return the width of a received vector; by default the representation's d."""

@@ -5,16 +5,14 @@ from torch import Tensor
 
 from fedhet.clients.class_vectors import ClassVectorClient
 from fedhet.errors import Refused
-from fedhet.protocol.payload import Array, ClassVectors
+from fedhet.protocol.payload import ClassVectors
 from fedhet.strategies.fd import FDParams
 
 
 class FDClient(ClassVectorClient[FDParams]):
     """Sends mean softmax outputs."""
 
-    def sent_classes(self) -> Array:
-        """Return the ids of its own classes."""
-        return self.seen()
+    only_seen = True
 
     def sent_width(self) -> int:
         """Return C probabilities."""

@@ -17,7 +17,7 @@ from fedhet.protocol.payload import LowRank
 from fedhet.records.ledger import load_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.strategies.fedkd import FedKDParams, compress, dense, smallest_rank, whole
-from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
+from fedhet.testing import cut_and_resume, make_client, make_strategy, simulate, small, uploads_of
 
 TINY = {"method": "fedkd", "image_size": 16, "dataset": "synthetic:120x4"}
 
@@ -214,3 +214,12 @@ def test_compressed_downlink_keeps_everybody_on_the_servers_bits(tmp_path):
     assert sizes[1][2] == student  # it missed round 2's update
     updates = [*sizes[0][1:], *sizes[2][1:], sizes[1][1], sizes[1][3]]
     assert max(updates) < student
+
+
+def test_a_resumed_run_sends_the_dense_student_and_ends_with_the_same_hash(tmp_path):
+    keys = {**TINY, "compress_down": True, "representation": 64, "rounds": 3}
+    whole, _ = simulate(small(tmp_path, **keys, name="whole"))
+    cut = cut_and_resume(small(tmp_path, **keys, name="cut"), 3)
+    hashes = [run.read_rounds()[-1]["sha256"] for run in (whole, cut)]
+    floats = [run.read_rounds()[-1]["downlink_floats"] for run in (whole, cut)]
+    assert hashes[0] == hashes[1] and floats[0] < floats[1]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from benchmarks.common import config_of, emit, median, settings
 from fedhet.config.schema import RunConfig
-from fedhet.models import build_model
+from fedhet.models.zoo import build_model
 from fedhet.site.local_data import load_partition
 from fedhet.training.loop import without_denormals
 

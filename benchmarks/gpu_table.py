@@ -22,7 +22,7 @@ from fedhet.clients.base import MethodClient, Setup
 from fedhet.config.load import build_config
 from fedhet.config.registry import METHODS
 from fedhet.config.schema import RunConfig
-from fedhet.models import build_model
+from fedhet.models.zoo import build_model
 from fedhet.protocol.handshake import ClientInfo, Roster
 from fedhet.site.local_data import LocalData, assigned_model, examples_of, load_local
 from fedhet.site.state import FileStore

@@ -21,10 +21,10 @@ from fedhet.data.cache import texts_at
 from fedhet.data.inputs import IMAGE, READ_KEYS, TOKENS, Inputs
 from fedhet.data.preparation import AUGMENTATIONS, Preparation, normalise, preparation
 from fedhet.errors import Code, Refused, RunFailed, brief, coded, refusing
-from fedhet.models import SplitModel, build_model
 from fedhet.models.names import FOLDER, parse, public_names
+from fedhet.models.networks import SplitModel
 from fedhet.models.pretrained import Backbone
-from fedhet.models.zoo import small_model
+from fedhet.models.zoo import build_model, small_model
 from fedhet.protocol.checks import check_dtypes, check_shapes, finite_norm
 from fedhet.protocol.flower import NumPyClient, Scalar
 from fedhet.protocol.payload import Array, Empty, Payload

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedhet.clients.class_vectors import ClassVectorClient
-from fedhet.models import SplitModel
+from fedhet.models.networks import SplitModel
 from fedhet.protocol.payload import ClassVectors, Payload
 from fedhet.rng import generator
 from fedhet.strategies.fedl2g import LARGEST, FedL2GParams, width_of

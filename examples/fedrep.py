@@ -9,7 +9,7 @@ from torch import nn
 
 from fedhet.clients.averaging import AveragingClient
 from fedhet.config.registry import Method
-from fedhet.models import build_model
+from fedhet.models.zoo import build_model
 from fedhet.strategies.averaging import AveragingStrategy
 from fedhet.training.loop import Phase
 

@@ -29,8 +29,8 @@ from fedhet.config.registry import find_method
 from fedhet.config.schema import RunConfig
 from fedhet.errors import Code, Damaged, Refused, RunFailed, UserError, brief, coded, one_line
 from fedhet.files import check_id, folder_size
-from fedhet.models import build_model
 from fedhet.models.names import parse
+from fedhet.models.zoo import build_model
 from fedhet.plugins import giving
 from fedhet.protocol import messages
 from fedhet.protocol.checks import read_arrays, read_instruction

@@ -1,9 +1,8 @@
 """For tests of methods, models and data sets, ours and other people's.
 
-:func:`small` makes a configuration that trains in a second, :func:`simulate` runs it with the
-inline engine, where ``tamper`` may change or replace replies as a hostile client or a broken
-network would. :func:`make_client` and :func:`make_strategy` make one half of a method alone, for
-tests that work a round out by hand.
+:func:`small` makes a configuration that trains in a second, :func:`simulate` runs it inline, where
+``tamper`` may replace replies as a hostile client would. :func:`make_client` and
+:func:`make_strategy` make one half of a method, for rounds that are worked out by hand.
 """
 
 import contextlib
@@ -35,10 +34,10 @@ Tamper = Callable[[int, Message, Message], Message | None]
 
 
 class LocalGrid(Inline):
-    """The inline engine's grid, with nodes that go offline and replies that are tampered with.
+    """The inline engine's grid, with nodes that go offline; ``sent`` keeps all messages.
 
     ``tamper`` gets the client's number, the message and its reply, and returns the reply that the
-    server is to see, or None if it is lost. ``sent`` keeps all messages.
+    server is to see, or None if it is lost.
     """
 
     def __init__(self, text: str, nodes: int, tamper: Tamper | None = None) -> None:

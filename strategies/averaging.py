@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from fedhet import models
 from fedhet.config.schema import P
 from fedhet.lazy import nn, torch
 from fedhet.protocol.handshake import ClientInfo
@@ -174,15 +173,19 @@ class AveragingStrategy(MethodStrategy[P]):
         ``shares_extractor``; else a header d -> C.
         """
         if self.shares_extractor or self.shares_small_model:
+            from fedhet.models.zoo import small_model  # noqa: PLC0415  (torch)
+
             header = not self.shares_extractor
-            return models.small_model(self.config, self.inputs, self.classes, header=header)
+            return small_model(self.config, self.inputs, self.classes, header=header)
         return nn.Linear(self.d, self.classes)
 
     def initialise(self) -> None:
         """Draw the shared module from the run's "global" generator."""
+        from fedhet.models.networks import exchanged  # noqa: PLC0415  (torch)
+
         with torch_seeded(self.config.seed, "global"):
             module = self.shared_module()
-        named = models.exchanged(module)
+        named = exchanged(module)
         self.names = list(named)
         self.tensors = tuple(t.detach().numpy().copy() for t in named.values())
 

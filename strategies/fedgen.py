@@ -27,7 +27,6 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import Field
 
-from fedhet import models
 from fedhet.config.schema import Params
 from fedhet.lazy import F, Tensor, nn, torch
 from fedhet.protocol.handshake import ClientInfo
@@ -102,8 +101,9 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """Return images per class, header and G."""
-        made = models.exchanged(self.generator).values()
-        arrays = (tensor.detach().numpy() for tensor in made)
+        from fedhet.models.networks import exchanged  # noqa: PLC0415  (torch)
+
+        arrays = (tensor.detach().numpy() for tensor in exchanged(self.generator).values())
         return HeaderAndGenerator(self._images(), (*self.tensors, *arrays))
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:

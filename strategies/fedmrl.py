@@ -12,7 +12,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from fedhet import models
 from fedhet.config.schema import Params, RunConfig
 from fedhet.data.inputs import Inputs
 from fedhet.errors import UserError
@@ -37,9 +36,11 @@ class FedMRLParams(Params):
 
 def global_model(
     config: RunConfig, inputs: Inputs, params: FedMRLParams, classes: int
-) -> "models.SplitModel":
+) -> "nn.Module":
     """Return G with representation d1; without ``matryoshka`` it is G_ex alone."""
-    return models.small_model(config, inputs, classes, params.d1, header=params.matryoshka)
+    from fedhet.models.zoo import small_model  # noqa: PLC0415  (torch)
+
+    return small_model(config, inputs, classes, params.d1, header=params.matryoshka)
 
 
 class FedMRLStrategy(AveragingStrategy[FedMRLParams]):

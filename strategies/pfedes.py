@@ -13,7 +13,6 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from fedhet import models
 from fedhet.config.schema import Params
 from fedhet.data.inputs import SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.lazy import nn
@@ -39,7 +38,9 @@ def extractor(params: PFedESParams, inputs: Inputs) -> "nn.Module":
     linear map beside the identity, whatever ``extractor-hidden`` says.
     """
     if inputs.kind == TABLE:
-        return models.Beside(inputs.channels)
+        from fedhet.models.networks import Beside  # noqa: PLC0415  (torch)
+
+        return Beside(inputs.channels)
     convolution, ends = (nn.Conv1d if inputs.kind == SIGNAL else nn.Conv2d), inputs.channels
     first = convolution(ends, params.extractor_hidden, 3, padding="same")
     last = convolution(params.extractor_hidden, ends, 3, padding="same")

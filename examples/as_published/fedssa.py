@@ -19,7 +19,7 @@ import numpy as np
 from fedhet.clients.averaging import get_parameters, set_parameters
 from fedhet.clients.fedssa import FedSSAClient
 from fedhet.config.registry import Method
-from fedhet.models import build_model
+from fedhet.models.zoo import build_model
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, Float32, HeaderRows, Payload, rest
 from fedhet.rng import generator, torch_seeded

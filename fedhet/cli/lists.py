@@ -148,8 +148,16 @@ def models(
     """List the models with parameters, size and cost; your own too, if you name them."""
     from fedhet.config.load import build_config, read_overrides
     from fedhet.data.inputs import IMAGE, Inputs
-    from fedhet.models import GROUPS, MODELS, model_sizes, validate_model_name
-    from fedhet.models.names import FORM, expand, kinds_of, parse
+    from fedhet.models.flops import model_sizes
+    from fedhet.models.names import (
+        FORM,
+        GROUPS,
+        MODELS,
+        expand,
+        kinds_of,
+        parse,
+        validate_model_name,
+    )
     from fedhet.models.zoo import EXAMPLES
     from fedhet.site.local_data import load_dataset
 

@@ -25,8 +25,8 @@ from fedhet.engines.launch import Launch, OnRound, one_run
 from fedhet.engines.system import Interrupted, check_ray_address, interruptible
 from fedhet.errors import Damaged, UserError
 from fedhet.files import check_entries, check_folder, plain_path
-from fedhet.models import build_model
 from fedhet.models.names import small_name
+from fedhet.models.zoo import build_model
 from fedhet.plugins import APPS_DATA, check_given, is_given, named
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.payload import Array

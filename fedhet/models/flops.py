@@ -52,11 +52,7 @@ def _recurrent(times: int, x: torch.Tensor, weights: Any, *others: Any, **_: Any
 def _convolution_back(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *args: Any, **_: Any
 ) -> int:
-    """Return what the forward costs for each gradient that is asked for.
-
-    torch's formula leaves the groups out of the weights' gradient: a depthwise convolution of 512
-    channels would count 512 times.
-    """
+    """Return the forward's cost for each gradient; torch leaves groups out of the weights' one."""
     shapes = (list(one.shape) for one in (x, weight, grad))
     count = import_module("torch.utils.flop_counter").conv_flop_count
     return int(count(*shapes, args[4]) * sum(args[7][:2]))

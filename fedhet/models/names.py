@@ -18,7 +18,6 @@ TORCHVISION_NAMES = ("resnet18", "mobilenet_v2", "googlenet", "shufflenet_v2_x1_
 MODEL_NAMES: tuple[str, ...] = (*CNN_NAMES, *TORCHVISION_NAMES)  # for images, those listed first
 TIMM = "timm:"  # and the name of one of timm's, from the extra `timm`
 FOLDER = "hf:"  # and a folder with a network of transformers', from the extra `transformers`
-FOLDER_KINDS = (IMAGE, SIGNAL, TOKENS)
 MAX_RANK = 1024
 CONV1D_NAMES = tuple(f"conv1d-{number}" for number in range(1, 6))
 MLP_NAMES = tuple(f"mlp-{number}" for number in range(1, 6))
@@ -53,7 +52,7 @@ FORM = (
     "NAME [frozen | lora=RANK [layers=PATTERN]] [pool=cls|mean] [grad-checkpointing] [weights=FILE]"
 )
 _NAME = re.compile(
-    r"(hf:.+?|\S+)"
+    r"(hf:.+?|\S*)"
     r"((?: frozen| untrained| grad-checkpointing| (?:lora|layers|pool)=\S+)*)(?: weights=(.+))?"
 )
 
@@ -89,9 +88,9 @@ class ModelName:
     @property
     def public(self) -> str:
         """Return what a server is told: of a folder only the type of its network."""
-        name, folder = self.plain, folder_of(self.plain)
+        name = self.plain
         if name.startswith(FOLDER):
-            network = folder.name
+            network = (folder := folder_of(name)).name
             with suppress(OSError, ValueError, KeyError, TypeError):
                 network = str(json.loads((folder / "config.json").read_text("utf-8"))["model_type"])
             name = FOLDER + re.sub(r"[^A-Za-z0-9_.-]", "", network)[:80]
@@ -109,14 +108,16 @@ def parse(name: str) -> ModelName:
     if match is None:
         raise UserError(f"model {name!r} is not of the form {FORM}")
     plain, behind, file = match.groups(default="")
-    options = dict(word.partition("=")[::2] for word in behind.split())
-    words = ("frozen", "untrained", "grad-checkpointing")
-    frozen, untrained, again = (word in options for word in words)
-    rank, layers, pool = (options.get(key, "") for key in ("lora", "layers", "pool"))
+    options: dict[str, str] = {}
+    for word in behind.split():
+        key, _, options[key] = word.partition("=")
+    frozen, untrained = "frozen" in options, "untrained" in options
+    again = "grad-checkpointing" in options
+    rank, layers, pool = options.get("lora", ""), options.get("layers", ""), options.get("pool", "")
     lora = int(rank) if rank.isdecimal() else 0
     folder = plain.startswith(FOLDER)
     for wrong, what in (
-        ("lora" in options and not 0 < lora <= MAX_RANK, f"has lora={rank}: 1 to {MAX_RANK}"),
+        (rank and not 0 < lora <= MAX_RANK, f"has lora={rank}: a rank is 1 to {MAX_RANK}"),
         ((frozen or rank) and not (file or untrained or folder),
          "freezes random weights: add weights=FILE"),
         (frozen and rank, "cannot be frozen and have adapters: frozen or lora=RANK"),
@@ -136,12 +137,12 @@ def public_names(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def kinds_of(name: str) -> tuple[str, ...]:
-    """Return the kinds of examples that a model of fedhet's or of a library is for; none: neither.
+    """Return the kinds that a model of fedhet's or a library's is for, by its name without options.
 
-    ``name`` is without its options.
+    None: it is neither.
     """
     if name in _KINDS or name.startswith(FOLDER):
-        return _KINDS.get(name, FOLDER_KINDS)
+        return _KINDS.get(name, (IMAGE, SIGNAL, TOKENS))
     of_images = name.startswith(TIMM) or (":" not in name and name in of_torchvision())
     return (IMAGE,) if of_images else ()
 
@@ -183,9 +184,8 @@ def validate_model_name(name: str, kind: str = "") -> None:
 def small_name(config: RunConfig, kind: str) -> str:
     """Return which model all clients share: ``small-model``, or the kind's smallest.
 
-    An empty ``kind`` is not known yet. If all clients have the same CNN it is that one, the papers'
-    homogeneous setting; if all have the same of torchvision's it is CNN-1. Raises UserError if a
-    client's model is a user's own.
+    An empty ``kind`` is not known yet. If all clients have the same CNN it is that one; if all have
+    the same of torchvision's, CNN-1. Raise UserError if a client's model is a user's own.
     """
     name, models = config.small_model, public_names(config.models)
     if " " in name or name.startswith(FOLDER):

@@ -1,8 +1,7 @@
 """Pretrained networks: those of transformers from a local folder, frozen ones, LoRA's adapters.
 
-``hf:FOLDER`` is an encoder of transformers for images, texts or signals as
-``save_pretrained`` writes it: ``config.json``, ``*.safetensors``, for texts the tokenizer. Nothing
-is downloaded, nothing is unpickled, and no code of the folder is run.
+``hf:FOLDER`` is an encoder as ``save_pretrained`` writes it: config, safetensors, for texts the
+tokenizer. Nothing is downloaded or unpickled, and no code of the folder is run.
 """
 
 import hashlib
@@ -130,8 +129,7 @@ def extra(name: str, package: str, how: str = "pip install 'fedhet[transformers]
 def from_folder(named: ModelName, classes: int, d: int, inputs: Inputs) -> Backbone:
     """Return a network of transformers with the weights of its folder, unless ``untrained``.
 
-    Raise UserError for a folder without config or safetensors, one that needs its own code, or a
-    network for other examples.
+    Raise UserError for a folder that cannot be opened so, or a network for other examples.
     """
     name, folder, length = named.plain, folder_of(named.plain), inputs.shape[0]
     model = _opened(named, folder)
@@ -173,9 +171,6 @@ def _opened(named: ModelName, folder: Path) -> Any:
     name = named.plain
     if not (folder / "config.json").is_file():
         raise UserError(f"model {name!r}: '{folder}' has no config.json: name a model's folder")
-    if not named.untrained and not list(folder.glob("*.safetensors")):
-        what = "has no *.safetensors, the one form that is read: use save_pretrained(FOLDER)"
-        raise UserError(f"model {name!r}: '{folder}' {what}")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     library = extra(name, "transformers")
     library.logging.set_verbosity_error()

@@ -167,9 +167,9 @@ def _timm(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
 
 
 def _cut(network: nn.Module) -> tuple[int, str]:
-    """Put Identity in place of the last layer, a Linear or SqueezeNet's convolution.
+    """Put Identity in place of the last layer, the Linear or convolution with a single output.
 
-    Return how many features it took, and its name. It is the one with a single output.
+    Return how many features it took, and its name.
     """
     single = [
         (name, layer) for name, layer in network.named_modules()
@@ -233,9 +233,9 @@ class Adopted(SplitModel):
 
 
 def _last_linear(model: nn.Module, name: str, inputs: Inputs) -> tuple[nn.Module, nn.Linear]:
-    """Put Identity in place of a classifier's last Linear; return both.
+    """Put Identity in place of a classifier's last Linear, whose logits it must return as they are.
 
-    Raise UserError if it has none, or does not answer with what that gives.
+    Return both.
     """
     linear = [pair for pair in model.named_modules() if isinstance(pair[1], nn.Linear)]
     if not linear:
@@ -270,10 +270,7 @@ def _has_forward(model: nn.Module) -> bool:
 def _what_it_takes(
     factory: Callable[..., Any], name: str, classes: int, d: int, inputs: Inputs
 ) -> dict[str, Any]:
-    """Return the arguments for a factory: those of ours whose names are among its parameters.
-
-    It may take the ``image_size`` of square RGB images instead of ``inputs``.
-    """
+    """Return those of our arguments that a factory takes; of square RGB images ``image_size``."""
     taken = inspect.signature(factory).parameters
     by_side = "image_size" in taken and "inputs" not in taken
     if by_side and replace(inputs, standardised=False) != Inputs.image(inputs.shape[-1]):
@@ -298,10 +295,9 @@ _OPTIONAL: tuple[str, ...] = (
 
 
 def load_weights(model: SplitModel, name: str, file: str) -> None:
-    """Put the tensors of ``file`` into ``model``, in place, if every one fits.
+    """Put the tensors of ``file`` into ``model``, in place.
 
-    Otherwise raise UserError, which names the file and the first tensor that is missing, is not
-    the model's, has another shape or dtype, or is not finite.
+    Raise UserError for one that is missing, not the model's, of other shape or dtype, or infinite.
     """
     where = f"model {name!r}: weights '{file}'"
     try:

@@ -10,7 +10,7 @@ from helpers.seeded import seeded
 
 import fedhet
 from fedhet.cli.app import execute
-from fedhet.models import MODELS
+from fedhet.models.names import MODELS
 
 pytestmark = pytest.mark.usefixtures("here")
 ROOT = Path(__file__).resolve().parents[2]

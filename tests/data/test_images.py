@@ -16,7 +16,7 @@ from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.data.preparation import preparation
 from fedhet.errors import UserError
 from fedhet.export.model import export, load_model, predict
-from fedhet.models import build_model
+from fedhet.models.zoo import build_model
 from fedhet.site.local_data import load_partition
 from fedhet.testing import simulate, small
 

@@ -9,7 +9,7 @@ import pytest
 # In other processes than COMMAND it does something else when it trains.
 NET = """
 import os, sys, time
-from fedhet.models import build_model
+from fedhet.models.zoo import build_model
 
 def make(classes, d, inputs):
     net = build_model("cnn-5", classes=classes, d=d, inputs=inputs)

@@ -14,7 +14,7 @@ HOLDING = """
 import os, time
 from pathlib import Path
 import torch
-from fedhet.models import build_model
+from fedhet.models.zoo import build_model
 
 HERE, MARK = Path(__file__).parent, f"trains-{os.getpid()}"
 

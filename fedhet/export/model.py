@@ -90,14 +90,10 @@ def rebuild(
     if not trusted and (named.weights or named.plain.startswith(FOLDER)):
         what = f"architecture: '{architecture}' names a file of weights"
         raise UserError(f"'{folder}': {what}: give --trust if you trust its author")
-    client = method.client(
-        Setup(
-            config=config.model_copy(update={"params": params}),
-            data=without_examples(str(description["client"]), classes, inputs),
-            classes=classes, model=architecture, device=torch.device("cpu"),
-            store=FileStore(folder, sync=True),
-        )
-    )  # fmt: skip
+    data = without_examples(str(description["client"]), classes, inputs)
+    config, store = config.model_copy(update={"params": params}), FileStore(folder, sync=True)
+    setup = Setup(config, data, classes, architecture, torch.device("cpu"), store)
+    client: MethodClient = method.client(setup)
     client.restore(generation)
     return client
 

@@ -23,7 +23,7 @@ from fedhet.data import rows, table
 from fedhet.data.describe import need
 from fedhet.data.formats import NPZ_SUFFIXES, holds
 from fedhet.data.images import SCAN, decode_all, files_below, is_image, losses, to_pixels
-from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TABLE, TOKENS, Encoded, Inputs, Reading
+from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TOKENS, Encoded, Inputs, Reading
 from fedhet.data.preparation import preparation
 from fedhet.data.rows import RowFile, Unclear, open_rows
 from fedhet.data.sources import as_pixels
@@ -35,10 +35,8 @@ from fedhet.site.local_data import reading_of
 from fedhet.training.loop import EVALUATION_BATCH, Examples, outputs_on, without_denormals
 from fedhet.training.metrics import metrics_of
 
-_NAMED = 20  # unreadable files that a warning names
 # Columns ``name`` and ``target`` (empty: unknown) of examples, and these (k, ...) as stored.
 _Piece = tuple[pd.DataFrame, Array]
-_FILES = {SIGNAL: "NPZ or CSV", TABLE: "CSV or Parquet", TOKENS: "CSV or Parquet"}
 
 
 class Personalised(nn.Module):
@@ -87,8 +85,7 @@ class Personalised(nn.Module):
 class Answers:
     """What a model answered: columns ``class`` and ``p_<class>``, by the names of the examples.
 
-    ``metrics`` are those of the ``labelled`` examples, whose files name their class; ``warning``
-    is what the user should know (empty: nothing).
+    ``metrics`` are those of the ``labelled`` examples, whose files name their class.
     """
 
     frame: pd.DataFrame
@@ -188,7 +185,7 @@ class _Source:
         """Return lines about what was lost."""
         lines = [f"{self.left_out:,} windows with gaps are left out"] if self.left_out else []
         if self.inputs.kind == IMAGE:
-            lines += losses(self._flags, self.inputs, self._unreadable, _NAMED)
+            lines += losses(self._flags, self.inputs, self._unreadable, 20)
         if unseen := +self._unseen:
             each = ", ".join(f"{column} ({count:,} rows)" for column, count in unseen.items())
             lines.append(f"values that were no category in training count as gaps: {each}")
@@ -261,8 +258,7 @@ class _Source:
         kind, npz = self.inputs.kind, holds(path, NPZ_SUFFIXES)
         if path.is_dir() or (npz and kind != SIGNAL):
             what = "a folder" if path.is_dir() else "an NPZ of signals"
-            takes = f"{PLURAL[kind]}: give {_FILES[kind]} files"
-            raise UserError(f"'{given}' is {what}, but the model takes {takes}")
+            raise UserError(f"'{given}' is {what}, but the model takes {PLURAL[kind]}: give those")
         pieces = self._windows(path) if npz else self._rows(self._opened(path, self.reading))
         for about, stored in pieces:
             yield about.assign(name=f"{given}:" + about["name"].astype("str")), stored

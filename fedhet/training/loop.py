@@ -6,11 +6,11 @@ data loader. The host waits for the device once per epoch at most, never per bat
 
 import logging
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,8 +24,6 @@ from fedhet.config.schema import RunConfig
 from fedhet.data.preparation import normalise
 from fedhet.errors import UserError
 from fedhet.models.flops import FlopCounter, slow_attention
-
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 EVALUATION_BATCH = 512
 log = logging.getLogger("fedhet")
@@ -96,7 +94,7 @@ class Phase:
     :class:`StepCount`). ``generators``, from which the loss draws, are named for CUDA graphs.
     """
 
-    loss: Loss
+    loss: Callable[[Tensor, Tensor], Tensor]
     groups: Sequence[tuple[nn.Module, float]]
     epochs: int  # or StepCount
     images: Tensor | None = None
@@ -165,15 +163,11 @@ def without_denormals() -> Iterator[None]:
 
 
 class Fixed:
-    """Layers that a model's factory froze: parameters without gradients, or evaluation mode.
+    """Parameters without gradients and layers in evaluation mode, right after they are built."""
 
-    Taken right after the modules are built, since training switches both on and off.
-    """
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        given = list(modules)
-        self.parameters = [p for m in given for p in m.parameters() if not p.requires_grad]
-        self.layers = [layer for m in given for layer in m.modules() if not layer.training]
+    def __init__(self, modules: Collection[nn.Module]) -> None:
+        self.parameters = [p for m in modules for p in m.parameters() if not p.requires_grad]
+        self.layers = [layer for m in modules for layer in m.modules() if not layer.training]
 
 
 def set_trainable(modules: Sequence[nn.Module], phase: Phase, fixed: Fixed) -> None:
@@ -212,25 +206,24 @@ class SGD:
     def step(self) -> None:
         """Move every parameter that has a gradient."""
         for parameters, lr in self.groups:
-            moved = [p for p in parameters if p.grad is not None]
-            if moved:
-                self.move(moved, [cast("Tensor", p.grad) for p in moved], lr)
+            if pairs := [(p, p.grad) for p in parameters if p.grad is not None]:
+                moved, gradients = map(list, zip(*pairs, strict=True))
+                self.move(moved, gradients, lr)
 
     def move(self, parameters: list[Tensor], gradients: list[Tensor], lr: float) -> None:
         """One step of one group: v = momentum v + g; p = p - lr v."""
+        buffers: list[Tensor | None] = [None] * len(parameters)
+        if self.momentum:
+            buffers = [*next(zip(*map(self.of, parameters), strict=True))]
         sgd(
-            parameters, gradients, [self.of(p)[0] if self.momentum else None for p in parameters],
-            fused=True, weight_decay=self.weight_decay, momentum=self.momentum, lr=lr,
-            dampening=0.0, nesterov=False, maximize=False,
+            parameters, gradients, buffers, fused=True, weight_decay=self.weight_decay,
+            momentum=self.momentum, lr=lr, dampening=0.0, nesterov=False, maximize=False,
         )  # fmt: skip
 
     def of(self, parameter: Tensor) -> tuple[Tensor, ...]:
-        """Return a parameter's moments and the number of their steps; zero before the first.
-
-        They are what the next step goes on from, and may be written.
-        """
+        """Return a parameter's moments and the number of their steps, which may be written."""
         if parameter not in self.states:
-            zeros = (torch.zeros_like(parameter) for _ in range(self.moments))
+            zeros = map(torch.zeros_like, [parameter] * self.moments)
             self.states[parameter] = (*zeros, torch.zeros((), device=parameter.device))
         return self.states[parameter]
 
@@ -317,16 +310,18 @@ class Step:
         return self._body(inputs, labels)
 
     def _body(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        counter: Any = FlopCounter() if self.flops is None else nullcontext()
+        counter: Any = FlopCounter() if self.flops is None else nullcontext()  # type: ignore[no-untyped-call]
         with counter:
             with autocast(self.config, self.device):
                 loss = self.phase.scalar(inputs, labels)
             loss.backward()  # type: ignore[no-untyped-call]
-        if self.flops is None:
-            self.flops = counter.total / len(labels)
-        if not self.checked:
-            _check_gradients(self.phase)
-            self.checked = True
+        self.flops = counter.total / len(labels) if self.flops is None else self.flops
+        for number, (module, _) in enumerate(() if self.checked else self.phase.groups):
+            if all(parameter.grad is None for parameter in module.parameters()):
+                why = "has no gradient: it is frozen, or `loss` does not use it; check `phases`"
+                group = f"group {number} ({type(module).__name__})"
+                raise UserError(f"phase '{self.phase.name}': {group} {why}", "method")
+        self.checked = True
         for parameters, _ in self.optimiser.groups if self.config.grad_clip else ():
             nn.utils.clip_grad_norm_(parameters, self.config.grad_clip)
         self.optimiser.step()
@@ -366,7 +361,7 @@ def train(
     data, chosen = phase.examples(data)
     device, size = data.labels.device, config.batch_size
     step = Step(phase, config, round_, len(chosen), device)
-    sizes = [len(index) for index in batches(chosen, size)]
+    sizes = list(map(len, batches(chosen, size)))
     key = (*kind, config.params, config.models, sizes[0])
     step.flops = _FLOPS.get(key)
     orders = (
@@ -388,15 +383,6 @@ def train(
     each = step.flops or 0.0
     _FLOPS.put(key, each)
     return total / max(1, images), each * seen
-
-
-def _check_gradients(phase: Phase) -> None:
-    """Raise UserError for a group of modules without any gradient."""
-    for number, (module, _) in enumerate(phase.groups):
-        if all(parameter.grad is None for parameter in module.parameters()):
-            why = "it is frozen, or `loss` does not use it; check `phases`"
-            group = f"group {number} ({type(module).__name__})"
-            raise UserError(f"phase '{phase.name}': {group} has no gradient: {why}", "method")
 
 
 # --- evaluation ----------------------------------------------------------------
@@ -433,9 +419,9 @@ def mean_outputs(
 
 
 def kl(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-    """Return KL(p_teacher || p_student) of logits (B, C): summed over C, mean over B.
+    """Return KL(p_teacher || p_student) of logits (B, C), summed over C, mean over B.
 
-    The teacher is detached, so the gradient teaches the student alone.
+    The teacher is detached.
     """
     student, teacher = (
         F.log_softmax(logits, dim=1) for logits in (student_logits, teacher_logits.detach())

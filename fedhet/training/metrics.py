@@ -1,7 +1,6 @@
 """The metrics of one evaluation, all from the logits of one pass, on the device.
 
-Sorting, softmax and sums are in float64. Accuracy counts the same answers as ever; the other
-metrics stand beside it and are not in the hash chain.
+Sorting, softmax and sums are in float64. Of them accuracies alone are in the hash chain.
 """
 
 import math
@@ -59,24 +58,19 @@ def evaluate(
         with autocast(config, labels.device):
             for name, logits in predict(inputs).items():
                 parts.setdefault(name, []).append(logits)
-    outputs = {name: torch.cat(some) for name, some in parts.items()}
-    found = {
-        f"accuracy_{name}".rstrip("_"): 100 * (one.argmax(dim=1) == labels).double().sum()
-        / len(data) for name, one in outputs.items()
-    }  # fmt: skip
-    found |= metrics_of(own := outputs[""].float(), labels)
+    found: dict[str, Tensor] = {}
+    for name, some in parts.items():
+        right = torch.cat(some).argmax(dim=1) == labels
+        found[f"accuracy_{name}".rstrip("_")] = 100 * right.double().sum() / len(data)
+    found |= metrics_of(own := torch.cat(parts[""]).float(), labels)
     if majority is not None:
         found[MAJORITY] = 100 * (labels == majority).double().mean()
-    values = torch.stack([*found.values()]).tolist()  # the one wait for the device
-    pairs = zip(found, values, strict=True)
+    pairs = zip(found, torch.stack([*found.values()]).tolist(), strict=True)  # the one wait
     return EvaluationResult({n: value for n, value in pairs if math.isfinite(value)}, own, labels)
 
 
 def own_metrics(result: EvaluationResult, config: RunConfig) -> dict[str, float]:
-    """Return the run's own metrics (``metrics``) by name; one that is not finite is absent.
-
-    Raise UserError for a function that does not return a number.
-    """
+    """Return the run's ``metrics`` by name, finite ones; UserError for one that is no number."""
     labels, probabilities = result.labels.cpu().numpy(), result.probabilities().numpy()
     found = {}
     for name, (function,) in config.metrics:
@@ -117,7 +111,7 @@ def metrics_of(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
 def _auroc(probabilities: Tensor, labels: Tensor) -> Tensor:
     """Return the area under the ROC curve, of the last of two classes, else the mean one-vs-rest.
 
-    Equal probabilities count one half. A class that does not occur, or fills the split, has none.
+    Equal probabilities count 1/2. A class that does not occur, or fills the split, has none.
     """
     count, classes = probabilities.shape
     columns = torch.arange(classes, device=labels.device)

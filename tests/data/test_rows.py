@@ -3,9 +3,9 @@
 import gzip
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from fedhet.data.cache import open_dataset
 from fedhet.data.inputs import Reading
 from fedhet.data.rows import open_rows
 from fedhet.errors import UserError
@@ -85,9 +85,9 @@ READ = [  # text, keys, what the first column has, what is said
     ("1.5;0\n2;1\n", dict(columns=("a", "y")), [1.5, 2], ""),
     ("a;y\n1.5;0\n2;1\n", dict(columns=("a", "y")), [1.5, 2], ""),
     ("a,a,y\n1,2,0\n3,4,1\n", {}, [1, 3], "the second column 'a' is called 'a.2'"),
-    # categories are kept as they are written, infinite numbers are gaps
+    # what a key names as categories stays so; infinite numbers are gaps
     (",x,y\nr0,0,0\nr1,7,1\nr2,14,0\n", dict(categories=(("column-1", ()),)), [0, 1, 2], ""),
-    ("a;y\n0,5;0\n1,5;1\n2,5;0\n", dict(categories=(("a", ()),)), [0, 1, 2], "a: 0,5 1,5 2,5"),
+    ("a;y\n0,5;0\n1,5;1\n2,5;0\n", dict(categories=(("a", ()),)), [0, 1, 2], "a: 0.5 1.5 2.5"),
     ("a,y\n1,0\ninf,1\n1e39,0\n-Infinity,1\n", {}, [1, np.nan, np.nan, np.nan],
      "infinite numbers count as gaps: a (3)"),
 ]  # fmt: skip
@@ -163,51 +163,17 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     assert sum(sizes) == 70_000 and max(sizes) <= 65_536
 
 
-@pytest.fixture
-def parquet(tmp_path, opened):
-    pa = pytest.importorskip("pyarrow", reason="the extra `parquet` is not installed")
-    pq = pytest.importorskip("pyarrow.parquet")
-
-    def open_(columns, reading=READING):
-        table = columns if isinstance(columns, pa.Table) else pa.table(columns)
-        pq.write_table(table, tmp_path / "p.parquet", compression="zstd", row_group_size=1)
-        return opened(None, reading, "p.parquet")
-
-    return open_
-
-
-COLUMNS = {
-    "age": [63, 41, 37, 52], "bp": [1.5, 2.25, None, 3], "sex": list("mfmf"), "site": list("abba"),
-    "ill": [0, 1, 0, 1],
-}  # fmt: skip
-
-
-def test_parquet_is_read_as_the_csv_of_the_same_rows(parquet):
-    import pandas as pd
-    import pyarrow as pa
-
-    frame = pd.DataFrame(COLUMNS, index=[7, 9, 11, 13])  # whose index is no feature
-    data = parquet(pa.Table.from_pandas(frame))
-    assert np.array_equal(data.examples, EXPECTED, equal_nan=True)
-    assert data.labels.tolist() == [0, 1, 0, 1] and data.site_names == ("a", "b")
-    assert data.inputs.columns == ("age", "bp", "sex") and "__index_level_0__" in data.notes[-1]
-
-
-def test_columns_of_any_plain_type(parquet):
-    import pyarrow as pa
-
-    big = pa.array([2**60, 2**60 + 1])
-    columns = {"a": pa.array([1, 2], pa.uint8()), "b": pa.array([True, None]),
-               "c": pa.array(["x", "y"]).dictionary_encode(), "g": pa.array([None, None]), "y": big}  # fmt: skip  # noqa: E501
-    data = parquet(columns, Reading(target="y"))
+def test_columns_of_any_plain_type_of_parquet(tmp_path, opened):
+    pytest.importorskip("pyarrow", reason="the extra `parquet` is not installed")
+    frame = pd.DataFrame({
+        "a": np.uint8([1, 2]), "b": pd.array([True, None], "boolean"), "g": [None, None],
+        "c": pd.Categorical(["x", "y"]), "y": [2**60, 2**60 + 1],
+    })  # fmt: skip
+    frame.to_parquet(tmp_path / "p.parquet", row_group_size=1)
+    data = opened(None, Reading(target="y"), "p.parquet")
     assert np.array_equal(data.examples, [[1, 1, 0], [2, np.nan, 1]], equal_nan=True)
     assert "without a value: g" in data.notes[1]
     assert data.classes == (str(2**60), str(2**60 + 1))  # as texts: a float has them the same
-
-
-def test_what_is_wrong_with_parquet_is_one_line(parquet, tmp_path):
-    with pytest.raises(UserError, match=r"bytes or lists: x \(4 values\): ignore=x"):
-        parquet(COLUMNS | {"x": [[k] for k in range(4)]})
     (tmp_path / "q.parquet").write_bytes((tmp_path / "p.parquet").read_bytes()[:-9])
     with pytest.raises(UserError, match="not a valid Parquet file"):
-        open_dataset("table", data_path=str(tmp_path / "q.parquet"), reading=READING)
+        opened(None, READING, "q.parquet")

@@ -298,7 +298,7 @@ class Description:
         self, columns: Mapping[str, Column], reading: Reading, propose: Collection[str] = ()
     ) -> None:
         self.columns, self.reading = columns, reading
-        free = [one for name, one in columns.items() if name not in reading.keyed]
+        free = [columns[name] for name in columns.keys() - reading.keyed]
         if not reading.target:
             classes = [one for one in free if one.is_class]
             fits = [one for one in classes if one.plain in _TARGETS]
@@ -328,8 +328,8 @@ class Description:
 
     def _groups(self) -> tuple[str, ...]:
         """Return the column of the largest groups that may be, or numbers that sites give anew."""
-        reading = self.reading
-        free = [one for name, one in self.columns.items() if name not in reading.keyed]
+        reading, keyed = self.reading, self.reading.keyed
+        free = [one for name, one in self.columns.items() if name not in keyed]
         groups = [one for one in free if one.is_group and not _SERIAL.match(one.plain)]
         if groups:
             return (min(groups, key=lambda one: one.values).name,)

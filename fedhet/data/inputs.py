@@ -263,7 +263,7 @@ class Reading(DataKeys):
     @property
     def taken(self) -> set[str]:
         """Return the columns that are no features, since a key names them for something else."""
-        return set(chain(*list(self.named.values())[:5]))
+        return {self.target, *self.site, *self.group, self.split_by, *self.ignore}
 
 
 @dataclass(frozen=True)

@@ -266,5 +266,4 @@ def _add_training(keys: Keys, dataset: Dataset) -> None:
         "method": "fedssa", "rounds": 20, "local-epochs": 2, "batch-size": 16,
         "lr": rates.get(kind, 0.01),
     }  # fmt: skip
-    for key, value in rest.items():
-        keys.setdefault(key, value)
+    keys |= rest | keys

@@ -372,9 +372,8 @@ class Description:
 
     def gap_words(self) -> list[str]:
         """Return the words that mean a gap: the only ones of their columns, among numbers."""
-        mixed = [self.columns[name] for name, (_, why) in self.roles.items() if why == _MIXED]
-        once = [one for one in mixed if one.counts and one.words == one.counts[one.word.strip()]]
-        return [one.word for one in once]
+        mixed = (self.columns[name] for name, (_, why) in self.roles.items() if why == _MIXED)
+        return [c.word for c in mixed if c.counts and c.words == c.counts[c.word.strip()]]
 
     def likely_sites(self) -> list[str]:
         """Return columns that may be the site, by a word of their names and their values."""

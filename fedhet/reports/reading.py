@@ -69,7 +69,7 @@ IN_NO_SETTING = {
     "start-timeout", "evaluate-every",
 }  # fmt: skip
 # Methods' keys of older versions, with the value that is all there is today.
-_GONE = {"projector": "linear", "prototype-weighting": "count", "header-bias": True}
+_GONE: dict[str, Any] = {"projector": "linear", "prototype-weighting": "count", "header-bias": True}
 _SYMBOLS = {  # the papers' symbols, and keys that a setting's conditions always name
     "N": "clients", "C": "fraction", "models": "models", "E": "local-epochs", "B": "batch-size",
     "lr": "lr", "T": "rounds",

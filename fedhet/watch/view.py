@@ -132,7 +132,8 @@ class RunView:
             for at, client, why in failed[: -FAILURES - 1 : -1]
         ]
         heads = [("round", "count"), ("client", "text"), ("why", "text")]
-        tables = [_clients(rounds, scores, failed, metrics)]
+        clients = _clients(rounds, scores, failed, metrics)
+        tables = [clients] * bool(clients["rows"])
         tables += [_table("failures", heads, newest, len(failed) - len(newest))] * bool(failed)
         return {
             "name": one_line(folder.path.name, 200),
@@ -228,7 +229,7 @@ def _clients(
         ("client", "text"), ("model", "text"), ("last round", "count"), *map(_column, metrics),
         ("failures", "count"), ("why", "text"),
     ]  # fmt: skip
-    return _table("clients", columns, rows, len(known) - len(rows))
+    return _table("clients so far", columns, rows, len(known) - len(rows))
 
 
 def _table(name: str, columns: Columns, rows: Sequence[Any], more: int = 0) -> Look:
@@ -346,8 +347,8 @@ def follow(view: RunView | SweepView) -> Iterator[str]:
         time.sleep(POLL)
         look = view.look()
     yield ", ".join(f"{name}: {text}" for name, text in look["facts"].items())
-    if clients := tables.get("clients"):
-        yield f"clients: {len(clients['rows']) + clients['more']:,}"
+    if clients := tables.get("clients so far"):
+        yield f"clients so far: {len(clients['rows']) + clients['more']:,}"
         yield from (f"  {_line(clients['columns'], row)}" for row in clients["rows"])
         yield from [f"  and {clients['more']:,} more"] * bool(clients["more"])
 

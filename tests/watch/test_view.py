@@ -58,7 +58,7 @@ def test_clients_and_the_reasons_of_failures(tmp_path):
     append(run / "rounds.jsonl", line(2, lost=[{"client": "0", "reason": "gone", "round": 1}]))
     append(run / "clients.csv", scores((1, "0", 50.0), (2, "1", 60.0)))
     look = RunView(run).look()
-    zero, one = table(look, "clients")
+    zero, one = table(look, "clients so far")
     assert (zero["accuracy"], zero["last round"], zero["why"]) == (50.0, 1, "lost: gone")
     assert (one["failures"], one["why"]) == (1, "round 1: it is late")
     assert table(look, "failures") == [{"round": 1, "client": "1", "why": "it is late"}]

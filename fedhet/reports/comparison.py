@@ -162,7 +162,6 @@ class Comparison:
         pairs["worse"] = 100 * (improved < 0).sum() / known
         pairs["p"] = [signed_rank(blocks[variant].dropna()) for variant in pairs.index]
         pairs["values"] = [blocks[variant].dropna().tolist() for variant in pairs.index]
-        pairs["clients"] = [gaps[variant].dropna().to_numpy() for variant in pairs.index]
         sign = (pairs["low"] > 0).astype(int) - (pairs["high"] < 0).astype(int)
         pairs["sign"] = self.sign * sign
         return pairs

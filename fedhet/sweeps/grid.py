@@ -325,9 +325,8 @@ def _compared(path: Path, preset: Mapping[str, Any]) -> list[str]:
     grids, _ = grids_of(preset)
     if others := sorted({key for grid in grids for key in grid} - {"method", *SEEDS}):
         raise UserError(
-            f"config '{path}': tune takes the methods of a grid, and this one has "
-            f"{', '.join(others)}, too: copy the preset without them, and give what is searched "
-            "as KEY=V1,V2"
+            f"config '{path}': tune takes the methods of a grid alone: copy the preset without "
+            f"{', '.join(others)}, and give what is searched as KEY=V1,V2"
         )
     return list(dict.fromkeys(str(name) for grid in grids for name in grid.get("method", ())))
 

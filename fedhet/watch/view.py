@@ -113,9 +113,9 @@ class RunView:
             for line in rounds for one in line["failures"]
         ]  # fmt: skip
         columns, rows = _rounds(rounds, metrics)
-        left = seconds_left([line["seconds"] for line in rounds], wanted)
         facts = {"round": f"{len(rows)} of {wanted or '?'}"}
-        if status == "running" and wanted and left is not None:
+        left = seconds_left([line["seconds"] for line in rounds], wanted)
+        if status == "running" and left:
             facts["time left"] = f"about {duration(left)}"
         if rows:
             last = list(zip(columns, rows[-1], strict=True))
@@ -147,10 +147,8 @@ class RunView:
 
 def _metrics(config: Mapping[str, Any], rounds: Sequence[Line]) -> list[str]:
     """Return the run's headline and, where it was recorded, a second metric."""
-    last = rounds[-1] if rounds else {}
-    known = [name for name in METRICS if f"test_{name}_mean" in last] or ["accuracy"]
-    order = [config.get("metric", "accuracy"), "accuracy"]
-    headline = next((name for name in order if name in known), "accuracy")
+    known = [name for name in METRICS if rounds and f"test_{name}_mean" in rounds[-1]]
+    headline = config["metric"] if config.get("metric") in known else "accuracy"
     beside = [n for n in ("balanced_accuracy", "accuracy") if n in known and n != headline]
     return [headline, *beside[:1]]
 

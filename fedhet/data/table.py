@@ -463,7 +463,8 @@ class Npz(RowFile):
         except _DAMAGE as error:
             raise UserError(f"{self.where}: not a valid NPZ file: {one_line(error)}") from error
         self.columns = list(self._file)
-        self.used = (self.one_of(("x", "X")), self.one_of(TARGETS))
+        names = (("x", "X"), TARGETS)
+        self.used = [next((n for n in some if n in self.columns), some[0]) for some in names]
         describe.need(self, self.used[:1], "signals")
         x = self._array(self.used[0])
         what, flat = f"x of shape {x.shape} is", x.ndim == 2  # noqa: PLR2004
@@ -480,10 +481,6 @@ class Npz(RowFile):
             other = f"axes={AXES[0]} takes it the other way"
             self.found.append(f"{what} taken as {third} channels of {second} steps: {other}")
         self.windows = x.transpose(0, 2, 1) if self.axes == AXES[1] and not flat else x
-
-    def one_of(self, names: Sequence[str]) -> str:
-        """Return the first of these names that there is; without any the first."""
-        return next((name for name in names if name in self.columns), names[0])
 
     def has_column(self, name: str) -> bool:
         """Return whether an array has one value for each window."""
@@ -536,7 +533,7 @@ def of_npz(
     """Return windows (n, c, t), with their targets and sites; a file of several is a site."""
     files = [Npz(path, reading.axes) for path in paths]
     shape, dtypes = files[0].windows.shape[1:], {file.windows.dtype for file in files}
-    keys = Keys(reading.changed(target=reading.target or files[0].one_of(TARGETS)), classes)
+    keys = Keys(reading.changed(target=reading.target or files[0].used[1]), classes)
     for file in files:
         if (own := file.windows.shape[1:]) != shape:
             raise UserError(f"{file.where}: windows are {own}, and those of {paths[0]} {shape}")

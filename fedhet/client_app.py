@@ -296,12 +296,7 @@ def train(asked: Request) -> Reply:
 
 
 def _digest_of_sent(asked: Request, cohort: Cohort) -> bytes:
-    """Return SHA-256 of all that must be the same for everybody whose vectors are summed.
-
-    The payload's bytes as they came, and what else decides the vectors: the kind of message, the
-    classes in their order, those that may be told, whether there are accuracies, the units of
-    words, the run's configuration.
-    """
+    """Return SHA-256 of all that must be the same for everybody whose vectors are summed."""
     record, what = asked.message.content.array_records.get("arrays"), asked.what
     sent = bytes(record[messages.PACKED].data) if record else b""
     may = "all" if cohort.shared is None else ",".join(map(str, cohort.shared))
@@ -320,10 +315,7 @@ def _about_sum(asked: Request, kind: type[messages.Wired]) -> messages.Wired:
 
 
 def _part_of(asked: Request) -> tuple[SumProtection | None, Reply | None]:
-    """Return a client's part of the sum that is asked for, if any, and its answer if it gave one.
-
-    Raises Refused for a cohort that the client's rules forbid.
-    """
+    """Return a client's part of the sum that is asked for, if any, and the answer that it gave."""
     kind, config, what, method = asked.kind, asked.config, asked.what, asked.method.strategy
     if not config.summed:
         return None, None

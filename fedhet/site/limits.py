@@ -397,6 +397,8 @@ def check_run(
     shares_model: bool = False,
 ) -> None:
     """Raise Refused for the first limit that a run breaks; no round is beyond its ``rounds``."""
+    if not limits.model_fields_set:  # nothing is limited but what comes down
+        return
     named, others = {*config.classes, *dict(config.labels)}, {*history.runs()} - {experiment}
     form = {*form_of(config).items()} ^ {*dict(limits.form or ()).items()}
     noise, few = noise_multiplier(config), math.inf if limits.min_sum is None else limits.min_sum

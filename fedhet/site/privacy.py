@@ -1,23 +1,20 @@
 """Noise on what a client uploads, what it costs, and the client's own account of it.
 
 Per upload the update is clipped to the L2 norm S (``dp-clip``) and N(0, sigma^2) is added to every
-float, on the client itself.
-
-``dp-epsilon`` and ``dp-delta`` are the budget of all that one client uploads in a run. T uploads
-with noise sigma each are together as private as one with mu = sqrt(T) S / sigma (Gaussian
-differential privacy; Dong, Roth, Su 2019, arXiv 1905.02383, corollary 3.3), exactly, also where an
-upload depends on earlier ones. A Gaussian mechanism of that mu is (epsilon, delta)-private exactly
-for the delta of Balle and Wang 2018, arXiv 1805.06530, theorem 8. A client can be asked in every
-round, so that sigma is chosen for T = ``rounds``; amplification by sampling is not counted.
+float, on the client itself. ``dp-epsilon`` and ``dp-delta`` are the budget of all that one client
+uploads in a run. T uploads with noise sigma each are together as private as one with mu = sqrt(T) S
+/ sigma (Gaussian differential privacy; Dong, Roth, Su 2019, arXiv 1905.02383, corollary 3.3),
+exactly, also where an upload depends on earlier ones. A Gaussian mechanism of that mu is (epsilon,
+delta)-private exactly for the delta of Balle and Wang 2018, arXiv 1805.06530, theorem 8. A client
+can be asked in every round, so sigma is for T = ``rounds``; amplification by sampling is not
+counted. Protected is the update against being replaced by none (sensitivity S); between two updates
+that are both there the distance may be 2 S, and mu is twice as large.
 
 With ``secure-sum`` the noise is on the sum: each of at least m clients adds a share of
 sigma / sqrt(m), whole steps of the words' grid, drawn from a discrete Gaussian (Kairouz, Liu,
 Steinke 2021, arXiv 2102.06387). At a width of thousands of steps sums of them differ from a
 discrete Gaussian by e^-1000 and less. Rounding moves a vector of L entries by up to sqrt(L) / 2
 steps, which the sensitivity has on top of ``dp-clip``.
-
-Protected is the update against being replaced by none (sensitivity S); between two updates that
-are both there the distance may be 2 S, and mu is twice as large.
 
 The account lies beside the private states, so an old generation gives nothing back. An upload is
 entered before it leaves; the same update again is the same bytes and costs nothing, since its noise

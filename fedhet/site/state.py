@@ -58,10 +58,9 @@ def digest_of(client: str, generation: int, bundle: Mapping[str, Tensor]) -> str
 
 
 class FileStore:
-    """Stores one client's states, in a folder with the client's name.
+    """Stores one client's states, ``<generation>.safetensors`` in a folder with its name.
 
-    A state is written to a temporary file, synced and renamed to ``<generation>.safetensors``. One
-    that is set aside ends in ``.aside``.
+    One that is set aside ends in ``.aside``.
     """
 
     def __init__(self, folder: Path, *, sync: bool) -> None:
@@ -139,8 +138,9 @@ class FileStore:
 
         Returns the digest. Raises Refused if it cannot be written; older generations then stay.
         """
-        if not self.path(source).exists():  # it was loaded from aside, or is the first
-            self._move(self._aside(source), self.path(source))
+        if source and not self.path(source).exists():  # it was loaded from aside
+            with contextlib.suppress(FileNotFoundError):  # a repeated message has moved it already
+                self._aside(source).replace(self.path(source))
         digest = digest_of(self.folder.name, generation, bundle)
         before, aside = self.generations(), self.generations(".aside")
         accepted = [g for g in aside if g < source]
@@ -148,7 +148,8 @@ class FileStore:
         if generation in undone and self._digest(generation) == digest:
             undone.remove(generation)
         for old in undone if accepted == aside else []:
-            self._move(self.path(old), self._aside(old))
+            with contextlib.suppress(FileNotFoundError):
+                self.path(old).replace(self._aside(old))
         said = {"client": self.folder.name, "generation": str(generation), "digest": digest}
         write = partial(save_file, dict(bundle), metadata=said)
         self._write(self.path(generation), write, f"generation {generation}")
@@ -166,10 +167,6 @@ class FileStore:
             return read_tensors(self.path(generation), "pt")[1].get("digest", "")
         except (OSError, Damaged):
             return ""
-
-    def _move(self, old: Path, new: Path) -> None:
-        with contextlib.suppress(FileNotFoundError):  # a repeated message has moved it already
-            old.replace(new)
 
     def describe(self, description: Mapping[str, Any]) -> None:
         """Write ``client.json``, with the run's experiment id."""
@@ -245,9 +242,9 @@ def instance(
 ) -> tuple[Modules, Fixed]:
     """Return the modules of ``key`` on ``device``, and what ``build`` froze of them.
 
-    ``build`` draws for the purpose that it is given. If this process has no modules of ``key`` they
-    are built. Their weights are those of ``build`` if ``fresh``, else whatever the last client left
-    there: :func:`fill` them. Buffers that no state keeps are as if they had just been built.
+    ``build`` draws for the purpose that it is given. Weights are those of ``build`` if ``fresh``,
+    else whatever the last client left there: :func:`fill` them. Buffers that no state keeps are as
+    if they had just been built.
     """
     if (kept := _BUILT.get(key)) is None:
         modules = build("init")

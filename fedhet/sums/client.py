@@ -110,6 +110,7 @@ class Member:
     def __init__(self, store: FileStore, run: str, client: str, terms: SumTerms) -> None:
         self.store, self.run, self.client, self.terms = store, run, client, terms
         self.keys: dict[str, SumKey] = {}  # everybody's, its own among them
+        self.public: dict[str, bytes] = {}
         self.kept: Commitment | None = None
 
     def key(self, node: NodeCertificate | None) -> SumKey:
@@ -179,11 +180,10 @@ class Member:
         if kept and same and self._digest(members, sent).hex() == kept.digest:
             note = kept.reply
             return Reply(note["info"], note["metrics"], unpack(base64.b64decode(note["arrays"])))
-        public = {client: key.public for client, key in self.keys.items()}
-        count, keys = len(names), {public.get(client, client) for client in names}
+        count, keys = len(names), {self.public.get(client, client) for client in names}
         refuse({
             "not-in-cohort": self.client not in names,
-            "stranger-in-cohort": not set(names) <= set(public),
+            "stranger-in-cohort": not set(names) <= set(self.keys),
             "member-named-twice": len(keys) < count,
             "cohort-too-small": count < self.terms.min_members,
             "threshold-too-low": not count // 2 < self.terms.needed(count) <= count,
@@ -287,13 +287,12 @@ class Member:
         return masks.encode(["alive", self.run, kept.round, kept.attempt, digest, survivors])
 
     def _digest(self, members: Sequence[str], sent: bytes) -> bytes:
-        """Return what tells a cohort, and what was sent down to it, from all others."""
-        return masks.cohort_digest({c: self.keys[c].public for c in members}, sent)
+        return masks.cohort_digest({c: self.public[c] for c in members}, sent)
 
     def _secrets(self, kept: Commitment) -> masks.Secrets:
         digest = bytes.fromhex(kept.digest)
         attempt: list[masks.Part] = [self.run, kept.round, kept.attempt, digest]
-        public = {client: self.keys[client].public for client in kept.cohort}
+        public = {client: self.public[client] for client in kept.cohort}
         return masks.Secrets(self.client, self.private, public, attempt)
 
     @contextlib.contextmanager
@@ -313,6 +312,7 @@ class Member:
         with self._sound():
             self.private = X25519PrivateKey.from_private_bytes(bytes.fromhex(own["private"]))
             self.keys = {client: SumKey.load(key) for client, key in (others or {}).items()}
+            self.public = {client: key.public for client, key in self.keys.items()}
             self.kept = from_wire(Commitment, last) if last is not None else None
 
     def _sound(self) -> contextlib.AbstractContextManager[None]:
@@ -381,10 +381,7 @@ class SumProtection(UploadProtection):
         return self.member.mask(self.what.round, self.cohort, self.sent, reply)
 
     def protect(self, upload: Payload, received: Payload, round_: int, budget: Budget) -> Payload:
-        """Add the upload to this client's vector, and return an empty payload instead.
-
-        With ``dp-clip`` it is clipped, and its words get a share of the noise.
-        """
+        """Add the upload to this client's vector, with ``dp-clip`` clipped and noised."""
         clip = self.config.dp_clip
         if clip and self.method.noise_on_steps:
             upload = upload.since(received)

@@ -1,12 +1,10 @@
 """What one client adds to a sum: a flat vector of what it shares, and its metrics behind it.
 
-Every client of a run has the same entries, whether it has the number or not; what it lacks counts
-zero times. Each metric is brought within ``sum-range``: accuracies as shares of 1, a method's own
-by its declared range, losses cut off at it. Counts of images are too large for that, and are summed
-in two parts, which give the exact sum.
-
-FLOPs are not summed: the server knows what an image costs each architecture, so that sums of FLOPs
-and of images would be two equations in its clients' numbers of images. ``train_flops`` is null.
+Every client of a run has the same entries; what it lacks counts zero times. Each metric is brought
+within ``sum-range``: accuracies as shares of 1, a method's own by its declared range, losses cut
+off at it. Counts of images are summed in two parts, which give the exact sum. FLOPs are not summed:
+the server knows what an image costs each architecture, so that sums of FLOPs and of images would be
+two equations in its clients' numbers of images. ``train_flops`` is null.
 """
 
 import math

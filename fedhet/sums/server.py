@@ -2,11 +2,7 @@
 
 A small sum may come before a round's: how many own each class, where a method sums rows of
 classes. A round whose sum cannot be had is skipped, named, and changes nothing; the next attempt
-has a higher number, also after a crash.
-
-:class:`Collector` holds what came of one attempt and knows no message; :class:`Attempt` asks the
-clients. What is held of one client goes with the attempt. :class:`SumAggregator` is what the loop
-over rounds uses; it tells clients each other's keys before.
+has a higher number, also after a crash. What is held of one client goes with the attempt.
 """
 
 import logging
@@ -145,10 +141,7 @@ class SumUpload(Payload):
 
 
 class Attempt(Collector):
-    """Attempt ``about.attempt`` at a sum of ``length`` words, with messages, in a round.
-
-    Messages that unmask count in ``ledger``.
-    """
+    """An attempt at a sum of ``length`` words, whose messages that unmask count in ``ledger``."""
 
     def __init__(
         self, handshake: Handshake, ledger: Ledger, round_: int, about: Cohort, length: int
@@ -363,10 +356,7 @@ class SumAggregator:
         return Attempt(self.handshake, self.ledger, round_, about, length)
 
     def _introduced(self, members: list[str]) -> list[str]:
-        """Tell everybody online the keys that are new to them; return who accepts each other.
-
-        Those whom most do not accept are left out, and then those who do not accept all.
-        """
+        """Tell everybody online the keys that are new to them; return who accepts each other."""
         shake, roster, requests = self.handshake, self.roster, {}
         every, new = set(roster.keys.items()), dict[str, set[str]]()
         for client in sorted(roster.nodes):
@@ -388,6 +378,7 @@ class SumAggregator:
                 why = reply.error or "its answer is invalid"
                 self.ledger.fail(client, f"not introduced: {why}")
         members = [c for c in members if c in self.introduced]
+        # Those whom most do not accept are left out, and then those who do not accept all.
         refusals = Counter(name for other in members for name in self.strange[other])
         trusted, agreeing = {m for m in members if 2 * refusals[m] < len(members)}, []
         for client in members:
@@ -401,12 +392,9 @@ class SumAggregator:
         return agreeing
 
     def _count_owners(self, round_: int, members: list[str], deadline: float) -> list[str]:
-        """Count the owners of each class, unless ``members`` are those of the last count.
-
-        Return who is in the count and online. A count holds for exactly those who were in it: where
-        the other owners of a class have gone, also while they were being counted, the sum would be
-        a lone owner's row.
-        """
+        """Count the owners of each class, unless ``members`` are counted; return who is online."""
+        # A count holds for exactly those who were in it: where the other owners of a class have
+        # gone, also while they were being counted, the sum would be a lone owner's row.
         while members != self._counted:
             self.shared, self._counted = None, None
             attempt = self._new(round_, members, len(self.roster.classes))

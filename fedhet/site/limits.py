@@ -47,10 +47,6 @@ SHOWN = (
 DAY = timedelta(hours=24)
 MOST_LINES = 10_000  # of a history, some thousand runs
 
-# Honest payloads of all methods had norms from 1 to 56 in five rounds of three clients on digits; a
-# model of 100 million parameters of 0.1 has 1,000.
-MAX_DOWNLOAD_NORM = 1e4
-MAX_DOWNLOAD_BYTES = 1 << 30
 MIN_CLASS = 5  # examples, of a node with data of its own
 
 
@@ -239,9 +235,7 @@ class Limits(Schema):
         f"with fewer is absent (default {MIN_CLASS} with --data)", ge=1)  # fmt: skip
     max_queries: int | None = limit("most questions that are answered in 24 hours", ge=1)
     max_runs: int | None = limit("most runs that may train on this data", ge=1)
-    total_epsilon: float | None = limit(
-        "most that all runs on this data may cost together, epsilon", gt=0
-    )
+    total_epsilon: float | None = limit("most epsilon of all runs on this data together", gt=0)
     max_disk: int | None = limit("most bytes of this node's state folder", ge=1)
     max_epochs: int | None = limit("most epochs of any kind in one round", ge=1)
     max_rounds: int | None = limit("most rounds of one run", ge=1)
@@ -249,20 +243,16 @@ class Limits(Schema):
     modules: Words | None = limit("packages of others that a run may name as module:NAME")
     shared_models: bool = limit("whether a method may share a model", default=True)
     min_noise: float | None = limit("least noise, sigma / dp-clip", gt=0)
-    min_sum_noise: float | None = limit(
-        "least noise of a sum, sigma / dp-clip, in runs that have sums", gt=0
-    )
+    min_sum_noise: float | None = limit("least noise of a sum, sigma / dp-clip", gt=0)
     secure_sum: Literal["required"] | None = limit(
         "required: only masked sums, also of metrics, of three sites and owners or more"
     )
     min_sum: int | None = limit("least clients of a sum", ge=2)
     max_upload_bytes: int | None = limit("most bytes of one upload", ge=0)
-    max_download_bytes: int = limit(
-        "most bytes of one message that comes down", MAX_DOWNLOAD_BYTES, ge=1
-    )
-    max_download_norm: float = limit(
-        "largest L2 norm of the floats that come down at once", MAX_DOWNLOAD_NORM, gt=0
-    )
+    # Honest payloads of all methods had norms from 1 to 56 in five rounds of three clients on
+    # digits; a model of 100 million parameters of 0.1 has 1,000.
+    max_download_bytes: int = limit("most bytes of a message that comes down", 1 << 30, ge=1)
+    max_download_norm: float = limit("largest L2 norm of the floats that come down", 1e4, gt=0)
 
     def check(self, name: str, value: float) -> None:
         """Raise Refused if ``value`` is not at most the limit of this field."""

@@ -314,13 +314,12 @@ def _agreed(config: RunConfig) -> dict[str, Any]:
 
 
 class UploadProtection:
-    """What happens to an upload before it is sent: nothing, or noise if the run has ``dp-clip``.
+    """What happens to an upload before it is sent: noise if the run has ``dp-clip``.
 
-    In a run with sums :class:`fedhet.sums.client.SumProtection` takes its place, and
-    ``shared`` are the classes whose rows may be summed.
+    In a run with sums :class:`fedhet.sums.client.SumProtection` takes its place.
     """
 
-    shared: Collection[int] | None = None  # None: all
+    shared: Collection[int] | None = None  # classes whose rows may be summed; None: all
 
     def protect(self, upload: Payload, received: Payload, round_: int, budget: Budget) -> Payload:
         """Return a copy of the upload as it may be sent, entered in the account before."""

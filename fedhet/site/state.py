@@ -105,10 +105,9 @@ class FileStore:
 
     def kept(self, name: str) -> Bundle:
         """Return what :meth:`keep` stored under ``name``; nothing if it cannot be read."""
-        try:
+        with contextlib.suppress(OSError, Damaged):
             return read_tensors(self.folder / f"{name}.safetensors", "pt")[0]
-        except (OSError, Damaged):
-            return {}
+        return {}
 
     def _read(self, path: Path, generation: int, digest: str) -> Bundle:
         try:
@@ -163,10 +162,9 @@ class FileStore:
         return self.path(generation).with_suffix(".aside")
 
     def _digest(self, generation: int) -> str:
-        try:
+        with contextlib.suppress(OSError, Damaged):
             return read_tensors(self.path(generation), "pt")[1].get("digest", "")
-        except (OSError, Damaged):
-            return ""
+        return ""
 
     def describe(self, description: Mapping[str, Any]) -> None:
         """Write ``client.json``, with the run's experiment id."""

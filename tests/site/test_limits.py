@@ -65,38 +65,29 @@ def test_a_run_that_breaks_a_limit_is_refused_in_the_handshake(tmp_path):
         assert re.search(f"limit {reason}", roster.refused[101]), text
 
 
-@pytest.mark.parametrize(
-    ("text", "changes"),
-    [
-        ("max-epochs: 1", {"method": "fedtgp", "server_epochs": 2}),  # of the server's
-        ("max-epochs: 1", {"local_steps": 1, "local_epochs": 10}),  # which have no effect then
-        ("max-epochs: 1\nmax-rounds: 1\nmethods: [fedssa]\nshared-models: false\n"
-         "min-noise: 0.05\nmin-sum-noise: 5\nmax-upload-bytes: 100000",
-         NOISE),
-        ("max-epochs: 1\nmin-sum: 3\nsecure-sum: required\n"
-         "min-sum-noise: 0.05",
-         {"secure_sum": "masked"} | NOISE),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "changes"), [
+    ("max-epochs: 1", {"method": "fedtgp", "server_epochs": 2}),  # of the server's
+    ("max-epochs: 1", {"local_steps": 1, "local_epochs": 10}),  # which have no effect then
+    ("max-epochs: 1\nmax-rounds: 1\nmethods: [fedssa]\nshared-models: false\n"
+     "min-noise: 0.05\nmin-sum-noise: 5\nmax-upload-bytes: 100000", NOISE),
+    ("max-epochs: 1\nmin-sum: 3\nsecure-sum: required\nmin-sum-noise: 0.05", MASKED | NOISE),
+])  # fmt: skip
 def test_a_run_within_the_limits_goes_on(tmp_path, text, changes):
     rounds, said = limited(tmp_path, text, **changes)
     assert said == [] and rounds[0]["replied"] == 3 and rounds[0]["failures"] == []
 
 
-def test_an_upload_that_is_too_large_does_not_leave(tmp_path):
-    rounds, said = limited(tmp_path, "max-upload-bytes: 1000")
-    assert [kind for kind, _ in said] == ["train"]
-    [failure] = rounds[0]["failures"]
-    assert failure["client"] == "1" and rounds[0]["replied"] == 2
-    assert "limit max-upload-bytes: this site allows 1000, and it is" in failure["reason"]
-
-
-def test_a_message_that_is_too_large_is_not_decoded(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("limit", "decoded"), [
+    ("max-upload-bytes", 3), ("max-download-bytes", 2),
+])  # fmt: skip
+def test_an_upload_too_large_does_not_leave_nor_is_a_download_decoded(
+    tmp_path, monkeypatch, limit, decoded
+):
     watched = Mock(side_effect=client_app.read_arrays)
     monkeypatch.setattr(client_app, "read_arrays", watched)
-    rounds, [(kind, text)] = limited(tmp_path, "max-download-bytes: 1000")
-    assert kind == "train" and "limit max-download-bytes: this site allows 1000, and" in text
-    assert rounds[0]["replied"] == watched.call_count == 2
+    rounds, [(kind, text)] = limited(tmp_path, f"{limit}: 1000")
+    assert kind == "train" and f"limit {limit}: this site allows 1000, and it is" in text
+    assert watched.call_count == decoded and rounds[0]["replied"] == 2
 
 
 def test_a_file_that_cannot_be_understood_allows_nothing_and_none_everything(tmp_path):

@@ -46,9 +46,7 @@ def test_composition_is_that_of_an_accountant_that_knows_nothing_of_mu(dp_accoun
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.01, 0.2), (3, 1e-5), (40, 1e-12), (1e4, 1e-5)])
-def test_epsilon_delta_and_noise_agree_with_each_other_and_the_accountant(
-    epsilon, delta, dp_accounting
-):
+def test_epsilon_delta_and_noise_agree_with_the_accountant(epsilon, delta, dp_accounting):
     mu = mu_of(epsilon, delta)
     assert log_delta(epsilon, mu) == pytest.approx(math.log(delta), rel=1e-6)
     assert epsilon_of(mu, delta) == pytest.approx(epsilon, rel=1e-9)

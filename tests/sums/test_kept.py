@@ -1,6 +1,5 @@
 """A client and its notes against a server that lies: each test falls if one check is taken out."""
 
-import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import Context, RecordDict
-from sums.test_protocol import certificate, refused
+from sums.test_protocol import Group, certificate, refused, told_to
 
 from fedhet.client_app import Request
 from fedhet.config.load import envelope
@@ -21,67 +20,35 @@ from fedhet.protocol.flower import be_one_process
 from fedhet.protocol.messages import Instruction, Reply, request
 from fedhet.site.state import FileStore
 from fedhet.sums.client import Member, NodeCertificate
-from fedhet.sums.masks import Cohort, SumKey, SumTerms, Survivors, check_proof, prove
-from fedhet.sums.server import Collector
+from fedhet.sums.masks import Cohort, SumKey, SumTerms, check_proof, prove
 from fedhet.testing import small
 
 NAMES = ("a", "b", "c", "d")
-WORDS = np.arange(6, dtype=np.uint32)
 SENT = bytes(32)
-REPLY = Reply({"client": "?"}, {}, [WORDS])
-OTHER = Reply({"client": "?"}, {}, [WORDS + 1])
-
-
-class Site:
-    """Four clients with notes on disk, introduced to each other."""
-
-    def __init__(self, folder: Path, names=NAMES) -> None:
-        self.folder = folder
-        self.keys = {name: self.notes(name).key(None) for name in names}
-        for name in names:
-            assert self.introduce(name, self.keys) == []
-
-    def notes(self, name: str, terms: SumTerms | None = None) -> Member:
-        """As in a fresh process: all that is known lies on the disk."""
-        store = FileStore(self.folder / "run" / name, sync=False)
-        return Member(store, "run", name, terms or SumTerms())
-
-    def introduce(self, name: str, keys) -> list[str]:
-        return self.notes(name).introduce(keys, None)
-
-    def upload(self, members=NAMES, terms: SumTerms | None = None) -> Collector:
-        """Everybody uploads for round 1; returns the server's side, closed."""
-        collector = Collector(members, len(WORDS), terms or SumTerms())
-        for name in members:
-            reply = self.notes(name, terms).mask(1, Cohort(members, 1, len(members)), SENT, REPLY)
-            collector.take(name, reply.arrays)
-        collector.close()
-        return collector
-
-    def open_shares(self, name: str, collector: Collector):
-        survivors = Survivors(collector.survivors, 1, collector.boxes_for(name).tobytes())
-        return self.notes(name).open_shares(1, survivors)
+REPLY, OTHER = (Reply({"client": "?"}, {}, [np.full(6, k, np.uint32)]) for k in (1, 2))
 
 
 @pytest.fixture
-def site(tmp_path) -> Site:
-    return Site(tmp_path)
+def group() -> Group:
+    return Group(4)
 
 
-def test_the_same_question_gets_the_same_answer_and_another_none(site) -> None:
+def test_the_same_question_gets_the_same_answer_and_another_none() -> None:
     """Also from another process, which knows what is written down and no more."""
-    collector = site.upload(terms=SumTerms(2))
-    assert site.open_shares("a", collector) == site.open_shares("a", collector)
-    fewer = Survivors(("a", "b", "c"), 1, collector.boxes_for("a")[:3].tobytes())
-    member = site.notes("a", SumTerms(2))
-    refused("other-survivors-than-answered", member.open_shares, 1, fewer)
+    group = Group(4, SumTerms(2))
+    collector = group.upload(NAMES)
+    collector.close()
+    told = told_to("a", collector)
+    assert group.member("a").open_shares(1, told) == group.member("a").open_shares(1, told)
+    fewer = replace(told, members=NAMES[:3], boxes=told.boxes[: 3 * 82])
+    refused("other-survivors-than-answered", group.member("a").open_shares, 1, fewer)
 
 
-def test_no_mask_meets_two_vectors(site) -> None:
+def test_no_mask_meets_two_vectors(group) -> None:
     """Whatever of the request is another: payload, cohort, round; and no older attempt."""
     cohort = Cohort(NAMES, 5, 4)
-    first = site.notes("a").mask(1, cohort, SENT, REPLY)
-    other = site.notes("a").mask(1, cohort, SENT, OTHER)  # the very same request
+    first = group.member("a").mask(1, cohort, SENT, REPLY)
+    other = group.member("a").mask(1, cohort, SENT, OTHER)  # the very same request
     assert other.arrays[0].tobytes() == first.arrays[0].tobytes()
     for round_, again, sent in (
         (1, cohort, b"\1" * 32),
@@ -89,49 +56,52 @@ def test_no_mask_meets_two_vectors(site) -> None:
         (2, cohort, SENT),
         (1, replace(cohort, attempt=4), SENT),
     ):
-        refused("attempt-not-new", site.notes("a").mask, round_, again, sent, OTHER)
+        refused("attempt-not-new", group.member("a").mask, round_, again, sent, OTHER)
 
 
-def test_a_client_that_was_killed_before_it_wrote_all_down_has_sent_nothing(site, monkeypatch):
+def test_a_client_that_was_killed_before_it_wrote_all_down_has_sent_nothing(group, monkeypatch):
     cohort = Cohort(NAMES, 1, 4)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(FileStore, "write_note", Mock(side_effect=KeyboardInterrupt))
-        site.notes("a").mask(1, cohort, SENT, REPLY)
-    assert site.notes("a").repeated(1, cohort, SENT) is None  # so it trains again
-    site.notes("a").mask(1, cohort, SENT, REPLY)
-    assert site.notes("a").repeated(1, cohort, SENT) is not None
+        group.member("a").mask(1, cohort, SENT, REPLY)
+    assert group.member("a").repeated(1, cohort, SENT) is None  # so it trains again
+    group.member("a").mask(1, cohort, SENT, REPLY)
+    assert group.member("a").repeated(1, cohort, SENT) is not None
 
 
 @pytest.mark.parametrize("later", [SumTerms(2), SumTerms(3, 6)])
-def test_terms_that_come_after_the_upload_loosen_nothing(tmp_path, later) -> None:
+def test_terms_that_come_after_the_upload_loosen_nothing(later) -> None:
     """The same run under another configuration: how few may be left hangs on the old threshold."""
-    names = tuple("abcdefghi")
-    whole = Site(tmp_path, names=names)
-    collector = whole.upload(names)
+    group = Group(9)
+    collector = group.upload(group.names)
+    collector.close()
     assert (SumTerms().survivors(9), later.survivors(9)) == (7, 6)
-    six = Survivors(names[:6], 1, collector.boxes_for("a")[:6].tobytes())
-    refused("too-few-survivors", whole.notes("a", later).open_shares, 1, six)
+    told = told_to("a", collector)
+    six = replace(told, members=told.members[:6], boxes=told.boxes[: 6 * 82])
+    refused("too-few-survivors", group.member("a", later).open_shares, 1, six)
 
 
-def test_a_kept_key_stays_and_one_that_gives_no_secret_is_not_accepted(site) -> None:
+def test_a_kept_key_stays_and_one_that_gives_no_secret_is_not_accepted(group) -> None:
     other, more = (
         SumKey(X25519PrivateKey.generate().public_key().public_bytes_raw()) for _ in "ab"
     )
-    assert site.introduce("a", {"b": other, "e": more}) == ["b"]
-    assert site.introduce("b", {"b": other}) == ["b"]  # not its own either
-    assert site.introduce("a", {"b": site.keys["b"], "f": SumKey(bytes(32))}) == ["f"]
+    a, b = group.member("a"), group.member("b")
+    assert a.introduce({"b": other, "e": more}, None) == ["b"]
+    assert b.introduce({"b": other}, None) == ["b"]  # not its own either
+    assert a.introduce({"b": group.keys["b"], "f": SumKey(bytes(32))}, None) == ["f"]
 
 
 @pytest.mark.parametrize("note", ["sum-key", "sum-keys", "sum-last"])
-def test_damaged_notes_are_named(site, note) -> None:
-    site.upload()
-    path = site.folder / "run" / "a" / f"{note}.json"
+def test_damaged_notes_are_named(group, note) -> None:
+    group.upload(NAMES)
+    folder = Path(group.folder.name) / "a"
+    path = folder / f"{note}.json"
     path.write_text('{"private": "zz", "a": "zz"}')
     with pytest.raises(Refused, match="for sums are damaged"):
-        site.notes("a").repeated(1, Cohort(NAMES, 2, 4), SENT)
-    os.unlink(site.folder / "run" / "a" / "sum-key.json")
+        group.member("a").repeated(1, Cohort(NAMES, 2, 4), SENT)
+    (folder / "sum-key.json").unlink()
     with pytest.raises(Refused, match="has lost its key"):
-        site.notes("a").repeated(1, Cohort(NAMES, 2, 4), SENT)
+        group.member("a").repeated(1, Cohort(NAMES, 2, 4), SENT)
 
 
 def test_a_run_that_began_with_masked_sums_keeps_them(tmp_path) -> None:

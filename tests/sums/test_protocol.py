@@ -47,39 +47,35 @@ def certificate(subject, key, issuer, signer, days=(-1, 1)):
 CA = certificate("ca", CA_KEY, "ca", CA_KEY)
 
 
-class Cohort:
+class Group:
     """Members "a", "b" and so on, with vectors of their own; ``certified``: their keys sign."""
 
-    def __init__(
-        self, size: int, terms: SumTerms | None = None, *, certified: bool = False
-    ) -> None:
+    def __init__(self, size: int, terms: SumTerms | None = None, *, certified: bool = False):
         self.names = [chr(ord("a") + k) for k in range(size)]
         self.terms = terms or SumTerms(agreed=certified)
         self.folder = TemporaryDirectory()
-        self.members = {
-            n: Member(FileStore(Path(self.folder.name) / n, sync=False), "run", n, self.terms)
-            for n in self.names
-        }
-        self.signing, keys = {}, {}
-        for name, member in self.members.items():
-            keys[name] = member.key(None)
-            if certified:
-                self.signing[name] = key = generate_private_key(SECP384R1())
-                proof = certificate(name, key, "ca", CA_KEY)
-                keys[name] = masks.prove(key, proof, "run", name, keys[name].public)
-        for member in self.members.values():
-            assert member.introduce(keys, CA if certified else None) == []
+        self.keys = {name: self.member(name).key(None) for name in self.names}
+        self.signing = {n: generate_private_key(SECP384R1()) for n in self.names if certified}
+        for name, key in self.signing.items():
+            proof = certificate(name, key, "ca", CA_KEY)
+            self.keys[name] = masks.prove(key, proof, "run", name, self.keys[name].public)
+        for name in self.names:
+            assert self.member(name).introduce(self.keys, CA if certified else None) == []
         rng = np.random.default_rng(0)
         self.vectors = {name: rng.normal(size=LENGTH) for name in self.names}
         self.words = {n: masks.grid(v, 20, 64.0).astype(np.uint32) for n, v in self.vectors.items()}
 
+    def member(self, name: str, terms: SumTerms | None = None) -> Member:
+        """As in a fresh process: all that is known lies on the disk."""
+        store = FileStore(Path(self.folder.name) / name, sync=False)
+        return Member(store, "run", name, terms or self.terms)
+
     def mask(self, name: str, attempt: int = 1):
         cohort = masks.Cohort(tuple(self.names), attempt, len(self.names))
-        return self.members[name].mask(1, cohort, PAYLOAD, Reply({}, {}, [self.words[name]])).arrays
+        return self.member(name).mask(1, cohort, PAYLOAD, Reply({}, {}, [self.words[name]])).arrays
 
     def change(self, name: str, note: str, edit) -> None:
-        """Edit a note of a member."""
-        store = self.members[name].store
+        store = self.member(name).store
         store.write_note(note, edit(store.read_note(note)))
 
     def upload(self, names: Sequence[str], attempt: int = 1) -> Collector:
@@ -92,19 +88,18 @@ class Cohort:
         return collector
 
     def sign(self, names: Sequence[str], survivors: Sequence[str], attempt: int = 1):
-        """Return these members' signatures of a list of survivors."""
         told = Survivors(tuple(survivors), attempt)
-        return {n: self.members[n].sign(1, told, self.signing[n]) for n in names}
+        return {n: self.member(n).sign(1, told, self.signing[n]) for n in names}
 
     def open(self, name: str, survivors: Sequence[str], signatures: Mapping[str, bytes]) -> None:
         signed = tuple(signatures.get(n, b"") for n in survivors)
         told = Survivors(tuple(survivors), 1, bytes(82 * len(survivors)), signed)
-        self.members[name].open_shares(1, told)
+        self.member(name).open_shares(1, told)
 
     def answers(self, collector: Collector, names: Sequence[str]) -> None:
         for name in names:
             told = told_to(name, collector)
-            collector.answer(name, self.members[name].open_shares(1, told))
+            collector.answer(name, self.member(name).open_shares(1, told))
 
     def sum(self, names: Sequence[str]) -> list[int]:
         return np.sum([self.words[n] for n in names], axis=0, dtype=np.uint32).tolist()
@@ -124,7 +119,7 @@ def refused(code: str, ask, *given) -> None:
 @settings(max_examples=20, deadline=None)
 @given(data=st.data(), size=st.integers(3, 12))
 def test_any_permitted_dropout_gives_exactly_the_sum_and_no_other(data, size: int) -> None:
-    cohort = Cohort(size)
+    cohort = Group(size)
     gone = data.draw(st.integers(0, size // 2))
     alive = sorted(data.draw(st.permutations(cohort.names))[gone:])
     collector = cohort.upload(alive)
@@ -147,52 +142,43 @@ def test_any_permitted_dropout_gives_exactly_the_sum_and_no_other(data, size: in
 @pytest.mark.parametrize(
     ("cohort", "threshold", "word"),
     [
-        ("ab", 0, "cohort-too-small"),
-        ("bcd", 0, "not-in-cohort"),
-        ("abx", 0, "stranger-in-cohort"),
-        ("abbc", 0, "member-named-twice"),
+        ("ab", 0, "cohort-too-small"), ("bcd", 0, "not-in-cohort"),
+        ("abx", 0, "stranger-in-cohort"), ("abbc", 0, "member-named-twice"),
         ("abce", 0, "member-named-twice"),  # one key under two names
         *(("abcd", threshold, "threshold-too-low") for threshold in (1, 2, 5)),  # two answers
     ],
-)
+)  # fmt: skip
 def test_a_member_joins_no_cohort_that_would_give_it_away(cohort, threshold, word) -> None:
-    whole = Cohort(4, SumTerms(3, threshold))
+    whole = Group(4, SumTerms(3, threshold))
     whole.change("a", KEYS, lambda keys: keys | {"e": keys["c"]})
     asked = masks.Cohort(tuple(cohort), 1, len(cohort))
-    refused(word, whole.members["a"].repeated, 1, asked, PAYLOAD)
+    refused(word, whole.member("a").repeated, 1, asked, PAYLOAD)
 
 
-@pytest.mark.parametrize(
-    ("survivors", "word"),
-    [
-        (["a", "b", "c"], "too-few-survivors"),
-        (["b", "c", "d", "e"], "not-a-survivor"),
-        (["a", "b", "c", "x"], "survivors-not-the-cohort"),
-        (["a", "b", "b", "c"], "member-named-twice"),
-    ],
-)
-def test_a_member_opens_no_share_for_survivors_that_would_give_somebody_away(
-    survivors, word
-) -> None:
-    cohort = Cohort(6)
+@pytest.mark.parametrize(("survivors", "word"), [
+    ("abc", "too-few-survivors"), ("bcde", "not-a-survivor"),
+    ("abcx", "survivors-not-the-cohort"), ("abbc", "member-named-twice"),
+])  # fmt: skip
+def test_a_member_opens_no_share_for_survivors_that_would_give_somebody_away(survivors, word):
+    cohort = Group(6)
     collector = cohort.upload(cohort.names)
     collector.close()
     told = Survivors(tuple(survivors), 1, bytes(82 * len(survivors)))
-    refused(word, cohort.members["a"].open_shares, 1, told)
+    refused(word, cohort.member("a").open_shares, 1, told)
 
 
 def test_a_member_opens_nothing_it_did_not_upload_for() -> None:
-    cohort = Cohort(4)
+    cohort = Group(4)
     collector = cohort.upload(cohort.names)
     collector.close()
-    told, ask = told_to("a", collector), cohort.members["a"].open_shares
+    told, ask = told_to("a", collector), cohort.member("a").open_shares
     for round_, attempt in ((2, 1), (1, 2)):
         refused("unmask-without-upload", ask, round_, replace(told, attempt=attempt))
     refused("boxes-malformed", ask, 1, replace(told, boxes=told.boxes[:-82]))
 
 
 def test_boxes_of_another_attempt_or_with_one_bit_flipped_do_not_open() -> None:
-    cohort = Cohort(4)
+    cohort = Group(4)
     old = cohort.upload(cohort.names)
     old.close()
     collector = cohort.upload(cohort.names, attempt=2)
@@ -200,7 +186,7 @@ def test_boxes_of_another_attempt_or_with_one_bit_flipped_do_not_open() -> None:
     boxes = collector.boxes_for("a").copy()
     boxes[1] = old.boxes_for("a")[1]
     boxes[2, 5] ^= 1
-    opened = cohort.members["a"].open_shares(1, Survivors(survivors, 2, boxes.tobytes()))
+    opened = cohort.member("a").open_shares(1, Survivors(survivors, 2, boxes.tobytes()))
     shares = np.frombuffer(opened.shares, np.uint8).reshape(-1, 66)
     assert opened.closed == ("b", "c") and not shares[1:3].any() and shares[0].any()
 
@@ -223,9 +209,9 @@ def test_how_few_may_be_summed(size, terms, survivors, fewest) -> None:
 # --- survivors that sign who is left, so that a small cohort can lose members ---------------------
 
 
-def agreeing() -> Cohort:
+def agreeing() -> Group:
     """Return five members whose keys sign, of which "a", "b" and "c" are left."""
-    cohort = Cohort(5, SumTerms(agreed=True), certified=True)
+    cohort = Group(5, SumTerms(agreed=True), certified=True)
     cohort.upload("abc").close()
     return cohort
 
@@ -245,7 +231,7 @@ def test_of_two_lists_only_one_is_opened() -> None:
 
 def test_a_list_without_enough_valid_signatures_opens_nothing() -> None:
     cohort = agreeing()
-    good, store = cohort.sign("ab", "abc"), cohort.members["c"].store
+    good, store = cohort.sign("ab", "abc"), cohort.member("c").store
     kept = store.read_note(LAST)
     forged = {"none": b"", "another's": good["b"], "another list's": cohort.sign("c", "bcd")["c"]}
     cohort.mask("c", 2)

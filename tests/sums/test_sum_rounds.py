@@ -62,10 +62,6 @@ def gone(message: Message) -> Message:
     return Message(Error(code=5, reason="node gone"), reply_to=message)
 
 
-def failures(folder, round_: int) -> list[dict]:
-    return folder.read_rounds()[round_ - 1]["failures"]
-
-
 @pytest.mark.parametrize("changes", [{}, COUNTED], ids=str)
 def test_masked_and_unmasked_runs_have_the_same_bytes(whole, changes):
     runs = [whole("unmasked", **changes), whole(**changes)]
@@ -100,11 +96,11 @@ def test_whoever_drops_out_costs_its_part_or_the_round_and_nothing_later(tmp_pat
     folder, grid = simulate(config(tmp_path, rounds=5), tamper=leave)
     rounds = folder.read_rounds()
     assert [record["replied"] for record in rounds] == [4, 5, 0, 0, 5]
-    assert [f["client"] for f in failures(folder, 1)] == ["2"]
+    assert [f["client"] for f in rounds[0]["failures"]] == ["2"]
     with without_masks():
         twin, _ = simulate(config(tmp_path, name="twin"), tamper=leave)
     assert [r["sha256"] for r in twin.read_rounds()] == [r["sha256"] for r in rounds[:2]]
-    third, fourth = ({f["client"]: f["reason"] for f in failures(folder, r)} for r in (3, 4))
+    third, fourth = ({f["client"]: f["reason"] for f in one["failures"]} for one in rounds[2:4])
     # Of who left before its upload nobody knows all seeds without an answer of everybody left.
     assert third["the round"] == "the sum failed: no answer from 3"
     assert fourth["the round"] == "the sum failed: 2 of 5 uploads came, 4 are needed"
@@ -248,9 +244,7 @@ def test_owners_are_counted_again_when_others_take_part(tmp_path):
     assert len(less) == 3 - lines[2]["unsummed_classes"] < 3
 
 
-def test_who_goes_offline_after_the_count_is_left_out_and_the_others_are_counted(
-    tmp_path, monkeypatch
-):
+def test_who_goes_offline_after_the_count_is_left_out_and_others_counted(tmp_path, monkeypatch):
     """On a network the server looks who is there while it waits for the sum of owners."""
     total, totals = Attempt.sum, []
 

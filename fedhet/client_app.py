@@ -144,7 +144,9 @@ class Request:
         self.limits.check_columns(data.dataset.inputs.columns)
         if not self.simulated:
             self._check_same_data(data)
-        data, rare = local_data.without_rare(data, self.limits.min_class or 0)
+        rare: list[str] = []
+        if self.limits.min_class:
+            data, rare = local_data.without_rare(data, self.limits.min_class)
         if self.node.get("data-dir") and not self.config.classes:
             self.untold = rare
         if rare and self.kind == QUERY:

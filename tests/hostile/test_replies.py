@@ -47,12 +47,6 @@ def without(name):
     return lambda content, _: content.pop(name)
 
 
-def scaled(name, factor):
-    return lambda content, message: counts(**{name: content["metrics"][name] * factor})(
-        content, message
-    )
-
-
 # FedSSA uploads class ids, weight rows and biases. One client per line.
 MALFORMED = {
     "class out of range": sends(lambda a, _: [a[0] + 99, *a[1:]]),
@@ -158,8 +152,6 @@ def test_a_reply_of_excessive_size_is_refused_before_it_is_decoded(tmp_path, mon
     assert "more than the" in reasons["1"] and max(decoded) < 1 << 20
 
 
-# --- handshakes ---------------------------------------------------------------------------------
-
 HANDSHAKES = [
     {"client": ".."}, {"client": "x" * 65}, {"client": 1}, {"client": "1"}, {"classes": []},
     {"classes": ["a", "a"]}, {"classes": ["\x1b[31m"]}, {"classes": [str(i) for i in range(1001)]},
@@ -186,8 +178,6 @@ def test_a_handshake_that_makes_no_sense_admits_nobody(tmp_path):
     assert lied.read_summary()["run_sha256"] == without.read_summary()["run_sha256"]
 
 
-# --- steps that are too long --------------------------------------------------------------------
-
 LIAR, CLIENTS = 3, 5
 FIVE = {
     "clients": CLIENTS, "dataset": "synthetic:160x4", "image_size": 16, "classes_per_client": 3,
@@ -197,10 +187,6 @@ FIVE = {
 
 def lines(folder):
     return [(r["round"], r["replied"], r["sha256"]) for r in folder.read_rounds()]
-
-
-def failures(folder):
-    return folder.read_summary()["failures"]
 
 
 def test_a_resumed_run_leaves_the_same_replies_out(tmp_path):
@@ -214,13 +200,8 @@ def test_a_resumed_run_leaves_the_same_replies_out(tmp_path):
     tamper = liars({LIAR: grow})
     whole, _ = simulate(small(tmp_path, **values, name="whole"), tamper=tamper)
     resumed = cut_and_resume(small(tmp_path, **values), 2, tamper)
-    assert lines(resumed) == lines(whole) and failures(resumed) == failures(whole)
+    assert (
+        lines(resumed) == lines(whole)
+        and resumed.read_summary()["failures"] == whole.read_summary()["failures"]
+    )
     assert [r["replied"] for r in whole.read_rounds()] == [CLIENTS, CLIENTS - 1, CLIENTS - 1]
-
-
-def test_no_cost_is_too_unlike_the_others(tmp_path):
-    """FLOPs are counted as each client tells them, and decide nothing."""
-    liar = liars({1: scaled("train_flops", 1e6)})
-    runs = [simulate(small(tmp_path, rounds=1, **TINY), tamper=t)[0] for t in (None, liar)]
-    honest, told = (folder.read_rounds()[0] for folder in runs)
-    assert not told["failures"] and told["train_flops"] > 1e5 * honest["train_flops"]

@@ -92,13 +92,8 @@ class Federation(Commands):
             return options[0], f"{HOST}:{self.port}"
         return options[0], HOST, options[1], str(self.port)
 
-    # --- life ----------------------------------------------------------------------------------
-
     def whole(self, own: Mapping[int, Sequence[str]] | None = None) -> "Federation":
-        """Server up and all nodes online, with their share or with these options.
-
-        Only what differs is started (again).
-        """
+        """Server up and all nodes online, with their share or with these options."""
         if not self.server.running():
             self.start_server()
         started = []
@@ -176,8 +171,6 @@ class Federation(Commands):
         worker.resume()
         return None
 
-    # --- commands ------------------------------------------------------------------------------
-
     def online(self) -> int:
         """How many nodes are online; a SuperLink that is busy is asked again, but not for ever."""
         with contextlib.closing(self.tls.connect()) as control:
@@ -224,10 +217,7 @@ class Run:
             rounds = self._next_round(rounds)
 
     def catch(self, federation: Federation, k: int, pause: float = 0.02) -> psutil.Process:
-        """Node k's process, stopped while it trains; whichever round that is.
-
-        ``pause`` is shorter than training lasts: every look costs some milliseconds.
-        """
+        """Node k's process, stopped while it trains; ``pause`` is shorter than that lasts."""
         held: list[psutil.Process | None] = []
 
         def stopped() -> bool:

@@ -1,9 +1,7 @@
 """The compose file with podman: three sites and their tables (mark ``container``, on demand).
 
-Needs root, ``podman`` and ``podman-compose`` 1.6 (from pip) on the PATH, and the image built as
-``fedhet:0.2.0`` from ``docker/Dockerfile``; FEDHET_BASE may name another base image. Old podman
-versions know neither compose's conditions nor health checks without systemd: services are started
-in order here.
+Needs root, ``podman`` and ``podman-compose`` 1.6 on the PATH, and the image ``fedhet:0.2.0``. Old
+podman versions know no conditions between services: they are started in order here.
 """
 
 import json

@@ -88,16 +88,14 @@ class Forgetful(Network):
 
     def __init__(self, drops):
         super().__init__()
-        self.drops, self.asked = drops, []
+        self.drops = drops
 
-    def push_messages(self, messages):
-        messages = list(messages)
-        self.asked += [message.metadata.dst_node_id for message in messages]
-        return super().push_messages(messages)
+    @property
+    def asked(self):
+        return [message.metadata.dst_node_id for message in self.sent.values()]
 
     def pull_messages(self, message_ids):
-        for identity in list(message_ids):
-            message = self.sent[identity]
+        for message in [self.sent[identity] for identity in message_ids]:
             if message.metadata.dst_node_id != 4 or self.asked.count(4) > self.drops:
                 yield Message(RecordDict(), reply_to=message)
 

@@ -1,18 +1,13 @@
 """Real processes on loopback, TLS and authentication on: same bytes, own data, full disks."""
 
 import re
-import shutil
 import subprocess
 
 import numpy as np
 import pytest
 import torch
 from helpers.pictures import write_images
-from network.federation import EXAMPLES, PRESET, simulated_hash
-
-from fedhet.config.load import build_config
-from fedhet.data.partition import split_client
-from fedhet.site.local_data import open_private
+from network.federation import EXAMPLES, simulated_hash
 
 pytestmark = pytest.mark.network
 
@@ -59,40 +54,22 @@ def test_same_bytes_as_the_simulation_beside_a_client_that_cannot_save(
     assert summary["run_sha256"] == simulated_hash(tmp_path, lost, method="fedrep:METHOD")
 
 
-def test_sites_with_own_folders_and_models_equal_the_simulation_on_their_partition_file(
-    federation, tmp_path
-):
+def test_sites_with_own_folders_and_models_equal_the_simulation(federation, tmp_path):
     """Each site has its own photographs and its own architecture, and its own test images.
 
-    Of a class, a site has eight to train with: fewer than five it would not tell of.
+    Of a class, a site has twelve to train with: fewer than five it would not tell of.
     """
     models, classes = ["cnn-5", "cnn-4", "cnn-3"], ["a", "b"]
-    noise = np.random.default_rng(0).integers(0, 256, (2, 48, 8, 8, 3), dtype=np.uint8)
-    for name, images in zip(classes, noise, strict=True):
-        (tmp_path / "pool" / name).mkdir(parents=True)
-        write_images(tmp_path / "pool" / name, torch.from_numpy(images))
-    for path in sorted((tmp_path / "pool").rglob("*.png")):
-        place = tmp_path / str(int(path.stem) % 3) / path.parent.name
-        place.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, place / path.name)
+    noise = np.random.default_rng(0).integers(0, 256, (3, 2, 16, 8, 8, 3), dtype=np.uint8)
+    for k, site in enumerate(noise):
+        for name, images in zip(classes, site, strict=True):
+            (tmp_path / "sites" / str(k) / name).mkdir(parents=True)
+            write_images(tmp_path / "sites" / str(k) / name, torch.from_numpy(images))
     same = {"method": "fedmrl", "dataset": "image-folder", "classes": ",".join(classes),
             "rounds": 2}  # fmt: skip
-    config, configs, lines = build_config(PRESET | same), {}, ["path,client,split"]
-    for k, model in enumerate(models):
-        data = str(tmp_path / str(k))
-        configs[k] = ("--data", data, "--model", model)
-        images = open_private(config, data)
-        every = np.arange(len(images.paths))
-        split = split_client(every, images, config.split, config.data_seed, str(k))
-        for part in ("train", "val", "test"):
-            lines += [f"{images.paths[n]},{k},{part}" for n in getattr(split, part)]
-    everybody = tmp_path / "partition.csv"
-    everybody.write_text("\n".join([*lines, ""]))
-    federation.whole(configs)
+    sites = str(tmp_path / "sites")
+    federation.whole({k: ("--data", f"{sites}/{k}", "--model", m) for k, m in enumerate(models)})
     summary = federation.run("sites", **same).result()
     assert summary["failures"] == []
-    assert summary["run_sha256"] == simulated_hash(
-        tmp_path, data_path=str(tmp_path / "pool"), partition="file",
-        partition_file=str(everybody),
-        models=models, **same,
-    )  # fmt: skip
+    twin = same | {"data_path": sites, "partition": "natural", "models": models}
+    assert summary["run_sha256"] == simulated_hash(tmp_path, **twin)

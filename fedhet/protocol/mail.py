@@ -98,16 +98,13 @@ class Mail:
         for reply in replies:
             sent = self.pending.get(reply.metadata.reply_to_message_id)
             if sent is not None:
-                self._forget(sent)
+                for identity in sent.ids:
+                    del self.pending[identity]
                 self._took.append(time.monotonic() - sent.since)
                 done.append((sent.message, reply))
         if done:
             self._news = time.monotonic()
         return done
-
-    def _forget(self, sent: _Sent) -> None:
-        for identity in sent.ids:
-            del self.pending[identity]
 
     def _under_way(self) -> list[_Sent]:
         return list(dict.fromkeys(self.pending.values()))  # each once
@@ -175,7 +172,8 @@ class Mail:
         for sent in self._under_way():
             if sent.since <= before:
                 given_up.append((sent.message, NO_REPLY, "no reply"))
-                self._forget(sent)
+                for identity in sent.ids:
+                    del self.pending[identity]
         if not age:
             given_up += [(message, NOT_SENT, "not sent") for message in self.waiting]
             self.waiting = []

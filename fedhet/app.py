@@ -5,7 +5,6 @@
 the clients with each message, in place of the run config that ``fedhet run`` sends.
 """
 
-import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -29,7 +28,7 @@ from fedhet.engines.launch import Launch, OnRound
 from fedhet.engines.session import check_whole, reopen
 from fedhet.plugins import APPS_DATA, check_given, giving
 from fedhet.records.run_folder import RunFolder
-from fedhet.server_app import LOG_FORMAT, errors_in_a_line, log, log_to_stderr, outside
+from fedhet.server_app import errors_in_a_line, log, log_to_stderr, outside
 from fedhet.site.local_data import LocalData, open_examples
 
 KEPT = 4  # clients whose examples a process keeps
@@ -117,16 +116,9 @@ def ServerApp(  # noqa: N802  (as Flower's)
             with giving(objects):
                 launch = _launch(config, values, dict(context.run_config), resume, trust=trust)
                 launch = replace(launch, on_round=on_round, models_elsewhere=True)
-                handler = logging.FileHandler(launch.folder.log, encoding="utf-8")
-                handler.setFormatter(logging.Formatter(LOG_FORMAT))
-                log.addHandler(handler)
-                try:
-                    with server_app.serving(launch) as roster:
-                        telling = Telling(grid, launch.envelope())
-                        server_app.run(telling, launch, roster)  # type: ignore[arg-type]
-                finally:
-                    log.removeHandler(handler)
-                    handler.close()
+                with server_app.serving(launch) as roster:
+                    telling = Telling(grid, launch.envelope())
+                    server_app.run(telling, launch, roster)  # type: ignore[arg-type]
 
     return app
 

@@ -56,11 +56,13 @@ def errors_in_a_line() -> Iterator[None]:
 
 @contextlib.contextmanager
 def serving(launch: Launch) -> Iterator[Roster]:
-    """Hold the run's folder within this block; ``summary.json`` says how it ended."""
+    """Hold the run's folder within this block and log to it; write ``summary.json`` if it fails."""
     one_blas_thread()
     torch.set_num_threads(1)  # array operations of a server are memory-bound, and same bits always
-    lock = launch.folder.lock()
-    roster = Roster()
+    lock, roster = launch.folder.lock(), Roster()
+    handler = logging.FileHandler(launch.folder.log, encoding="utf-8")
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    log.addHandler(handler)
     try:
         launch.write_config()
         yield roster
@@ -77,9 +79,12 @@ def serving(launch: Launch) -> Iterator[Roster]:
         if removed:
             raise RunFailed(removed) from error
         raise
+    else:
+        log.info("results in %s", launch.folder.path)
     finally:
+        log.removeHandler(handler)
+        handler.close()
         lock.release()
-    log.info("results in %s", launch.folder.path)
 
 
 def open_launch(run_config: Mapping[str, Any]) -> Launch:

@@ -5,7 +5,6 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Self, TextIO, get_type_hints
 
@@ -62,8 +61,9 @@ def carry_out(app: typer.Typer, arguments: list[str]) -> int:
     """Run one command line; return 0, 2 (mistake), 3 (run failed) or 128 + signal."""
     os.environ.update(direct())
     try:
-        for option, value in pairwise(("", *(part for one in arguments for part in _parts(one)))):
-            if option.startswith("--") and not value.strip():  # as a script's unset variable
+        for word, following in zip(arguments, [*arguments[1:], "-"], strict=True):
+            option, equals, value = word.partition("=")  # empty: as a script's unset variable
+            if option.startswith("--") and not (value if equals else following).strip():
                 raise UserError(f"{option}: '' is not allowed: give it a value, or leave it out")
         look_here()
         code = app(arguments, prog_name="fedhet", standalone_mode=False)
@@ -82,11 +82,6 @@ def carry_out(app: typer.Typer, arguments: list[str]) -> int:
     except OSError as error:  # for which nothing nearer has words
         return complain(of_system(error), UserError.exit_code)
     return code if isinstance(code, int) else 0
-
-
-def _parts(word: str) -> tuple[str, ...]:
-    """Return ``--name=value`` as two words."""
-    return tuple(word.split("=", 1)) if word.startswith("--") else (word,)
 
 
 def of_system(error: OSError) -> str:

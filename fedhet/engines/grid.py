@@ -16,7 +16,6 @@ import traceback
 from abc import abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import lru_cache, partial
 from importlib import import_module
 from multiprocessing.connection import wait
@@ -60,6 +59,7 @@ class SimulationGrid(Grid):
         be_one_process()
         self.nodes = range(launching.FIRST_NODE, launching.FIRST_NODE + nodes)
         self.replies: dict[str, Message] = {}  # that nobody has pulled yet
+        self.between: Callable[[], object] = lambda: None  # before each push
 
     def get_node_ids(self) -> Iterable[int]:
         """Return all of them."""
@@ -67,6 +67,7 @@ class SimulationGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Have the messages answered; returns their ids."""
+        self.between()
         pushed = {posted(message): message for message in messages}
         for message in pushed.values():
             self.submit(message)
@@ -78,17 +79,13 @@ class SimulationGrid(Grid):
         self.collect(0.0 if any(i in self.replies for i in asked) else LOOK)
         return [self.replies.pop(i) for i in asked if i in self.replies]
 
-    def keep(self, reply: Message) -> None:
-        """Take a reply, for who pulls it."""
-        self.replies[reply.metadata.reply_to_message_id] = reply
-
     @abstractmethod
     def submit(self, message: Message) -> None:
         """Take a message, which has an id."""
 
     @abstractmethod
     def collect(self, patience: float) -> None:
-        """Keep the replies that have come; wait up to ``patience`` seconds for the first."""
+        """Take the replies that have come; wait up to ``patience`` seconds for the first."""
 
     def close(self) -> None:
         """End all processes."""
@@ -112,7 +109,7 @@ class Inline(SimulationGrid):
     def submit(self, message: Message) -> None:
         """Answer a message, which has an id."""
         if (reply := self._answer(message)) is not None:
-            self.keep(reply)
+            self.replies[message.metadata.message_id] = reply
 
     def collect(self, patience: float) -> None:
         """Wait: no reply comes later."""
@@ -124,22 +121,18 @@ def run(launch: Launch, on_rounds: launching.OnRounds) -> None:
     """Run a simulation to its end; raise RunFailed if it did not complete.
 
     The caller holds :func:`~fedhet.engines.launch.one_run` and the folder's lock. ``on_rounds``
-    gets all rounds whenever one ends. ``summary.json`` is always written. KeyboardInterrupt and
-    :class:`Interrupted` end the run as ``stopped``. Raises UserError if the run cannot start.
+    gets all rounds when the next one begins. ``summary.json`` is always written. KeyboardInterrupt
+    and :class:`Interrupted` end the run as ``stopped``. UserError if the run cannot start.
     """
     launch.folder.summary.unlink(missing_ok=True)
     client_app.shown.clear()  # another run of this process may have had the same
-    begun = False
-
-    def on_round(record: Mapping[str, Any]) -> object:
-        on_rounds(launch.folder.read_rounds())
-        return None if launch.on_round is None else launch.on_round(record)
-
+    reader, begun = launching.Reader(launch.folder, on_rounds), False
     try:
         with _console_to_log(launch), contextlib.closing(_grid(launch)) as grid:
-            begun = True
+            grid.between, begun = reader.read, True
             with server_app.serving(launch) as roster:
-                server_app.run(grid, replace(launch, on_round=on_round), roster)
+                server_app.run(grid, launch, roster)
+        reader.read()
     except BaseException as error:  # code of the user's may raise SystemExit
         stopped = isinstance(error, Interrupted | KeyboardInterrupt)
         ending = ("stopped", str(error) or "SIGINT") if stopped else ("failed", brief(error))
@@ -228,7 +221,7 @@ class WorkerPool(SimulationGrid):
         ready = set(wait([worker.connection for worker in self._workers], patience))
         for worker in [worker for worker in self._workers if worker.connection in ready]:
             if (reply := self._read(worker)) is not None:
-                self.keep(reply)
+                self.replies[reply.metadata.reply_to_message_id] = reply
         self._dispatch()
 
     def _dispatch(self) -> None:
@@ -337,7 +330,7 @@ class RayTasks(SimulationGrid):
             self._running[self._task.remote(self._order, message)] = message
 
     def collect(self, patience: float) -> None:
-        """Keep the replies that have come; wait up to ``patience`` seconds for the first."""
+        """Take the replies that have come; wait up to ``patience`` seconds for the first."""
         tasks = list(self._running)
         with _signals_of_ray():
             ready = self._ray.wait(tasks, timeout=patience)[0] if tasks else []
@@ -346,10 +339,11 @@ class RayTasks(SimulationGrid):
             for task in ready:
                 message = self._running.pop(task)
                 try:
-                    self.keep(self._ray.get(task))
+                    reply = self._ray.get(task)
                 except self._ray.exceptions.RayError as error:
                     died = Error(code=ENDED, reason=f"{DIES} ({brief(error)})")
-                    self.keep(Message(died, reply_to=message))
+                    reply = Message(died, reply_to=message)
+                self.replies[message.metadata.message_id] = reply
 
     def close(self) -> None:
         """End all processes."""
@@ -437,13 +431,11 @@ class _Tee:
 
 @contextlib.contextmanager
 def _console_to_log(launch: Launch) -> Iterator[None]:
-    """Copy the server's log and stderr, tracebacks of unexpected errors too, to ``log.txt``."""
+    """Copy stderr and unexpected tracebacks to ``log.txt``, where the log goes alone."""
     log = logging.getLogger("fedhet")
     before = log.handlers[:], log.level, log.propagate
     with launch.folder.log.open("a", encoding="utf-8", buffering=1) as file:
-        handler = logging.StreamHandler(file)
-        handler.setFormatter(logging.Formatter(server_app.LOG_FORMAT))
-        log.handlers[:] = [handler]
+        log.handlers.clear()
         log.setLevel(logging.INFO)
         log.propagate = False
         with contextlib.redirect_stderr(_Tee(sys.stderr, file)):

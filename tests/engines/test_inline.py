@@ -81,7 +81,7 @@ def test_interrupted_it_is_stopped_and_resumes_to_the_same_bytes(tmp_path, inter
     config = small(tmp_path, name="cut")
     with pytest.raises(BaseException) as raised:
         launched(config, "", stop)
-    assert raised.value is interrupt and reported == [1]
+    assert raised.value is interrupt and reported == [0, 1]
     folder = RunFolder(tmp_path / "runs" / "cut")
     assert (summary(folder.path)["status"], summary(folder.path)["reason"]) == ("stopped", "SIGINT")
     grid.run(Launch(config, folder, resume=True), lambda _: None)

@@ -268,7 +268,7 @@ class MethodStrategy(Strategy, Generic[P]):
         if not isinstance(self.ledger, SumLedger):
             self.aggregator = PlainAggregator(self.config, self.ledger, handshake)
             return
-        every, images = tuple(range(self.classes)), (1,) * self.classes
+        every, images = tuple(range(self.classes)), (0,) * self.classes
         client = replace(next(iter(self.roster.infos.values())), seen=every, images=images)
         payload = self.reference(client).payload
         assert payload is not None

@@ -221,7 +221,7 @@ class RunRecord:
             if key not in IN_NO_SETTING | {"method"}
         }
         self.setting = Setting(shared | {"tuned": sorted(TUNABLE & searched)})
-        defaults = _GONE | formats.GONE.get(self.method, {}) | own_defaults(self.method)
+        defaults = {**_GONE, **formats.GONE.get(self.method, {}), **own_defaults(self.method)}
         self.keys = {
             key: value
             for key, value in config.items()

@@ -147,7 +147,7 @@ def _open_sweep(
         tell(f"note: {line}")
     name = index_name(preset, path)
     index = name + f"-{part.replace('/', 'of')}" * (part != "1/1")
-    return name, Sweep.open(index, out, shard(cells, part), run_cell, title_of(path))
+    return name, Sweep(index, out, shard(cells, part), run_cell, title_of(path))
 
 
 def index_name(preset: str, path: Path) -> str:
@@ -229,7 +229,7 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
     search = Search.read(path, words or [])
     tried = search.trials(trials, search_seed)
     cells = once(placed(cell, folder) for trial in tried for cell in trial.cells)
-    opened = Sweep.open(f"tune-{index_name(config, path)}", folder, cells, run_cell)
+    opened = Sweep(f"tune-{index_name(config, path)}", folder, cells, run_cell)
     _check_mixed(opened, "trials", "--runs")
     _run_all(opened, workers, ray, blind=True)
     _raise_failed(opened, "runs failed")

@@ -167,13 +167,9 @@ def out_of_patience(config: RunConfig, lines: Sequence[Mapping[str, Any]]) -> bo
 
 def best_round(config: RunConfig, rounds: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return the line of the best validation ``metric``, the first of equals, or empty."""
-    validated = [
-        (gain(config, value), -line["round"], line)
-        for line in rounds
-        if line["test_accuracy_mean"] is not None
-        and (value := line.get(f"val_{config.metric}_mean")) is not None
-    ]
-    return max(validated, key=lambda one: one[:2])[2] if validated else {}
+    name, key = f"val_{config.metric}_mean", "test_accuracy_mean"
+    validated = [line for line in rounds if line.get(name) is not None and line[key] is not None]
+    return max(validated, key=lambda line: gain(config, line[name]), default={})  # the first
 
 
 def secure_sum_summary(config: RunConfig, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

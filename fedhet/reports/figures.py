@@ -333,7 +333,7 @@ def _cloud(run: RunRecord, *, trust: bool) -> Cloud:
 
 
 def representations(model: "Personalised", examples: "Tensor") -> NDArray[np.float32]:
-    """Return the inputs of the inference header: (n, d) for stored examples (n, ...)."""
+    """Return the inputs of the inference header: (n, d) for stored examples; hooks stay."""
     import torch
 
     from fedhet.training.loop import EVALUATION_BATCH, autocast
@@ -343,17 +343,13 @@ def representations(model: "Personalised", examples: "Tensor") -> NDArray[np.flo
     def catch(name: str) -> Any:
         return lambda _module, inputs: caught.setdefault(name, []).append(inputs[0].float())
 
-    hooks = [
-        head.register_forward_pre_hook(catch(name))
-        for name, part in model.parts.items()
-        if isinstance(head := getattr(part, "head", None), torch.nn.Module)
-    ]
+    for name, part in model.parts.items():
+        if isinstance(head := getattr(part, "head", None), torch.nn.Module):
+            head.register_forward_pre_hook(catch(name))
     with torch.inference_mode():
         for part in torch.split(examples, EVALUATION_BATCH):
             with autocast(model.config, part.device):
                 model(model.prepare(part))
-    for hook in hooks:
-        hook.remove()
     if not caught:
         raise UserError("the inference model has no header")
     return torch.cat(caught.get("model") or next(iter(caught.values()))).numpy()

@@ -247,22 +247,18 @@ def read_runs(places: Iterable[Path]) -> tuple[list[RunRecord], list[LeftOut]]:
     for place in places:
         paths, titles = _find(place), _titles(place)
         if not paths:
-            raise UserError(
-                f"'{place}' has no run folder (config.yaml and rounds.jsonl), sweep or packed "
-                "record"
-                if place.exists()
-                else f"'{place}' does not exist{files.near(place)}"
-            )
+            what = "has no run folder (config.yaml and rounds.jsonl), sweep or packed record"
+            why = what if place.exists() else f"does not exist{files.near(place)}"
+            raise UserError(f"'{place}' {why}")
         for path in paths:
             name = path.stem if path.is_file() else path.name
             try:
                 run = read_run(path)
                 run.title = run.title or titles.get(name, "")
                 runs.append(run)
-            except Damaged as error:
-                left_out.append(LeftOut(name, f"cannot be read: {error}"))
             except RunFailed as error:
-                left_out.append(LeftOut(name, str(error)))
+                unread = "cannot be read: " * isinstance(error, Damaged)
+                left_out.append(LeftOut(name, f"{unread}{error}"))
     return sorted(runs, key=lambda run: run.name), sorted(left_out)
 
 

@@ -170,15 +170,9 @@ class Report:
 
 
 def report(  # noqa: PLR0913
-    places: Sequence[Path],
-    out: Path,
-    *,
-    baseline: str = "",
-    title: str = "fedhet report",
-    records: Path | None = None,
-    models: bool = True,
-    trust: bool = False,
-) -> Report:
+    places: Sequence[Path], out: Path, *, baseline: str = "", title: str = "fedhet report",
+    records: Path | None = None, models: bool = True, trust: bool = False,
+) -> Report:  # fmt: skip
     """Read runs, compare them, write the folder ``out``; return what was written.
 
     ``records`` asks for packed records of the runs in that folder. ``models`` False leaves out the

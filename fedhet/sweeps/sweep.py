@@ -259,24 +259,19 @@ def made_with() -> dict[str, str]:
 
 @dataclass
 class Sweep:
-    """The cells of one preset in one folder."""
+    """The cells of one preset in one folder; as long as they do not run, nothing is written."""
 
     name: str
     out: Path
-    jobs: list[Job]
+    cells: Sequence[Cell]
     work: Work  # what a cell's process does with its command line
     title: str = ""  # what reports call its settings
     ray: Any = None  # Ray's module, joined to a cluster whose machines all see the folder
 
-    @classmethod
-    def open(
-        cls, name: str, out: Path, cells: Sequence[Cell], work: Work, title: str = ""
-    ) -> "Sweep":
-        """Read how far the cells are; write nothing."""
-        sweep = cls(name, out, [Job(cell, out / cell.name) for cell in cells], work, title)
-        for job in sweep.jobs:
+    def __post_init__(self) -> None:
+        self.jobs = [Job(cell, self.out / cell.name) for cell in self.cells]
+        for job in self.jobs:
             job.conclude()
-        return sweep
 
     @property
     def folder(self) -> Path:

@@ -15,7 +15,7 @@ from fedhet.sweeps.sweep import Job, Sweep, command_line, gpu_share
 
 
 def concluded(out, cells):
-    return Sweep.open("s", out, cells, execute).jobs
+    return Sweep("s", out, cells, execute).jobs
 
 
 def test_the_folder_says_what_a_cell_is(cells, tmp_path) -> None:
@@ -24,7 +24,7 @@ def test_the_folder_says_what_a_cell_is(cells, tmp_path) -> None:
     leave(tmp_path, cells[1], status="failed", reason="array 0 holds NaN or infinity", rounds=1)
     leave(tmp_path, cells[2], status="failed", reason="the SuperLink ended", rounds=1)
     states = ["completed", "diverged", "failed", "pending"]
-    found = Sweep.open("s", tmp_path, cells, execute)
+    found = Sweep("s", tmp_path, cells, execute)
     assert [job.state for job in found.jobs] == states
     assert found.counts() == dict.fromkeys(states, 1) | {"running": 0, "damaged": 0}
     leave(tmp_path, cells[3], loss=None)
@@ -56,16 +56,16 @@ def test_a_killed_run_is_continued_and_a_new_one_begun(cells, tmp_path) -> None:
 
 def test_results_of_another_torch_are_noticed(cells, tmp_path) -> None:
     leave(tmp_path, cells[0])
-    assert Sweep.open("s", tmp_path, cells, execute).mixed() == ""
+    assert Sweep("s", tmp_path, cells, execute).mixed() == ""
     leave(tmp_path, cells[1], torch="0.1")
-    assert "torch 0.1" in Sweep.open("s", tmp_path, cells, execute).mixed()
+    assert "torch 0.1" in Sweep("s", tmp_path, cells, execute).mixed()
     (tmp_path / cells[0].name / "environment.json").write_text("{}")
-    found = Sweep.open("s", tmp_path, cells[:1], execute)
+    found = Sweep("s", tmp_path, cells[:1], execute)
     assert "environment.json' is damaged" in found.mixed()
     leave(tmp_path, cells[2])
     path = tmp_path / cells[2].name / "environment.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"data_sha256": "0" * 64}))
-    assert "data with other values" in Sweep.open("s", tmp_path, cells[2:], execute).mixed()
+    assert "data with other values" in Sweep("s", tmp_path, cells[2:], execute).mixed()
 
 
 DAMAGE = {
@@ -98,7 +98,7 @@ def test_a_folder_that_is_another_cells_is_a_failure_and_is_left_alone(cells, tm
     # The data said how many clients there are.
     options = {**cells[1].config.flat(), "round-timeout": 99.0, "out": "/elsewhere", "clients": 3}
     (resumed / "config.yaml").write_text(yaml.safe_dump(options))
-    found = Sweep.open("s", tmp_path, cells[:3], work.pretend)
+    found = Sweep("s", tmp_path, cells[:3], work.pretend)
     states = [(job.state, job.due) for job in found.jobs]
     assert states == [("damaged", False), ("completed", False), ("completed", False)]
     assert "another cell: method is lg_fedavg, not standalone; remove '" in found.jobs[0].reason
@@ -108,7 +108,7 @@ def test_a_folder_that_is_another_cells_is_a_failure_and_is_left_alone(cells, tm
 
 def test_reasons_and_logs_of_others_are_shown_as_text_and_in_part(cells, tmp_path) -> None:
     leave(tmp_path, cells[0], status="failed", reason="loss is nan \x1b[2J")
-    found = Sweep.open("s", tmp_path, cells[:2], execute)
+    found = Sweep("s", tmp_path, cells[:2], execute)
     assert "?[2J" in found.jobs[0].reason and "\x1b" not in found.jobs[0].reason
     job = found.jobs[1]
     job.process = Mock(exitcode=1)
@@ -128,7 +128,7 @@ def test_no_link_leads_out_of_a_folder_that_was_sent(cells, tmp_path, where) -> 
     dear.mkdir()
     (out / where).symlink_to(dear)
     with pytest.raises(Damaged, match="is a link"):
-        Sweep.open("s", out, cells[:1], execute).run(1, lambda _: None)
+        Sweep("s", out, cells[:1], execute).run(1, lambda _: None)
     assert not any(dear.rglob("*.*"))
 
 

@@ -23,7 +23,7 @@ def nothing(_now: Sweep) -> None:
 def test_a_folder_whose_run_was_killed_while_it_made_it_is_made_anew(cells, tmp_path) -> None:
     folder = tmp_path / cells[0].name
     (folder / "checkpoint").mkdir(parents=True)
-    found = Sweep.open("s", tmp_path, cells[:1], work.pretend)
+    found = Sweep("s", tmp_path, cells[:1], work.pretend)
     (job,) = found.jobs
     assert job.state == "pending" and job.taken(), "it may be made at this moment"
     os.utime(folder, (0, 0))
@@ -34,7 +34,7 @@ def test_a_folder_whose_run_was_killed_while_it_made_it_is_made_anew(cells, tmp_
 
 def test_a_cell_that_somebody_is_at_is_waited_for(cells, tmp_path, capsys) -> None:
     leave(tmp_path, cells[0], rounds=1, silent=[1], status="failed", reason="?")
-    found = Sweep.open("s", tmp_path, cells[:2], work.pretend)
+    found = Sweep("s", tmp_path, cells[:2], work.pretend)
     lock = RunFolder(tmp_path / cells[0].name).lock()
 
     def release(now: Sweep) -> None:
@@ -58,7 +58,7 @@ def test_a_cell_that_ends_early_says_why_and_not_what_an_earlier_attempt_said(
         (cells[0], work.silent, "it ended with code 7"),
         (cells[1], work.refuse, "error: it is another reason today"),
     ):
-        found = Sweep.open("s", tmp_path, [cell], do)
+        found = Sweep("s", tmp_path, [cell], do)
         found.run(1, nothing)
         assert found.jobs[0].reason == says
 
@@ -74,14 +74,14 @@ def test_a_cell_that_ends_early_says_why_and_not_what_an_earlier_attempt_said(
     ids=["a full disk", "a killed fork server"],
 )  # fmt: skip
 def test_it_ends_in_one_line(cells, tmp_path, monkeypatch, where, name, error, says) -> None:
-    found = Sweep.open("s", tmp_path, cells[:1], work.pretend)
+    found = Sweep("s", tmp_path, cells[:1], work.pretend)
     monkeypatch.setattr(found, "_prepare", Mock(return_value=found._prepare()))
     with monkeypatch.context() as patch:
         patch.setattr(where, name, Mock(side_effect=error))
         with pytest.raises(RunFailed, match=says):
             found.run(1, nothing)
     assert not found.running()
-    again = Sweep.open("s", tmp_path, cells[:1], work.pretend)
+    again = Sweep("s", tmp_path, cells[:1], work.pretend)
     again.run(1, nothing)  # the lock is free
     assert again.jobs[0].state == "completed"
 
@@ -89,7 +89,7 @@ def test_it_ends_in_one_line(cells, tmp_path, monkeypatch, where, name, error, s
 def test_cells_run_side_by_side_and_one_that_breaks_stops_no_other(cells, tmp_path, capsys) -> None:
     """The cells' work is a small function; tests/network runs real ones. Each gets its line."""
     out, running = tmp_path / "out", []
-    found = Sweep.open("s", out, cells, work.pretend)
+    found = Sweep("s", out, cells, work.pretend)
 
     def show(now: Sweep) -> None:
         running.append(len(now.running()))
@@ -109,7 +109,7 @@ def test_cells_run_side_by_side_and_one_that_breaks_stops_no_other(cells, tmp_pa
 def test_what_interrupts_a_sweep_ends_its_cells_and_one_command_runs_at_a_time(
     cells, tmp_path
 ) -> None:
-    found, second = (Sweep.open("s", tmp_path, cells, work.sleep) for _ in range(2))
+    found, second = (Sweep("s", tmp_path, cells, work.sleep) for _ in range(2))
 
     def stop(now: Sweep) -> None:
         if len(now.running()) == 2:

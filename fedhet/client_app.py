@@ -144,13 +144,12 @@ class Request:
         self.limits.check_columns(data.dataset.inputs.columns)
         if not self.simulated:
             self._check_same_data(data)
-        rare: list[str] = []
-        if self.limits.min_class:
-            data, rare = local_data.without_rare(data, self.limits.min_class)
+        least = self.limits.min_class
+        data, rare = local_data.without_rare(data, least) if least else (data, [])
         if self.node.get("data-dir") and not self.config.classes:
             self.untold = rare
         if rare and self.kind == QUERY:
-            say(lambda: f"classes with fewer than min-class={self.limits.min_class} training "
+            say(lambda: f"classes with fewer than min-class={least} training "
                 f"examples take no part: {', '.join(rare)}")  # fmt: skip
         return data
 

@@ -43,8 +43,7 @@ Part = str | int | bytes
 def encode(parts: Iterable[Part]) -> bytes:
     """Return each part as its length in 4 bytes, big endian, then its bytes.
 
-    A text is UTF-8, a number (0 <= n < 2^32) 4 bytes, big endian. Raises OverflowError for another
-    number.
+    A text is UTF-8, a number (0 <= n < 2^32) 4 bytes, big endian; OverflowError for another.
     """
     plain = [
         p.encode() if isinstance(p, str) else p.to_bytes(4, "big") if isinstance(p, int) else p
@@ -63,10 +62,9 @@ SUM_BITS = 30  # a sum of all clients stays below this power of two: a sign and 
 
 
 def fraction_bits(clients: int, largest: float) -> int:
-    """Return the bits after the point: the most with which ``clients`` such entries fit.
+    """Return the bits after the point: the largest f with clients x largest x 2^f < 2^30.
 
-    The largest f with clients x largest x 2^f < 2^30. Raises ValueError if not even whole numbers
-    fit.
+    Raises ValueError if not even whole numbers fit.
     """
     if not clients * largest < 2.0**SUM_BITS:
         raise ValueError(f"{clients} clients with entries up to {largest:g} do not fit 32 bits")
@@ -184,10 +182,7 @@ def lagrange_weights(points: tuple[int, ...]) -> list[int]:
 
 
 def recombine(shares: Mapping[int, bytes]) -> bytes:
-    """Return the secret from shares by their points.
-
-    Raises ValueError if they are not shares of one secret of 32 bytes.
-    """
+    """Return the secret of shares by their points; ValueError if it is not one of 32 bytes."""
     values = [int.from_bytes(share, "big") for share in shares.values()]
     weights = lagrange_weights(tuple(shares))
     total = sum(w * value for w, value in zip(weights, values, strict=True)) % PRIME
@@ -310,7 +305,6 @@ class SumTerms:
 
 # --- what crosses the wire beside payloads ----------------------------------------------------
 # The fields of each class are the keys of the record `sum` of a request, or of texts in a reply.
-
 Ids = Annotated[tuple[Id, ...], Field(max_length=100_000)]
 Number = Annotated[StrictInt, Field(ge=1, lt=2**32)]  # what is encoded in 4 bytes
 

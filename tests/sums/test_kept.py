@@ -82,9 +82,8 @@ def test_terms_that_come_after_the_upload_loosen_nothing(later) -> None:
 
 
 def test_a_kept_key_stays_and_one_that_gives_no_secret_is_not_accepted(group) -> None:
-    other, more = (
-        SumKey(X25519PrivateKey.generate().public_key().public_bytes_raw()) for _ in "ab"
-    )
+    keys = (X25519PrivateKey.generate().public_key().public_bytes_raw() for _ in "ab")
+    other, more = map(SumKey, keys)
     a, b = group.member("a"), group.member("b")
     assert a.introduce({"b": other, "e": more}, None) == ["b"]
     assert b.introduce({"b": other}, None) == ["b"]  # not its own either

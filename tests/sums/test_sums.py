@@ -18,13 +18,11 @@ SEEN, IMAGES, CLASSES = [[0, 1], [1, 2], [1, 2]], [100, 300, 50], 4  # nobody ha
 BY_CLASS = ("fedssa", "fedproto")
 SOME = ("fedssa", "fedproto", "fedmrl")  # one for each mechanism; the others by mark
 VARIANTS = [
-    *(
-        pytest.param(name, {}, marks=[] if name in SOME else pytest.mark.matrix)
-        for name in (*BY_CLASS, *AVERAGED)
-    ),
+    *(pytest.param(name, {}, marks=[] if name in SOME else pytest.mark.matrix)
+      for name in (*BY_CLASS, *AVERAGED)),
     ("fedssa", {"upload_rows": "whole", "download_rows": "whole"}),
     ("fml", {"weighting": "uniform"}),
-]
+]  # fmt: skip
 
 
 def pair(tmp_path, method, owners=1, **changes):
@@ -157,13 +155,10 @@ def test_an_aggregate_of_its_own_inherits_neither_sums_nor_medians(key, value, l
             return {}
 
     class Whole(Alone):
-        aggregations = ROBUST
+        aggregations, combine = ROBUST, AveragingStrategy.combine
 
         def aggregate(self, uploads, round_):
             return self.combine(sum_uploads(uploads, self.rule), round_)
-
-        def combine(self, total, round_):
-            return super().combine(total, round_)
 
     config = build_config({"method": "lg_fedavg", "clients": 3, key: value})
     for strategy in (AveragingStrategy, Whole):

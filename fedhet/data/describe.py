@@ -486,9 +486,6 @@ def named_columns(file: RowFile, reading: Reading) -> list[str]:
     return [name for name in file.columns if name in keys or name not in file.index]
 
 
-# --- leaks ----------------------------------------------------------------
-
-
 def leaks(names: Sequence[str], x: npt.NDArray[Any], labels: Indices, target: str) -> Iterator[str]:
     """Yield a line for each column that alone gives the class on held-out rows.
 

@@ -81,7 +81,8 @@ class RowFile:
         """
         for file in self.files:
             rows = 0
-            for frame in file._frames(list(dict.fromkeys((*texts, *numbers))), texts):
+            frames = file._frames(list(dict.fromkeys((*texts, *numbers))), texts)
+            for frame in filter(len, frames):
                 columns = frame.set_axis(range(rows, rows + len(frame))).items()
                 rows += len(frame)
                 yield file, pd.DataFrame({

@@ -561,6 +561,8 @@ def of_windows(file: RowFile, reading: Reading, classes: tuple[str, ...]) -> Str
     else:
         groups = [[name for name in columns if name.startswith(one)] for one in reading.channels]
         groups = groups or [columns]
+        if not columns:
+            raise UserError(f"{file.where}: no column is left for the models: see site and ignore")
         if len({len(group) for group in groups}) > 1 or not all(groups):
             counts = dict(zip(reading.channels, map(len, groups), strict=True))
             raise UserError(f"channels: {file.where} has unequal numbers of columns: {counts}")

@@ -151,6 +151,14 @@ def test_what_cannot_be_known_is_one_line_that_says_where(opened, case):
         opened(content, READING if case == "no such column" else Reading(target="y"))
 
 
+@pytest.mark.parametrize(
+    ("content", "message"), [("a,y\n", "there is no row"), ("y\n0\n1\n", "no column is left")]
+)
+def test_a_table_of_windows_needs_rows_and_columns(opened, content, message):
+    with pytest.raises(UserError, match=message):
+        opened(content, Reading(target="y"), dataset="signals")
+
+
 def test_lines_of_rows_are_counted_as_an_editor_does(tmp_path):
     (tmp_path / "t.csv").write_text('# a\nx,y\n"two\nlines",1\n\n3,1\n')
     assert list(open_rows([tmp_path / "t.csv"]).lines()) == [4, 6]

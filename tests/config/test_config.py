@@ -34,7 +34,7 @@ def test_defaults_then_yaml_then_command_line_whose_texts_become_values(tmp_path
     config = load_config(write(tmp_path, rounds=7, lr=0.1), words)
     assert (config.rounds, config.lr, config.seed, config.batch_size) == (7, 0.001, 6, 64)
     assert (config.models, config.split) == (("cnn-1", "cnn-5"), (8, 0, 2))
-    assert config.keep_state is False
+    assert config.keep_state is False and config.cohort(7) == 7
 
 
 def test_a_new_method_drops_the_presets_keys_of_the_old_one(tmp_path):
@@ -51,6 +51,7 @@ def test_resolved_configuration_is_read_back_unchanged():
     assert build_config(config.flat()) == config
     again, run = from_run_config({"config": envelope(config, {"folder": "/x"}), "seed": 9})
     assert again == config and run == {"folder": "/x"}
+    assert build_config({"fraction": 0.001}).cohort(100) == 1  # at least
 
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -171,11 +172,6 @@ def test_broken_files_are_one_line(tmp_path, text):
     path.write_text(text)
     with pytest.raises(UserError, match="^[^\n]+$"):
         load_config(path)
-
-
-@pytest.mark.parametrize(("share", "clients", "size"), [(0.1, 100, 10), (0.001, 100, 1), (1, 7, 7)])
-def test_cohort_is_at_least_one(share, clients, size):
-    assert build_config({"fraction": share}).cohort(clients) == size
 
 
 def test_a_plain_flwr_run_of_another_kind_takes_the_models_of_that_kind():

@@ -118,9 +118,9 @@ class Phase:
 
         Of a single example, which has no variance, BatchNorm takes its running statistics.
         """
-        groups = self.groups if len(inputs) == 1 else ()
-        layers = (layer for module, _ in groups for layer in module.modules())
-        norms = [layer for layer in layers if isinstance(layer, _BatchNorm) and layer.training]
+        layers = (layer for module, _ in self.groups for layer in module.modules())
+        one = len(inputs) == 1
+        norms = [m for m in layers if isinstance(m, _BatchNorm) and m.training] if one else []
         for layer in norms:
             layer.training = False
         loss = self.loss(inputs, labels)

@@ -60,14 +60,11 @@ def test_the_steps_are_those_of_torchs_optimisers(changes, plain):
     phase = Phase(lambda x, y: nn.functional.cross_entropy(ours(x), y), groups, 3, plain=plain)
     train(phase, data, config, generator(0, "shuffle"), 1)
 
-    values = {} if plain else {"weight_decay": config.weight_decay}
-    if config.optimizer == "sgd" and not plain:
-        values["momentum"] = config.momentum
-    wanted = [
-        {"params": list(part.parameters()), "lr": lr}
-        for part, lr in zip((theirs.body, theirs.head), RATES, strict=True)
-    ]
-    kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[config.optimizer]
+    sgd = {"momentum": config.momentum} if config.optimizer == "sgd" else {}
+    values = {} if plain else {"weight_decay": config.weight_decay, **sgd}
+    pairs = zip((theirs.body, theirs.head), RATES, strict=True)
+    wanted = [{"params": list(part.parameters()), "lr": lr} for part, lr in pairs]
+    kind = torch.optim.SGD if sgd else torch.optim.Adam
     moves, shuffle = kind(wanted, lr=0.1, fused=True, **values), generator(0, "shuffle")
     for index in [i for _ in range(3) for i in torch.from_numpy(shuffle.permutation(20)).split(8)]:
         moves.zero_grad()

@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,8 @@ def work(name: str, capsys: pytest.CaptureFixture[str]) -> None:
         else:
             assert block.language == "bash"
             for line in block.text.splitlines():
-                program, *words = shlex.split(line)
+                program, *typed = shlex.split(line)
+                words = [one for word in typed for one in glob(word) or [word]]  # as a shell does
                 assert program == "fedhet"
                 assert execute(words) == 0, f"{line}: {capsys.readouterr().err}"
         said += capsys.readouterr().out

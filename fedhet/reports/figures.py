@@ -347,9 +347,9 @@ def representations(model: "Personalised", examples: "Tensor") -> NDArray[np.flo
         if isinstance(head := getattr(part, "head", None), torch.nn.Module):
             head.register_forward_pre_hook(catch(name))
     with torch.inference_mode():
-        for part in torch.split(examples, EVALUATION_BATCH):
-            with autocast(model.config, part.device):
-                model(model.prepare(part))
+        for batch in torch.split(examples, EVALUATION_BATCH):
+            with autocast(model.config, batch.device):
+                model(model.prepare(batch))
     if not caught:
         raise UserError("the inference model has no header")
     return torch.cat(caught.get("model") or next(iter(caught.values()))).numpy()

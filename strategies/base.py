@@ -247,8 +247,9 @@ class MethodStrategy(Strategy, Generic[P]):
     ) -> None:
         """Prepare the remaining rounds: all, or those after ``kept``, a checkpoint.
 
-        Raises Damaged if the lines before the checkpoint are not those that were written, and
-        UserError for hooks that do not fit together.
+        ``handshake`` has found the clients; ``folder`` is the run's. Raises Damaged if its lines
+        before the checkpoint are not those that were written, and UserError for hooks that do not
+        fit together.
         """
         self._check_hooks()
         self.handshake, self.folder = handshake, folder

@@ -57,9 +57,10 @@ class ClassVectorStrategy(MethodStrategy[P]):
     def train_on_pairs(
         self, module: "nn.Module", loss: PairLoss, uploads: Sequence[Upload], round_: int
     ) -> dict[str, float]:
-        """Train ``server-epochs`` of plain SGD on ``loss(labels, vectors)`` of all vectors sent.
+        """Train ``module`` by ``server-epochs`` of SGD on ``loss(labels, vectors)`` of ``uploads``.
 
-        In shuffled batches of ``batch-size``; returns what :func:`train_on_server` does.
+        In batches of ``batch-size``, shuffled for round ``round_``. Return the numbers of
+        :func:`train_on_server`.
         """
         from fedhet.training.loop import SGD, batches  # noqa: PLC0415  (torch)
 

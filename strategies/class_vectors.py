@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast
 import numpy as np
 from pydantic import Field
 
-from fedhet.config.schema import P, Params, RunConfig
+from fedhet.config.schema import P, Params
 from fedhet.lazy import Tensor, nn, torch
 from fedhet.protocol.checks import check_declared
 from fedhet.protocol.handshake import ClientInfo
@@ -67,7 +67,7 @@ class ClassVectorStrategy(MethodStrategy[P]):
         labels = torch.from_numpy(np.concatenate([one.payload.classes for one in uploads]))
         vectors = torch.from_numpy(np.concatenate([one.payload.vectors for one in uploads]))
         params = cast("TrainedPrototypeParams", self.params)
-        draws = server_generator(self.config, round_)
+        draws = torch.Generator().manual_seed(torch_seed(self.config.seed, "server", round_=round_))
         orders = (torch.randperm(len(labels), generator=draws) for _ in range(params.server_epochs))
         steps = (batch for order in orders for batch in batches(order, self.config.batch_size))
         optimiser = SGD([(list(module.parameters()), params.server_lr)])
@@ -120,11 +120,6 @@ class PrototypeStrategy(ClassVectorStrategy[PP]):
 # It is deterministic (draws by purpose "server" and round, float32, one thread of the CPU), bounded
 # (a fixed number of steps; what is not finite after them is thrown away), and outlives a crash:
 # what it moves are the strategy's `arrays`.
-
-
-def server_generator(config: RunConfig, round_: int) -> "torch.Generator":
-    """Return the generator of the server's random numbers in a round."""
-    return torch.Generator().manual_seed(torch_seed(config.seed, "server", round_=round_))
 
 
 def train_on_server(

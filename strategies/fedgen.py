@@ -31,7 +31,7 @@ from fedhet.config.schema import Params
 from fedhet.lazy import F, Tensor, nn, torch
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, Float32, Int64, Payload, rest
-from fedhet.rng import torch_seeded
+from fedhet.rng import torch_seed, torch_seeded
 from fedhet.strategies import class_vectors
 from fedhet.strategies.averaging import AveragingStrategy
 from fedhet.strategies.base import Upload
@@ -111,7 +111,7 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
         super().aggregate(uploads, round_)
         weight, bias = (torch.from_numpy(tensor) for tensor in self.tensors)
         shares = torch.from_numpy(self._images()).float()
-        draws = class_vectors.server_generator(self.config, round_)
+        draws = torch.Generator().manual_seed(torch_seed(self.config.seed, "server", round_=round_))
 
         def loss(count: Tensor) -> Tensor:
             features, labels = sampled(self.generator, self.params.noise, shares, int(count), draws)

@@ -61,7 +61,7 @@ def carry_out(app: typer.Typer, arguments: list[str]) -> int:
     """Run one command line; return 0, 2 (mistake), 3 (run failed) or 128 + signal."""
     os.environ.update(direct())
     try:
-        for word, following in zip(arguments, [*arguments[1:], "-"], strict=True):
+        for word, following in zip(arguments, [*arguments[1:], "-"], strict=False):
             option, equals, value = word.partition("=")  # empty: as a script's unset variable
             if option.startswith("--") and not (value if equals else following).strip():
                 raise UserError(f"{option}: '' is not allowed: give it a value, or leave it out")

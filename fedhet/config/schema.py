@@ -440,7 +440,7 @@ class RunConfig(DataKeys, Start):
     out: str = "runs"
     """folder for run folders"""
     name: str = Field("", pattern=rf"^({CLIENT_ID})?$")
-    """name of the run folder; empty: made from the preset and the time"""
+    """name of the run folder, up to 64 of A-Z a-z 0-9 . _ -; empty: of the preset and the time"""
 
     params: Params = Field(Params(), exclude=True)
 

@@ -40,6 +40,7 @@ def test_models_of_a_kind_a_group_and_of_ones_own_for_given_examples(capsys, mon
     ("words", "line"),
     [
         (["--version"], f"fedhet {fedhet.__version__}"),
+        ([], " Usage: fedhet"),
         (["methods"], "fedssa: per-class mean"),
         (["methods", "LG-FedAvg"], "fedhet run lg_fedavg"),
         (["methods", "fedgh:METHOD"], "    server-lr="),

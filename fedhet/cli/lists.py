@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic.fields import FieldInfo
@@ -105,14 +105,21 @@ def _allowed(field: FieldInfo) -> str:
     return ", ".join(f"{_BOUNDS[name]} {getattr(note, name):g}" for note, name in known)
 
 
-def _key_lines(schema: type[Schema]) -> Iterator[str]:
+def schema_keys(schema: type[Schema]) -> dict[str, dict[str, Any]]:
+    """Return default, range and meaning by key, in the schema's order."""
+    keys = {}
     for name, field in schema.model_fields.items():
-        if name != "params":
-            default, allowed = as_yaml(field.default), _allowed(field)
-            shown = ",".join(default) if isinstance(default, list) else json.dumps(default)
-            shown = shown.strip('"')
-            meaning = f"{field.description or ''}{f' [{allowed}]' if allowed else ''}"
-            yield f"{kebab(name)}={shown}  {meaning}"
+        what = {"default": as_yaml(field.default), "allowed": _allowed(field)}
+        keys[kebab(name)] = what | {"meaning": field.description or ""}
+    keys.pop("params", None)
+    return keys
+
+
+def _key_lines(schema: type[Schema]) -> Iterator[str]:
+    for key, what in schema_keys(schema).items():
+        default = what["default"]
+        shown = ",".join(default) if isinstance(default, list) else json.dumps(default).strip('"')
+        yield f"{key}={shown}  {what['meaning']}" + f" [{what['allowed']}]" * bool(what["allowed"])
 
 
 def methods(

@@ -287,10 +287,14 @@ def train(asked: Request) -> Reply:
     else:
         reply = part.trained(own, digest)
     asked.limits.check("max_upload_bytes", sum(array.nbytes for array in reply.arrays))
-    seconds, accuracy = time.monotonic() - started, own.get("test_accuracy", math.nan)
-    scored = "not evaluated" if math.isnan(accuracy) else f"test accuracy {accuracy:.2f} %"
+    seconds = time.monotonic() - started
+    scored = ", ".join(
+        f"test {METRICS[name].title} {METRICS[name].text(own[key])}"
+        for name in dict.fromkeys(["accuracy", asked.config.metric])
+        if not math.isnan(own.get(key := f"test_{name}", math.nan))
+    )
     say(lambda: (
-        f"round {what.round}: {scored}, {seconds:.1f} s, {message_bytes(message):,} bytes "
+        f"round {what.round}: {scored or 'not evaluated'}, {seconds:.1f} s, {message_bytes(message):,} bytes "
         f"received, {message_bytes(answer(message, reply)):,} sent"
     ))  # fmt: skip
     return reply

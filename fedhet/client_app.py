@@ -26,7 +26,7 @@ from fedhet import errors
 from fedhet.clients.base import MethodClient, Setup
 from fedhet.config.load import check_kind, envelope, from_run_config
 from fedhet.config.registry import find_method
-from fedhet.config.schema import RunConfig
+from fedhet.config.schema import METRICS, RunConfig
 from fedhet.errors import Code, Damaged, Refused, RunFailed, UserError, brief, coded, one_line
 from fedhet.files import check_id, folder_size
 from fedhet.models.names import parse
@@ -294,8 +294,8 @@ def train(asked: Request) -> Reply:
         if not math.isnan(own.get(key := f"test_{name}", math.nan))
     )
     say(lambda: (
-        f"round {what.round}: {scored or 'not evaluated'}, {seconds:.1f} s, {message_bytes(message):,} bytes "
-        f"received, {message_bytes(answer(message, reply)):,} sent"
+        f"round {what.round}: {scored or 'not evaluated'}, {seconds:.1f} s, "
+        f"{message_bytes(message):,} bytes received, {message_bytes(answer(message, reply)):,} sent"
     ))  # fmt: skip
     return reply
 

@@ -321,12 +321,23 @@ def _read_folder(path: Path) -> RunRecord:
         classes, held = formats.read_partition(folder.partition)
         if all(held.values()):
             counts = pd.DataFrame([*held.values()], [*held], classes)
+    rounds = pd.DataFrame([[line.get(n) for n in kept] for line in lines], columns=kept)
+    if participants_mean("accuracy") not in rounds and folder.clients.exists():
+        rounds = _with_participants(rounds, evaluations(folder.clients))
     return RunRecord(
         path.name, {key: value for key, value in config.items() if key not in _MACHINE}, summary,
-        files.read_json(folder.environment) if folder.environment.exists() else {},
-        pd.DataFrame([[line.get(n) for n in kept] for line in lines], columns=kept),
+        files.read_json(folder.environment) if folder.environment.exists() else {}, rounds,
         evaluations(folder.clients, last=True), counts, path,
     )  # fmt: skip
+
+
+def _with_participants(rounds: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """Add the participants' means to rounds that an older fedhet recorded without them."""
+    own = rows[rows["generation"] == rows["round"]].groupby("round")
+    means = own[[f"test_{name}" for name in METRICS if f"test_{name}" in rows]].mean()
+    whole = own.size().reindex(rounds["round"], fill_value=0).to_numpy() == rounds["replied"]
+    means = means.reindex(rounds["round"]).set_axis(rounds.index).where(whole)
+    return rounds.join(means.add_prefix("participants_").add_suffix("_mean"))
 
 
 def _unpacked(path: Path) -> RunRecord:

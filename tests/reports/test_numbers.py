@@ -1,5 +1,6 @@
 """Figures of a comparison, by hand: intervals, tests, costs, and which runs belong together."""
 
+import json
 import math
 import re
 from itertools import product
@@ -98,6 +99,10 @@ def test_the_papers_measure_is_over_the_clients_that_trained(tmp_path):
     assert [summary[f"participants_test_log_loss_{k}"] for k in kinds] == pytest.approx(expected)
     frame = load_sweep(folder.path).frame()
     assert frame[columns].iloc[0].tolist() == pytest.approx(expected)
+    older = [{k: v for k, v in line.items() if not k.startswith("participants")} for line in lines]
+    folder.rounds.write_text("".join(json.dumps(line) + "\n" for line in older))
+    from_clients = load_sweep(folder.path).frame()  # what an older fedhet wrote
+    assert from_clients[columns].iloc[0].tolist() == pytest.approx(expected)
 
 
 def test_the_papers_measure_of_older_records_where_it_can_be_known(sweep, tmp_path):

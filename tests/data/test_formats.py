@@ -139,3 +139,14 @@ def test_parts_of_one_data_set_are_no_sites(tmp_path, opened):
     notes = " ".join(data.notes)
     assert "parts of one data set, pooled: test.csv, train.csv" in notes
     assert "in the folder and not read: readme.txt" in notes
+
+
+def test_a_title_above_the_header_of_a_sheet_is_left_out_and_said(tmp_path, opened):
+    lines = [["Report"], [], FRAME.columns.tolist(), *FRAME.to_numpy().tolist()]
+    pd.DataFrame(lines).to_excel(tmp_path / "p.xlsx", index=False, header=False)
+    data = opened(None, READING, "p.xlsx")
+    assert data.inputs.columns == ("age",) and data.site_names == ("a", "b")
+    assert "1 rows above the header are left out: Report" in " ".join(data.notes)
+    pd.DataFrame([["Report"], *lines[3:]]).to_excel(tmp_path / "p.xlsx", index=False, header=False)
+    with pytest.raises(UserError, match="row below the title looks like data .*columns=c1,c2,c3"):
+        opened(None, READING, "p.xlsx")

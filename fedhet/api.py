@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fedhet import plugins
 from fedhet.cli.common import RunProgress, tell
 from fedhet.config.load import find_preset, load_noted
 from fedhet.config.registry import folder_name, named
@@ -199,8 +198,8 @@ def load_run(path: str | os.PathLike[str], **objects: Any) -> Run:
 
 def _named(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     values, objects = named(keys)
-    if (data := values.pop("data", None)) is not None:
-        values |= _data(data, values, objects)
+    if "data" in values:
+        values |= _data(values.pop("data"), values, objects)
     return values, objects
 
 
@@ -234,14 +233,18 @@ def _again(path: Path, keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     started = RunFolder(plain_path(path)).started_config()
     like = {key: started.get(key) for key in ("text", "site", "clients") if started.get(key)}
     again, objects = _named(like | about)
-    again = {key: value for key, value in again.items() if key in {*about, "dataset"}}
-    before, models = plugins.named(started), again.get("models") or ()
-    more = models if set(started["models"]) <= set(models) else ()  # clients may not have had all
-    if other := set(plugins.named(_keys(again))) - {*before, *more}:
-        raise UserError(
-            f"{', '.join(about)}: is not what this run was given: {one_line(', '.join(other))} is "
-            f"none of {one_line(', '.join(before))}"
-        )
+    again.setdefault("method", started.get("method"))
+    for key in about:
+        before, now = started.get("dataset" if key == "data" else kebab(key)), again.get(key)
+        if key == "data":
+            now = again["dataset"]
+        elif key == "metrics":
+            now = {name: function for name, (function,) in again[key].items()}
+        if now != before and not (key == "models" and set(before or ()) <= set(now or ())):
+            raise UserError(
+                f"{key}: is not what this run was given: it is now {one_line(now)}, and was "
+                f"{one_line(before)}"
+            )
     return values, objects
 
 

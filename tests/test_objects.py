@@ -287,6 +287,8 @@ def test_test_rows_that_are_given_are_the_test_split(tmp_path):
         ({"n": (NORTH[0], NORTH[1] + 0.5)}, "client 'n': y has the value .*5, which is no class"),
         ({"n": (NORTH[0], [None] * 60)}, r"client 'n': y\[0\] is missing"),
         ({"n": (np.full((9, 2, 5), np.nan), [0] * 9)}, r"client 'n': x\[0, 0, 0\] is nan"),
+        ({"n": (np.zeros((0, 3)), [])}, "data: client 'n': there is no example"),
+        (None, "data: a NoneType must be"),
         ({"n": (np.array(["a b"]), [0])}, "x is <U3 .*; texts are a DataFrame with text="),
         ({"n": FRAME, "s": FRAME.rename(columns={"a": "e"})},
          "client 'n' has a column 'a', 's' has none"),

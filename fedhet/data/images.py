@@ -85,11 +85,13 @@ def _counted(flags: Sequence[int], texts: Mapping[int, str]) -> list[str]:
 
 
 def image_stream(
-    about: Content, decode: Callable[[Inputs], Iterator[Decoded]], ignored: Sequence[str] = ()
-) -> Stream:
+    about: Content, decode: Callable[[Inputs], Iterator[Decoded]], ignored: Sequence[str] = (), *,
+    keep_empty: bool = True,
+) -> Stream:  # fmt: skip
     """Return the images that can be read; ``about`` is the content if all can.
 
-    ``decode`` reads them anew at each call. ``ignored`` names files that were not tried. Raise
+    ``decode`` reads them anew at each call. ``ignored`` names files that were not tried. With
+    ``keep_empty`` a class without images keeps its label: the caller named the classes. Raise
     UserError if none can be read, or some are scans of more than 8 bits and others not.
     """
     first = next((one for one in decode(about.inputs) if one.pixels is not None), Decoded(None))
@@ -113,11 +115,18 @@ def image_stream(
     if scan:
         own = "once resized: every client scales them by its own range (window=LOW,HIGH fixes it)"
         notes.append(f"{len(kept)} images of more than 8 bits, values {low:g} to {high:g} {own}")
-    by_row = {k: getattr(about, k) for k in ("labels", "sites", "groups", "times", "tests")}
+    warnings, labels, classes = losses(flags, inputs, bad), about.labels[kept], about.classes
+    there = np.unique(labels)
+    if not keep_empty and len(there) < len(classes):
+        gone = [name for label, name in enumerate(classes) if label not in there]
+        of = f"dropped {len(gone)} classes without a readable image: {listed(gone, 5)}"
+        warnings.insert(0, of)
+        classes, labels = tuple(classes[k] for k in there), np.searchsorted(there, labels)
+    by_row = {k: getattr(about, k) for k in ("sites", "groups", "times", "tests")}
     return replace(
-        about, inputs=inputs, paths=tuple(about.paths[k] for k in kept),
-        notes=(*notes, *_counted(flags, _NOTES)),
-        warnings=(*about.warnings, *losses(flags, inputs, bad)),
+        about, inputs=inputs, labels=labels, classes=classes,
+        paths=tuple(about.paths[k] for k in kept), notes=(*notes, *_counted(flags, _NOTES)),
+        warnings=(*about.warnings, *warnings),
         **{name: rows[kept] if len(rows) else rows for name, rows in by_row.items()},
     )  # fmt: skip
 
@@ -232,7 +241,8 @@ def image_folder(data_path: str, group: Sequence[str] = ()) -> Source:
             sites=np.searchsorted(sites, owners).astype(np.int32), site_names=safe_ids(sites),
         )  # fmt: skip
         inside = [prefix + name for name in order]
-        return image_stream(about, partial(decode_all, path, inside), ignored)
+        decoding = partial(decode_all, path, inside)
+        return image_stream(about, decoding, ignored, keep_empty=bool(classes))
 
     stats = file_stats([path / name for name in paths] if path.is_dir() else [path])
     key: list[object] = ["image-folder", str(path), folders, ignored, stats, *group]

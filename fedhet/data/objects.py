@@ -202,6 +202,8 @@ def _checked(who: str, x: Array, y: Array) -> Array:
         what = f"x is {_shape_of(x)}, must be numbers (n, ...); texts are a DataFrame with text="
     elif y.shape != x.shape[:1] or y.dtype.kind not in "iufbUO":
         what = f"y is {_shape_of(y)}, must be one class, a number or a text, of each of {len(x)}"
+    elif not len(x):
+        what = "there is no example"
     elif np.any(fraction):
         what = f"y has the value {y[fraction][0]:g}, which is no class"
     elif y.dtype.kind == "O" and (gaps := pd.isna(y)).any():

@@ -454,6 +454,9 @@ def about_classes(data: Content, what: str) -> Iterator[str]:
             both = "; ".join(f"{one} has {', '.join(sorted(held[one]))}" for one in (a, b))
             yield f"sites do not have the same classes ({both}): {joins}"
             break
+    if alone := [*names[sizes == 1]]:
+        one = f"{len(alone)} classes have one {what.removesuffix('s')}, which cannot be trained on"
+        yield f"{one} and tested: {listed(alone, _NAMED)}; labels can join classes"
 
 
 def _about_groups(splits: Sequence[ClientSplit], data: Content, config: RunConfig) -> Iterator[str]:

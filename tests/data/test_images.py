@@ -106,14 +106,17 @@ def test_a_zip_is_the_same_as_its_folder(tmp_path, prefix):
         assert getattr(zipped, name) == getattr(folder, name)
 
 
-def test_a_class_is_a_folder_with_images_unless_classes_are_given(tmp_path):
-    root = _write(tmp_path / "in", PAIR | {"cow/y.txt": b""})
-    assert _open(root, tmp_path).classes == ("cat", "dog")
+def test_a_class_without_readable_images_is_dropped_unless_classes_are_given(tmp_path):
+    root = _write(tmp_path / "in", PAIR | {"bat/x.png": b"rubbish", "cow/y.txt": b""})
+    natural = _open(root, tmp_path)
+    assert natural.classes == ("cat", "dog") and natural.labels.tolist() == [0, 0, 1]
+    assert natural.warnings[0] == "dropped 1 classes without a readable image: bat"
+    assert "cow/y.txt" in natural.warnings[1]
     named = _open(root, tmp_path, classes=["dog", "cow", "eel", "bat", "cat"])
     assert named.classes == ("dog", "cow", "eel", "bat", "cat")
     assert named.labels.tolist() == [0, 4, 4]
     assert named.paths == ("dog/1.png", "cat/a.png", "cat/b.png")
-    with pytest.raises(UserError, match="ant, dog: folder 'cat' is none of them"):
+    with pytest.raises(UserError, match="ant, dog: folder 'bat' is none of them"):
         _open(root, tmp_path, classes=["ant", "dog"])
 
 

@@ -125,6 +125,13 @@ def test_resume_asks_for_the_objects_again_and_refuses_others(tmp_path):
     assert sha(again) == sha(go(tmp_path))
 
 
+def test_items_of_a_data_set_may_be_dicts_with_a_label():
+    one = understand({"n": StackDataset(image=NORTH[0], label=NORTH[1])}, ())
+    assert one.name == understand({"n": NORTH}, ()).name
+    with pytest.raises(fedhet.UserError, match="an item has image: give one example and its"):
+        understand({"n": StackDataset(image=NORTH[0])}, ())
+
+
 def test_a_template_is_copied_and_its_weights_are_the_start(tmp_path):
     with fedhet.torch_seeded(5, "template"):
         template = Small(3, fedhet.Inputs.table(("a", "b", "c", "d")))

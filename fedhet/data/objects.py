@@ -126,14 +126,25 @@ def _plain(data: Any) -> Any:  # noqa: PLR0911  (one for each library)
         return next(frames_of(data, data.column_names, 1 + len(data)), pd.DataFrame())
     if isinstance(data, tuple | list | pd.DataFrame) or not _is_dataset(data):
         return data
-    pairs = [data[index] for index in range(len(data))]  # a torch Dataset, read once
-    if not all(isinstance(pair, Sequence) for pair in pairs):
-        raise UserError(f"data: an item is {_shape_of(pairs[0])}, must be (x, y)")
+    pairs = [_pair(data[index]) for index in range(len(data))]  # a torch Dataset, read once
     examples = np.stack([_array(pair[0]) for pair in pairs])
     classes, labels = getattr(data, "classes", None), [pair[1] for pair in pairs]
     if classes and all(isinstance(y, int) and y < len(classes) for y in labels):
         labels = [str(classes[y]) for y in labels]
     return examples, labels
+
+
+def _pair(item: Any) -> Sequence[Any]:
+    """Return example and label of an item, which may be a dict with a label of a usual name."""
+    if not isinstance(item, Mapping):
+        if isinstance(item, Sequence):
+            return item
+        raise UserError(f"data: an item is {_shape_of(item)}, must be (x, y)")
+    label = next((name for name in ("label", "labels", "y", "target") if name in item), "")
+    rest = [name for name in item if name != label]
+    if not label or len(rest) != 1:
+        raise UserError(f"data: an item has {', '.join(item)}: give one example and its 'label'")
+    return item[rest[0]], item[label]
 
 
 def _array(values: Any) -> Array:

@@ -164,9 +164,9 @@ def _parts(thing: Any) -> Iterable[Any]:  # noqa: PLR0911  (one for each type)
     if isinstance(thing, type):
         own = {k: v for k, v in vars(thing).items() if k == "__init__" or not k.startswith("__")}
         return [[b for b in thing.__bases__ if _is_near(b, thing.__module__)], own]
-    inside = {k: v for k, v in getattr(thing, "__dict__", {}).items() if not k.startswith("__")}
     if hasattr(thing, "state_dict"):
-        inside = {str(thing): thing.state_dict()}
+        return [type(thing), str(thing), thing.state_dict()]
+    inside = {k: v for k, v in getattr(thing, "__dict__", {}).items() if not k.startswith("__")}
     return [type(thing), inside] if inside else []
 
 

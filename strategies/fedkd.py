@@ -26,7 +26,6 @@ all are after a resume. It needs every client in every round.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -39,7 +38,7 @@ from fedhet.protocol.checks import check_shapes
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, LowRank, ModelArrays, Payload, blank
 from fedhet.rng import one_thread
-from fedhet.strategies.averaging import AveragingStrategy, means_of, sum_uploads
+from fedhet.strategies.averaging import AveragingStrategy
 from fedhet.strategies.base import Reference, Upload
 from fedhet.strategies.rules import ROBUST
 
@@ -167,6 +166,7 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
 
     not_summed = "factors do not add up to the sum of updates; use method=fml"
     upload_type = LowRank
+    growing = ("update-ranks", "update")  # both are empty before the first update
     aggregations = ROBUST
     shares_small_model = True
     plans_rounds = True  # the energy grows from t-start to t-end over all rounds
@@ -186,7 +186,8 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         """Draw the student; there is no update yet."""
         super().initialise()
         self.shapes = [tensor.shape for tensor in self.tensors]
-        self.updated = 0  # the round of `update`: who took part in it holds the student before
+        self.update = LowRank(np.zeros(0, dtype=np.int64), ())
+        self.updated = 0  # the round of that update: who took part in it holds the student before
         self.sends_all = not self.params.compress_down
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
@@ -212,9 +213,39 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         """Move the student by the weighted mean of the updates."""
         share = self.params.share(round_, self.config.rounds)
         down = share if self.params.compress_down else None
-        updates = [ModelArrays(tuple(dense(one.payload, self.shapes))) for one in uploads]
-        each = [replace(one, payload=update) for one, update in zip(uploads, updates, strict=True)]
-        mean = means_of(sum_uploads(each, self.rule), self.tensors)
-        self.update, self.updated = compress(mean, down), round_
+        self.update, self.updated = compress(self._mean(uploads), down), round_
         self.tensors = apply(self.update, self.tensors)
         return {} if share is None else {"energy": share}
+
+    def _mean(self, uploads: Sequence[Upload]) -> list[Array]:
+        """Return the updates' mean, trimmed mean or median, float32."""
+        payloads = [upload.payload for upload in uploads]
+        if self.rule.name != "mean":
+            single = [[a.astype(np.float32) for a in dense(p, self.shapes)] for p in payloads]
+            return [self.rule.middle_of(list(column)) for column in zip(*single, strict=True)]
+        total = [np.zeros(shape, dtype=np.float64) for shape in self.shapes]
+        for upload, payload in zip(uploads, payloads, strict=True):
+            for mean, update in zip(total, dense(payload, self.shapes), strict=True):
+                np.add(mean, upload.weight * update, out=mean)
+        return [mean.astype(np.float32) for mean in total]
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the student's parameters; with ``compress-down`` the last update as well."""
+        if not self.params.compress_down:
+            return super().arrays()
+        factors = [np.zeros(0, np.float32), *(one.ravel() for one in self.update.tensors)]
+        update = {"updated": np.array([self.updated]), "update-ranks": self.update.ranks}
+        return super().arrays() | update | {"update": np.concatenate(factors)}
+
+    def load(self, arrays: Mapping[str, Array]) -> None:
+        """Inverse of :meth:`arrays`; raise ValueError for factors that the ranks do not tell."""
+        super().load(arrays)
+        if self.params.compress_down:
+            ranks, flat = arrays["update-ranks"], arrays["update"]
+            self.updated = int(arrays["updated"][0])
+            like = blanks(ranks, self.shapes) if ranks.size else []
+            if sum(one.size for one in like) != flat.size:
+                raise ValueError("the factors of the last update are not as many as its ranks say")
+            parts = np.split(flat, np.cumsum([one.size for one in like])[:-1]) if like else []
+            factors = (part.reshape(one.shape) for part, one in zip(parts, like, strict=True))
+            self.update = LowRank(ranks, tuple(factors))

@@ -10,7 +10,8 @@ from fedhet.engines import session
 from fedhet.records.ledger import Checkpoint, load_checkpoint, save_checkpoint
 from fedhet.testing import simulate, small
 
-CASES = {name: {"method": name} for name in ANY}
+OPTIONS = {"fedkd, compressed down": {"method": "fedkd", "compress_down": True}}
+CASES = {name: {"method": name} for name in ANY} | OPTIONS
 TINY = {"dataset": "synthetic:90x3", "image_size": 16, "representation": 16, "engine": "inline"}
 
 

@@ -417,7 +417,9 @@ def image_column(file: RowFile, root: Path, reading: Reading) -> tuple[str, bool
     from fedhet.data.rows import Unclear
 
     need(file, filter(None, [reading.image]), "image")
-    head = next(file.raw(file.columns)).head(_LISTED)
+    if (frame := next(file.raw(file.columns), None)) is None:  # no rows
+        return "", False, {}
+    head = frame.head(_LISTED)
     values = {n: head[n].dropna() for n in file.columns if head[n].dtype.kind not in "iufb"}
     embedded = [n for n, cells in values.items() if len(cells) and all(map(_is_embedded, cells))]
     ends: _Ends = {}

@@ -1,6 +1,7 @@
 """What a file's columns are for: written on strong evidence, else asked for; leaks are named."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -267,3 +268,10 @@ def test_several_classes_in_one_cell_are_refused(tmp_path, sign):
     with pytest.raises(UserError, match="several classes in one cell"):
         path = str(tmp_path / "many.csv")
         open_dataset("table", data_path=path, reading=Reading(target="label"))
+
+
+def test_a_file_without_rows_is_one_line(tmp_path, capsys):
+    pytest.importorskip("pyarrow", reason="the extra `parquet` is not installed")
+    pd.DataFrame({"age": [1.0], "y": ["a"]}).head(0).to_parquet(tmp_path / "p.parquet")
+    assert execute(["init", str(tmp_path / "p.parquet")]) == 2
+    assert "there is no row" in capsys.readouterr().err

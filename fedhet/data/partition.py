@@ -455,8 +455,8 @@ def about_classes(data: Content, what: str) -> Iterator[str]:
             yield f"sites do not have the same classes ({both}): {joins}"
             break
     if alone := [*names[sizes == 1]]:
-        one = f"{len(alone)} classes have one {what.removesuffix('s')}, which cannot be trained on"
-        yield f"{one} and tested: {listed(alone, _NAMED)}; labels can join classes"
+        few = f"{len(alone)} classes have one {what.removesuffix('s')}, which cannot be trained on"
+        yield f"{few} and tested: {listed(alone, _NAMED)}; labels can join classes"
 
 
 def _about_groups(splits: Sequence[ClientSplit], data: Content, config: RunConfig) -> Iterator[str]:

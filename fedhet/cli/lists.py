@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from fedhet import plugins
 from fedhet.cli.common import Trust, show_table, tell
 from fedhet.config.registry import METHODS, find_method, method_name
-from fedhet.config.schema import METRICS, RunConfig, Schema, as_yaml, kebab
+from fedhet.config.schema import METRICS, RunConfig, Schema, kebab
 from fedhet.errors import RunFailed, UserError, one_line
 from fedhet.files import plain_path
 
@@ -107,12 +107,14 @@ def _allowed(field: FieldInfo) -> str:
 
 def schema_keys(schema: type[Schema]) -> dict[str, dict[str, Any]]:
     """Return default, range and meaning by key, in the schema's order."""
-    keys = {}
-    for name, field in schema.model_fields.items():
-        what = {"default": as_yaml(field.default), "allowed": _allowed(field)}
-        keys[kebab(name)] = what | {"meaning": field.description or ""}
-    keys.pop("params", None)
-    return keys
+    fields = {kebab(name): field for name, field in schema.model_fields.items()}
+    return {
+        key: {
+            "default": default, "allowed": _allowed(fields[key]),
+            "meaning": fields[key].description or "",
+        }
+        for key, default in schema().flat().items()
+    }  # fmt: skip
 
 
 def _key_lines(schema: type[Schema]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from fedhet import TOP
 from fedhet.config.registry import METHODS, find_method, method_keys, method_name
-from fedhet.config.schema import PATHS, TUNABLE, Params, RunConfig, Schema, kebab
+from fedhet.config.schema import FORM, METRICS, PATHS, TUNABLE, Params, RunConfig, Schema, kebab
 from fedhet.data.inputs import DATASETS, HUB, IMAGE, SIGNAL, family, kind_of
 from fedhet.errors import UserError, nearest
 from fedhet.files import parse_object, plain_path, read_yaml
@@ -18,7 +18,6 @@ from fedhet.models.names import DEFAULT_GROUP, expand, small_name, validate_mode
 from fedhet.plugins import is_given, is_own
 
 COMMON = {kebab(name) for name in RunConfig.model_fields if name != "params"}
-DEFAULTS = {kebab(name): field.default for name, field in RunConfig.model_fields.items()}
 # Keys that `fedhet resume` may change: where a run computes, how long, and when it gives up.
 RESUMABLE = (
     "engine", "rounds", "actors", "min-replies", "max-skipped-rounds", "round-timeout",
@@ -84,8 +83,9 @@ def load_noted(
         preset = {key: value for key, value in preset.items() if key not in old}
     config = build_config({**preset, **new})
     # A preset's key may have lost its effect to an override; a run's own config.yaml has them all.
-    written = {key: preset[key] for key in off_default(config, preset)}
-    return config, idle_notes([config], {**written, **new}, deployed=deployed)
+    changed = off_default(config)
+    written = {key: value for key, value in preset.items() if key in changed}
+    return config, idle_notes([config], written | new, deployed=deployed)
 
 
 def resumed_config(started: Mapping[str, Any], changes: Mapping[str, Any]) -> RunConfig:
@@ -127,7 +127,10 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
     group = DEFAULT_GROUP[kind_of(config.dataset) or IMAGE]
     models = config.models if "models" in values else (group,)
     config = config.model_copy(update={"params": params, "models": expand(models)})
-    check_idle(config, values)
+    reasons, changed = idle(config, carried=False), off_default(config)
+    if wrong := [key for key in values if key in reasons and key in changed]:
+        key = wrong[0]
+        raise UserError(f"{key}: '{values[key]}' has no effect: {reasons[key]}")
     check_combinations(config)
     return config
 
@@ -175,9 +178,8 @@ def from_run_config(run_config: Mapping[str, Any]) -> tuple[RunConfig, dict[str,
 
 # --- keys without effect --------------------------------------------------------------------------
 
-_FORM = "columns separator decimal thousands quote encoding sheet gaps"
 _READ_BY: dict[str, tuple[str, ...]] = {  # keys that describe files, and of what
-    f"target labels site group split-by {_FORM}": (*DATASETS, "image-folder"),
+    f"target labels site group split-by {' '.join(FORM)}": (*DATASETS, "image-folder"),
     "categories numbers": ("table",),
     "ignore": ("table", "signals", "image-folder"),
     "image": ("image-folder",),
@@ -187,46 +189,21 @@ _READ_BY: dict[str, tuple[str, ...]] = {  # keys that describe files, and of wha
     "window": ("image-folder",),
 }
 _HUB = {"table", "texts"}  # what a data set of the hub may be read as
-Rows = Iterable[tuple[str, str, object]]  # keys, why they change nothing, whether that is so
 
 
-def _reasons(rows: Rows) -> dict[str, str]:
-    return {key: why for keys, why, holds in rows if holds for key in keys.split()}
-
-
-def refused(config: RunConfig) -> dict[str, str]:
-    """Return the keys that off their defaults would promise what does not happen, and why."""
-    data, rule, strategy = config.dataset, config.aggregation, find_method(config.method).strategy
-    method, sums = f"method={config.method}", f"secure-sum={config.secure_sum}"
-    given = f"your data are read as {data.partition(':')[0]} (texts of a frame need text=)"
-    shown = given if is_given(data) else f"dataset={data}"
-    return _reasons((
-        *((keys, f"{shown}; it is for dataset={' or '.join(of)}",
-           family(data) not in of and not (data.startswith(HUB) and _HUB & {*of}))
-          for keys, of in _READ_BY.items()),
-        ("partition-file", f"partition={config.partition}; it is for partition=file",
-         config.partition != "file"),
-        ("momentum", "optimizer=adam", config.optimizer == "adam"),
-        ("trim", f"aggregation={rule}; it is for trimmed-mean", rule != "trimmed-mean"),
-        ("max-weight", f"aggregation={rule} does not use weights", rule != "mean"),
-        ("small-model", f"{method} shares no model", not strategy.shares_small_model),
-        *((key, f"{method}: {why}", True)
-          for key, why in strategy.ignores(config, config.params).items()),
-        ("aggregation max-weight max-update-norm max-update-ratio",
-         f"{sums}: the server sees no single uploads", config.summed),
-    ))  # fmt: skip
-
-
-def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, str]:
+def idle(config: RunConfig, *, deployed: bool = False, carried: bool = True) -> dict[str, str]:
     """Return the keys that change nothing in this configuration, and why.
 
-    Beside those that are :func:`refused` there are some that presets and sweeps carry for runs in
-    which they have a meaning. ``deployed``: the clients are nodes of a network.
+    ``deployed``: the clients are nodes of a network. Not ``carried``: without those that presets
+    and sweeps carry for runs in which they have a meaning; off its default any other is an error.
     """
-    data, kind, rule = config.dataset, config.partition, config.aggregation
+    data, kind, rule, sums = config.dataset, config.partition, config.aggregation, config.summed
+    strategy, method = find_method(config.method).strategy, f"method={config.method}"
     file, built_in = kind == "file", data == "digits" or data.startswith("synthetic")
     of_other = f"partition={kind}; it is for partition="
-    noted = _reasons((
+    given = f"your data are read as {data.partition(':')[0]} (texts of a frame need text=)"
+    shown = given if is_given(data) else f"dataset={data}"
+    noted = (  # keys, why they change nothing, whether that is so
         ("split", "the partition-file has the split of each image", file),
         ("partition-seed", "the partition-file names the clients", file and not built_in),
         ("model-assignment", "all clients have the same model", len(config.models) == 1),
@@ -239,36 +216,38 @@ def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, str]:
         ("round-timeout start-timeout late late-after late-weight",
          "a simulation waits for all of its clients", not deployed),
         ("late-after late-weight", "late=drop", config.late == "drop"),
-        ("sum-range sum-min sum-threshold sum-owners sum-metrics", "secure-sum=off",
-         not config.summed),
+        ("sum-range sum-min sum-threshold sum-owners sum-metrics", "secure-sum=off", not sums),
         ("evaluate-all", "fraction=1 samples every client in every round",
          config.fraction == 1 and not deployed),
         ("evaluate-all", "with sum-metrics only the clients of a round are evaluated",
-         config.summed and config.sum_metrics),
+         sums and config.sum_metrics),
         ("client-keys", "it is for runs with --superlink", not deployed),
         ("data-path actors state-dir keep-state", "with --superlink every node sets its own",
          deployed),
         ("alpha", f"{of_other}dirichlet or quantity", not kind.startswith(("dirichlet", "quan"))),
         ("classes-per-client", f"{of_other}classes-per-client", kind != "classes-per-client"),
-    ))  # fmt: skip
-    return noted | refused(config)
+    )  # fmt: skip
+    refused = (
+        *((keys, f"{shown}; it is for dataset={' or '.join(of)}",
+           family(data) not in of and not (data.startswith(HUB) and _HUB & {*of}))
+          for keys, of in _READ_BY.items()),
+        ("partition-file", f"partition={kind}; it is for partition=file", not file),
+        ("momentum", "optimizer=adam", config.optimizer == "adam"),
+        ("trim", f"aggregation={rule}; it is for trimmed-mean", rule != "trimmed-mean"),
+        ("max-weight", f"aggregation={rule} does not use weights", rule != "mean"),
+        ("small-model", f"{method} shares no model", not strategy.shares_small_model),
+        *((key, f"{method}: {why}", True)
+          for key, why in strategy.ignores(config, config.params).items()),
+        ("aggregation max-weight max-update-norm max-update-ratio",
+         f"secure-sum={config.secure_sum}: the server sees no single uploads", sums),
+    )  # fmt: skip
+    rows: tuple[tuple[str, str, object], ...] = (*noted, *refused) if carried else refused
+    return {key: why for keys, why, holds in rows if holds for key in keys.split()}
 
 
-def off_default(config: RunConfig, keys: Iterable[str]) -> list[str]:
-    """Return those of the common ``keys`` that are not at their defaults."""
-    return [
-        key
-        for key in keys
-        if key in COMMON and getattr(config, key.replace("-", "_")) != DEFAULTS[key]
-    ]
-
-
-def check_idle(config: RunConfig, values: Mapping[str, Any]) -> None:
-    """Raise UserError for a key of ``values`` that is :func:`refused` and off its default."""
-    reasons = refused(config)
-    for key in off_default(config, values):
-        if key in reasons:
-            raise UserError(f"{key}: '{values[key]}' has no effect: {reasons[key]}")
+def off_default(config: RunConfig) -> set[str]:
+    """Return the common keys that are not at their defaults."""
+    return set(config.model_dump(exclude_defaults=True))
 
 
 def idle_notes(
@@ -288,19 +267,23 @@ def check_combinations(config: RunConfig) -> None:
     strategy, kind = find_method(config.method).strategy, kind_of(config.dataset)
     for model in config.models:
         validate_model_name(model, kind)
-    functions = [function for _, (function,) in config.metrics]
-    foreign = next((f for f in functions if not (config.summed or is_own("metric", f))), "")
+    name = re.compile(r"(?!.*accuracy)[a-z][a-z0-9_]{0,39}")
+    odd = [n for n, of in config.metrics if n in METRICS or not name.fullmatch(n) or len(of) != 1]
+    foreign = [one for _, of in config.metrics for one in of if not is_own("metric", one)]
     noise = ("dp-clip", "dp-epsilon", "dp-delta")
-    missing = [key for key in noise if key not in off_default(config, noise)]
+    missing = [key for key in noise if key not in off_default(config)]
     tuned = TUNABLE | method_keys(config.method)
     untuned = next((key for key in config.tuned if key not in tuned), "")
     # Of files it shows when they are opened: a folder of several names its clients.
     siteless = kind and family(config.dataset) not in {*DATASETS, "image-folder"}
     method, late = f"is not allowed with method={config.method}", config.late == "next"
     for holds, text in (
-        (functions and config.summed,
+        (odd, f"metrics: '{(*odd, '')[0]}' cannot be a metric's name, or has not one function: "
+         "write {name: module:function}, the name up to 40 of a-z 0-9 _, none of ours and "
+         "without 'accuracy'"),
+        (config.metrics and config.summed,
          "metrics: own metrics are not allowed with secure-sum: clients send sums"),
-        (foreign, f"metrics: '{foreign}' is not of the form module:function"),
+        (foreign, f"metrics: '{(*foreign, '')[0]}' is not of the form module:function"),
         (config.partition == "file" and not config.partition_file,
          "partition-file: '' is not allowed: partition=file needs the path of a CSV"),
         (config.split[2] == 0,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 from typing_extensions import TypeVar  # Python 3.11 knows no defaults of type variables
 
 from fedhet.errors import Damaged
@@ -93,14 +93,6 @@ def kebab(name: str) -> str:
     return name.replace("_", "-")
 
 
-def as_yaml(value: Any) -> Any:
-    """Return a default as YAML gives it: lists for tuples, ``8:1:1`` for the split."""
-    if isinstance(value, tuple):
-        numbers = value and all(isinstance(part, int) for part in value)
-        return ":".join(map(str, value)) if numbers else list(value)
-    return value
-
-
 def _words(value: Any) -> Any:
     """Return a comma separated text (command line) as the list that YAML would give."""
     if isinstance(value, str):
@@ -116,6 +108,9 @@ def _size(value: Any) -> Any:
     if isinstance(value, list | tuple) and len(value) == 2 and value[0] == value[1]:
         return value[0]
     return value
+
+
+Pairs = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 def _lists(value: Any) -> Any:
@@ -139,27 +134,29 @@ def _lists(value: Any) -> Any:
     return value
 
 
-def _metrics(value: Any) -> Any:
-    """``{name: module:function}`` as :func:`_lists`; ValueError for a name that cannot be one."""
-    pairs = _lists(value)
-    for name, functions in pairs if isinstance(pairs, tuple) else ():
-        if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name) or "accuracy" in name or name in METRICS:
-            raise ValueError(
-                f"'{name}' cannot be a metric's name: use up to 40 of a-z 0-9 _, no name of ours "
-                "and not 'accuracy'"
-            )
-        if len(functions) != 1:
-            raise ValueError(f"write {{{name}: module:function}}")
-    return pairs
+def _mapping(pairs: Pairs) -> Any:
+    """Inverse of :func:`_lists`."""
+    lists = {name: list(values) for name, values in pairs}
+    return lists if any(lists.values()) else list(lists)
 
 
 Side = Annotated[int, Field(ge=16, le=512)]
-Lists = Annotated[tuple[tuple[str, tuple[str, ...]], ...], BeforeValidator(_lists)]
+Lists = Annotated[Pairs, BeforeValidator(_lists), PlainSerializer(_mapping)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
-Functions = Annotated[tuple[tuple[str, tuple[str, ...]], ...], BeforeValidator(_metrics)]
+Size = Annotated[
+    Side | tuple[Side, Side],
+    BeforeValidator(_size),
+    PlainSerializer(lambda side: side if isinstance(side, int) else "x".join(map(str, side))),
+]
+Functions = Annotated[
+    Pairs,
+    BeforeValidator(_lists),
+    PlainSerializer(lambda pairs: {name: one for name, ones in pairs for one in ones} or []),
+]
 Ratio = Annotated[
     tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]],
     BeforeValidator(lambda value: value.split(":") if isinstance(value, str) else value),
+    PlainSerializer(lambda ratio: ":".join(map(str, ratio))),
 ]
 
 
@@ -192,6 +189,10 @@ class Schema(BaseModel):
         """Join the lines of each key's meaning."""
         for field in cls.model_fields.values():
             field.description = " ".join((field.description or "").split()) or None
+
+    def flat(self) -> dict[str, Any]:
+        """Return all keys as plain YAML/JSON values."""
+        return self.model_dump(mode="json")
 
 
 class Params(Schema):
@@ -282,7 +283,7 @@ class RunConfig(DataKeys, Start):
     """LOW,HIGH of images of more than 8 bits; empty: each client's own range"""
     standardise: bool = False
     """images of 8 bits by each channel's mean and deviation in the client's train split"""
-    image_size: Annotated[Side | tuple[Side, Side], BeforeValidator(_size)] = 32
+    image_size: Size = 32
     """side of the square input, pixels, or HEIGHTxWIDTH such as 48x64"""
     grey: bool = False
     """images in one channel instead of three"""
@@ -445,16 +446,8 @@ class RunConfig(DataKeys, Start):
     params: Params = Field(Params(), exclude=True)
 
     def flat(self) -> dict[str, Any]:
-        """All keys of the run, the method's own included, as plain YAML/JSON values."""
-        own = self.model_dump(mode="json") | self.params.model_dump(mode="json")
-        own["split"] = as_yaml(self.split)
-        if isinstance(self.image_size, tuple):
-            own["image-size"] = "x".join(str(side) for side in self.image_size)
-        own["metrics"] = {name: function for name, (function,) in self.metrics} or []
-        for key, pairs in (("labels", self.labels), ("categories", self.categories)):
-            values = {name: list(ones) for name, ones in pairs}
-            own[key] = values if any(values.values()) else list(values)
-        return own
+        """Return all keys of the run, the method's own included, as plain YAML/JSON values."""
+        return super().flat() | self.params.flat()
 
     @property
     def data_seed(self) -> int:

@@ -29,7 +29,7 @@ import pandas as pd
 from fedhet import files
 from fedhet.config.registry import METHODS, SPELT, find_method
 from fedhet.config.registry import method_name as known_as
-from fedhet.config.schema import METRICS, TUNABLE, RunConfig, as_yaml, kebab
+from fedhet.config.schema import METRICS, TUNABLE, RunConfig
 from fedhet.data.inputs import DATASETS, noun
 from fedhet.errors import Damaged, RunFailed, UserError, one_line
 from fedhet.plugins import is_given
@@ -55,11 +55,7 @@ _DATA = {
     "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashion-mnist": "Fashion-MNIST",
     "office_caltech": "Office-Caltech", "ag_news": "AG News", "har": "HAR",
 }  # fmt: skip
-DEFAULTS = {  # of the keys of every run, as a record has them
-    kebab(name): as_yaml(one.default)
-    for name, one in RunConfig.model_fields.items()
-    if name != "params"
-}
+DEFAULTS = RunConfig().flat()  # of the keys of every run, as a record has them
 # Seeds, and keys that say where and how a run was carried out or told of, not what it computed.
 IN_NO_SETTING = {
     "seed", "partition-seed",
@@ -516,10 +512,9 @@ def method_name(method: str) -> str:
 def own_defaults(method: str) -> dict[str, Any]:
     """Return a method's own keys with their defaults; none of ``module:NAME`` and unknown ones."""
     try:
-        fields = {} if ":" in method else find_method(method).params.model_fields
+        return {} if ":" in method else find_method(method).params().flat()
     except UserError:
         return {}
-    return {kebab(name): as_yaml(one.default) for name, one in fields.items()}
 
 
 def plain(value: Any) -> str:

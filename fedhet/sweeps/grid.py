@@ -26,7 +26,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from fedhet.config.load import build_config, read_overrides
 from fedhet.config.registry import folder_name, method_keys, method_name
-from fedhet.config.schema import TUNABLE, RunConfig, as_yaml, kebab
+from fedhet.config.schema import TUNABLE, RunConfig, kebab
 from fedhet.errors import UserError, nearest, one_line
 from fedhet.files import read_yaml
 from fedhet.records.run_folder import RunFolder
@@ -77,10 +77,7 @@ def digest(config: RunConfig) -> str:
 
     So a new key renames no cell.
     """
-    usual = {
-        kebab(name): as_yaml(f.default) for name, f in type(config.params).model_fields.items()
-    }
-    usual |= deciding(RunConfig().flat())
+    usual = type(config.params)().flat() | deciding(RunConfig().flat())
     chosen = {k: v for k, v in deciding(config.flat()).items() if k not in usual or v != usual[k]}
     text = json.dumps(chosen | {"method": config.method}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

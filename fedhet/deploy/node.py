@@ -114,7 +114,7 @@ class MessageWorker:
         context = get_context("spawn")
         self._link, link = context.Pipe()
         out, printed = context.Pipe(duplex=False)
-        self.code = bundle.installed()  # before it is imported
+        self.code = bundle.application()  # before it is imported
         self.run, self.last = 0, time.monotonic()
         self.process = context.Process(target=_work, args=(link, printed), daemon=True)
         self.process.start()

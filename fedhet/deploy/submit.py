@@ -3,8 +3,6 @@
 import contextlib
 import time
 from collections.abc import Callable
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from fedhet.deploy import bundle
 from fedhet.deploy.control import server_folder
@@ -61,8 +59,7 @@ def _submit(launch: Launch, superlink: str, control: Control) -> int:
             folder.summary.rename(aside)  # the old one must not be taken for this run's
         try:
             folder.wait_for("")  # what a server that was killed waited for
-            with TemporaryDirectory() as home:
-                run_id = control.start(bundle.write(Path(home) / "app"), launch.envelope())
+            run_id = control.start(bundle.application(), launch.envelope())
         except BaseException:
             with undisturbed(), contextlib.suppress(FileNotFoundError):
                 aside.rename(folder.summary)

@@ -10,10 +10,9 @@ server's business, is imported when it is called.
 import contextlib
 import hashlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -38,11 +37,11 @@ NO_REPLY, NOT_SENT, DAMAGED, OTHER_CODE, ENDED = range(1000, 1005)
 _SIMULATING: ContextVar[bool | None] = ContextVar("simulating", default=None)
 
 
-def packed_app(folder: Path) -> bytes:
-    """Return the zip that Flower makes of an app's folder, as ``flwr run`` sends it."""
-    from flwr.cli.build import build_fab_from_disk  # why: the command writes it beside the app
+def packed_app(files: Mapping[str, bytes]) -> bytes:
+    """Return the zip that Flower makes of an app's files, as ``flwr run`` sends it."""
+    from flwr.cli.build import build_fab_from_files  # why: the command writes it beside the app
 
-    return bytes(build_fab_from_disk(folder))
+    return bytes(build_fab_from_files(dict(files))[0])
 
 
 def is_simulated(grid: Grid | None = None) -> bool:
@@ -199,12 +198,12 @@ class Control:
             runs.append(RunStatus(run.run_id, status, *about))
         return sorted(runs, key=lambda run: run.started, reverse=True)
 
-    def start(self, app: Path, envelope: str) -> int:
-        """Submit the app in a folder with this run configuration; returns the run's id."""
+    def start(self, files: Mapping[str, bytes], envelope: str) -> int:
+        """Submit the app of these files with this run configuration; returns the run's id."""
         from flwr.common import serde  # why: app and run configuration as the call takes them
         from flwr.supercore.fab import Fab  # why: the app and its digest
 
-        content = packed_app(app)
+        content = packed_app(files)
         asked = control.StartRunRequest(
             fab=serde.fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
             override_config=serde.user_config_to_proto({"config": envelope}),

@@ -13,12 +13,11 @@ from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
 
-from helpers.flower_internals import check_app
+from helpers.flower_internals import check_app, packed_folder
 from helpers.programs import python
 
 import fedhet
 from fedhet.deploy import bundle
-from fedhet.protocol.flower import packed_app
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -35,17 +34,20 @@ def test_the_version_is_said_once_in_each_place():
 
 def members(app: Path) -> set[str]:
     """Return the names of what Flower packs of an app's folder."""
-    with zipfile.ZipFile(BytesIO(packed_app(app))) as archive:
+    with zipfile.ZipFile(BytesIO(packed_folder(app))) as archive:
         return set(archive.namelist())
 
 
 def test_a_run_gives_flower_our_sources_and_nothing_else(tmp_path):
-    app = bundle.write(tmp_path / "app")
+    app = tmp_path / "app"
+    for name, content in bundle.application().items():
+        (app / name).parent.mkdir(parents=True, exist_ok=True)
+        (app / name).write_bytes(content)
     inside = {f"fedhet/{name.removeprefix('fedhet/')}" for name in SOURCES}
     assert members(app) == inside | {"pyproject.toml", ".info/CONTENT"}
     made = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))
     wrong, limit = check_app(app, made)
-    assert not wrong and len(packed_app(app)) < limit / 4
+    assert not wrong and len(packed_folder(app)) < limit / 4
     ours, theirs = PROJECT["tool"]["flwr"]["app"], made["tool"]["flwr"]["app"]
     assert theirs["components"] == ours["components"]
     assert theirs["publisher"] == ours["publisher"]

@@ -56,6 +56,13 @@ def check_app(folder, project):
     return [] if fits else [*wrong, *odd], int(FAB_MAX_SIZE)
 
 
+def packed_folder(folder):
+    """Return what Flower packs of an app's folder."""
+    from flwr.cli.build import build_fab_from_disk  # why: what `flwr run` calls
+
+    return build_fab_from_disk(folder)
+
+
 def read_run_config(words):
     """What ``flwr run --run-config`` makes of its words, or of a TOML file."""
     from flwr.common.config import parse_config_args  # why: to hold our file against its reader

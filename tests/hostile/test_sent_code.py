@@ -20,9 +20,8 @@ MARK = b"MARK\n"  # in a file: code that leaves one
 
 
 @pytest.fixture(scope="module")
-def sent(tmp_path_factory):
-    made = packed_app(bundle.write(tmp_path_factory.mktemp("app") / "app"))
-    with zipfile.ZipFile(io.BytesIO(made)) as archive:
+def sent():
+    with zipfile.ZipFile(io.BytesIO(packed_app(bundle.application()))) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
@@ -124,11 +123,11 @@ def test_what_a_server_sends_is_refused_and_leaves_no_mark(site, sent, attack):
 @pytest.mark.parametrize("content", [b"", b"no zip", packed({"a": b""}), packed(
     {PROJECT: b"x" * (1 << 20)})])  # fmt: skip
 def test_what_is_no_application_is_refused_in_one_line(content):
-    assert "cannot be read" in bundle.difference(content, bundle.installed())
+    assert "cannot be read" in bundle.difference(content, bundle.application())
 
 
 def test_another_version_and_a_file_that_comes_twice_are_named(sent):
-    own, version = bundle.installed(), bundle.__version__
+    own, version = bundle.application(), bundle.__version__
     twice = packed(sent, (CLIENT, b"import os"))
     assert f"such as '{CLIENT}'" in bundle.difference(twice, own)
     newer = sent[PROJECT].replace(f'"{version}"'.encode(), b'"9.9"')

@@ -26,7 +26,7 @@ TIMEOUT = 60.0  # seconds for a server that is busy
 TOLD_AFTER = 10.0  # seconds of waiting after which a line is printed
 OTHER_TIME = (9, 10)  # OpenSSL's codes of a certificate that is not valid now
 REFUSED = "refused"  # code of the error of another certificate, for which waiting does not help
-KINDS = ("https", "all", "http")  # of proxies; the last is never used for TLS
+KINDS = ("http", "all", "https")  # of proxies: the last one set counts, the first never for TLS
 PORTS = 1 << 16
 PROXY = re.compile(
     r"((https?|socks5h?)://)?([^\s/?#@]*@)?(?P<host>\[[0-9a-fA-F:.]+\]|[\w.-]+)"
@@ -45,7 +45,7 @@ class Waiting:
     @contextlib.contextmanager
     def answer(self) -> Iterator[None]:
         """Print a line if this block, which waits for one answer, takes long."""
-        self.begin()
+        self.failed()
         timer = threading.Timer(TOLD_AFTER, self.failed, ["no answer yet"])
         timer.daemon = True
         timer.start()
@@ -55,15 +55,12 @@ class Waiting:
             timer.cancel()
         self.over()
 
-    def begin(self) -> None:
-        """Note that it waits from now on, if it does not yet."""
+    def failed(self, reason: str = "") -> None:
+        """Note that it waits, and why, if that is known."""
         if self.since is None:
             self.since, self._started = datetime.now(), time.monotonic()
-
-    def failed(self, reason: str) -> None:
-        """Note that it still waits, and why."""
-        self.begin()
-        if reason != self._told and time.monotonic() - self._started >= TOLD_AFTER:
+        late = time.monotonic() - self._started >= TOLD_AFTER
+        if late and reason not in {"", self._told}:
             self._told = reason
             self.say(f"waiting for {self.what} since {self.since:%H:%M:%S}: {one_line(reason)}")
 
@@ -84,9 +81,9 @@ def via(server: str) -> str:
 
     UserError for a variable that is no URL: httpx would look up a part of a password as a host.
     """
-    places: list[str] = []
-    for kind, value in getproxies().items():
-        if kind not in KINDS or not value:
+    through, proxies = "", getproxies()
+    for kind in KINDS:
+        if not (value := proxies.get(kind)):
             continue
         variables = f"{kind}_proxy", f"{kind}_proxy".upper()
         variable = next((name for name in variables if name in os.environ), kind)
@@ -96,11 +93,9 @@ def via(server: str) -> str:
                 f"{variable}: is no URL of a proxy: http://USER:PASSWORD@HOST:PORT, where signs of "
                 "the password such as # / ? @ are written %23 %2F %3F %40"
             )
-        if kind in KINDS[:2]:  # without its password
-            places.insert(kind == "all", f"{url['host']}:{url['port'] or 80} of {variable}")
-    if not places or proxy_bypass(urlsplit(f"//{server}").hostname or ""):
-        return ""
-    return f" through the proxy {places[0]}"
+        if kind != "http":  # without its password
+            through = f" through the proxy {url['host']}:{url['port'] or 80} of {variable}"
+    return "" if proxy_bypass(urlsplit(f"//{server}").hostname or "") else through
 
 
 def reach(server: str, ca: Path) -> httpx.Response:
@@ -166,14 +161,3 @@ def knows(server: str, ca: Path, path: Path) -> bool:
     except httpx.HTTPError as error:
         raise UserError(f"{server} cannot be reached{via(server)}: {error}") from error
     raise UserError(f"{server} is not a SuperLink of Flower 1.41 or 1.42")  # it accepted that
-
-
-def leave(server: str, ca: Path, path: Path, node: int) -> bool:
-    """Tell the server that the node with this id is gone; return whether it knows that now."""
-    try:
-        tell_fleet(server, read_ca(ca), read_key(path), node)
-    except httpx.HTTPStatusError as error:
-        return error.response.is_client_error  # the server takes it for gone already
-    except httpx.HTTPError:
-        return False
-    return True

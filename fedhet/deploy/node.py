@@ -27,11 +27,20 @@ from filelock import FileLock, Timeout
 from flwr.app import Context, Error, Message
 
 from fedhet.deploy import bundle
-from fedhet.deploy.certs import Certificates
-from fedhet.deploy.network import REFUSED, Waiting, knows, leave, reach
+from fedhet.deploy.certs import Certificates, read_key
+from fedhet.deploy.network import REFUSED, Waiting, knows, reach
 from fedhet.engines.system import QUIET, end_with_maker, environment, free_ports, guarded, script
 from fedhet.errors import UserError, brief
-from fedhet.protocol.flower import ENDED, OTHER_CODE, Task, be_task, runtime_api
+from fedhet.protocol.flower import (
+    ENDED,
+    OTHER_CODE,
+    Ids,
+    be_task,
+    do_task,
+    next_task,
+    runtime_api,
+    tell_fleet,
+)
 
 Say = Callable[[str], None]
 ENV = {"FEDHET_NODE": "1", **QUIET}
@@ -128,9 +137,7 @@ class MessageWorker:
 
         threading.Thread(target=read, daemon=True).start()
 
-    def answer(
-        self, message: Message, context: Context, ids: tuple[int, int, int]
-    ) -> tuple[Message, Context]:
+    def answer(self, message: Message, context: Context, ids: Ids) -> tuple[Message, Context]:
         """Return the ClientApp's reply and context; ChildProcessError if the process ended."""
         try:
             self._link.send((message, context, ids))
@@ -206,10 +213,10 @@ class Node:
         while not self._reaches(waiting):
             time.sleep(RETRY)
         self._joined = True
-        with contextlib.suppress(OSError, ValueError):
-            node = int(self.online.read_text("ascii"))
-            if leave(self.plan.server, self.plan.ca, self.plan.key, node):
-                self.online.unlink()
+        with contextlib.suppress(OSError, ValueError, httpx.HTTPError):
+            node, ca = int(self.online.read_text("ascii")), self.plan.ca.read_bytes()
+            tell_fleet(self.plan.server, ca, read_key(self.plan.key), node)
+            self.online.unlink()
 
     def _reaches(self, waiting: Waiting) -> bool:
         """Return whether the server can be reached; else say why, or raise if it never can."""
@@ -245,7 +252,7 @@ class Node:
                 admitted = True
                 self.online.write_text(found.group(1), "ascii")
             if AWAY in line:
-                away.begin()
+                away.failed()
             elif found or BACK in line:
                 away.over()
             elif not line and time.monotonic() - probed >= (LOOK if away.since else PROBE):
@@ -277,29 +284,28 @@ class Node:
         address = f"127.0.0.1:{port}"
         with contextlib.closing(runtime_api(address)) as client:
             while process.poll() is None:
-                task, worker = None, self._worker
+                token, worker = "", self._worker
                 with contextlib.suppress(httpx.HTTPError):  # it starts, or ends
-                    task = Task.next(address, client)
-                if task is None:
+                    token = next_task(client)
+                if not token:
                     if worker is not None and time.monotonic() - worker.last > IDLE:
                         worker.stop()  # it holds memory for nothing
                         self._worker = None
                     time.sleep(TASK_POLL)
                     continue
                 try:
-                    with task:
-                        self._answer(task)
+                    do_task(address, token, self._answer)
                 except Exception as error:  # it would wait for this answer for ever
                     self._log(f"task: {brief(error)}\n")
                     if process.poll() is None:
                         self._ask_to_end(process)
                     return
 
-    def _answer(self, task: Task) -> None:
-        """Answer one message: compare its code, let the worker answer, hand over the reply."""
-        message, context, sent, ids = task.pull()
+    def _answer(
+        self, message: Message, context: Context, sent: bytes, ids: Ids
+    ) -> tuple[Message, Context]:
+        """Compare the sent code with ours, and let the worker answer."""
         worker, self._answers = self._ready(ids[0]), ids[0]
-        be_task(ids)
         if different := bundle.difference(sent, worker.code):
             reason = f"{different}: install the same version"
             self._tell(f"refused: {reason}")
@@ -312,7 +318,7 @@ class Node:
                     self._tell(f"{error}: starting another")
                 reply = Message(Error(ENDED, str(error)), reply_to=message)
         self._answers = 0
-        task.push(reply, context)
+        return reply, context
 
     def _ready(self, run: int) -> MessageWorker:
         """Return a worker for this run; one of another run would keep its modules."""
@@ -363,7 +369,6 @@ class Node:
         process.terminate()
 
     def _stop(self) -> None:
-        """End the SuperNode and the worker."""
         if self._process is not None and self._process.poll() is None:
             self._ask_to_end(self._process)
             if self._process.wait() == 0:

@@ -34,6 +34,8 @@ __all__ = ["NodeInfo", "NumPyClient", "Scalar"]
 # Codes of errors of our own, above Flower's: nothing came in time; a message was not sent; a reply
 # cannot be unpacked; a node's owner installed other code; the process with the message died.
 NO_REPLY, NOT_SENT, DAMAGED, OTHER_CODE, ENDED = range(1000, 1005)
+Ids = tuple[int, int, int]  # of run, node and task
+Answer = Callable[[Message, Context, bytes, Ids], tuple[Message, Context]]
 _SIMULATING: ContextVar[bool | None] = ContextVar("simulating", default=None)
 
 
@@ -72,9 +74,9 @@ def be_one_process() -> None:
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
 
 
-def be_task(identity: tuple[int, int, int]) -> None:
-    """Let replies be made in this process for that task: the ids of run, node and task."""
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = identity
+def be_task(ids: Ids) -> None:
+    """Let replies be made in this process for the task of these ids."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = ids
 
 
 def take_damaged_replies() -> Callable[[str, dict[str, bytes]], Message]:
@@ -165,11 +167,28 @@ class Control:
         self._client: Any = ControlHttpClient.from_server_address(address, False, ca, own)
         self.close = self._client.close
 
+    def _call(self, name: str, **fields: Any) -> Any:
+        import httpx
+
+        try:
+            return getattr(self._client, name)(getattr(control, f"{name}Request")(**fields))
+        except httpx.HTTPStatusError as error:
+            answer: dict[str, Any] = {}
+            with contextlib.suppress(ValueError):
+                answer = parse_object(error.response.text)
+            text = one_line(answer.get("detail") or error.response.text or error, 200)
+            if error.response.is_server_error:
+                raise RunFailed(text) from error
+            raise UserError(text, about=str(answer.get("code", ""))) from error
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise UserError(f"nobody answers: {one_line(error)}") from error
+        except httpx.HTTPError as error:
+            raise RunFailed(f"the connection was lost: {one_line(error)}") from error
+
     def register(self, name: str, key: bytes) -> bool:
         """Let the owner of a public key (PEM) take part under ``name``; False: it may already."""
         try:
-            with _calling():
-                self._client.RegisterNode(control.RegisterNodeRequest(public_key=key, name=name))
+            self._call("RegisterNode", public_key=key, name=name)
         except UserError as error:
             if error.about != str(KNOWN_KEY):
                 raise
@@ -178,17 +197,13 @@ class Control:
 
     def nodes(self) -> list[NodeInfo]:
         """All nodes that were not removed; ``status``: registered, online or offline."""
-        with _calling():
-            nodes = self._client.ListNodes(control.ListNodesRequest()).nodes_info
+        nodes = self._call("ListNodes").nodes_info
         return [node for node in nodes if node.status != "unregistered"]
 
     def runs(self, **which: int) -> list[RunStatus]:
         """Return the last runs, newest first, or that of a ``run_id``."""
-        with _calling():
-            asked = control.ListRunsRequest(**which or {"limit": 20})
-            found = self._client.ListRuns(asked).run_dict.values()
         runs = []
-        for run in found:
+        for run in self._call("ListRuns", **which or {"limit": 20}).run_dict.values():
             text = run.override_config["config"].string or "{}"
             sent = parse_object(text, f"run {run.run_id}")
             own, config = sent.get("run") or {}, sent.get("config") or {}
@@ -204,41 +219,16 @@ class Control:
         from flwr.supercore.fab import Fab  # why: the app and its digest
 
         content = packed_app(files)
-        asked = control.StartRunRequest(
-            fab=serde.fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
-            override_config=serde.user_config_to_proto({"config": envelope}),
-        )
-        with _calling():
-            answer = self._client.StartRun(asked)
+        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        config = serde.user_config_to_proto({"config": envelope})
+        answer = self._call("StartRun", fab=serde.fab_to_proto(fab), override_config=config)
         if not answer.HasField("run_id"):
             raise UserError(str(answer.note) or "it returned no run id")
         return int(answer.run_id)
 
     def stop(self, run_id: int) -> None:
         """Stop a run."""
-        with _calling():
-            self._client.StopRun(control.StopRunRequest(run_id=run_id))
-
-
-@contextlib.contextmanager
-def _calling() -> Iterator[None]:
-    """Raise UserError or RunFailed for httpx's errors."""
-    import httpx
-
-    try:
-        yield
-    except httpx.HTTPStatusError as error:
-        answer: dict[str, Any] = {}
-        with contextlib.suppress(ValueError):
-            answer = parse_object(error.response.text)
-        text = one_line(answer.get("detail") or error.response.text or error, 200)
-        if error.response.is_server_error:
-            raise RunFailed(text) from error
-        raise UserError(text, about=str(answer.get("code", ""))) from error
-    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise UserError(f"nobody answers: {one_line(error)}") from error
-    except httpx.HTTPError as error:
-        raise RunFailed(f"the connection was lost: {one_line(error)}") from error
+        self._call("StopRun", run_id=run_id)
 
 
 def tell_fleet(address: str, ca: bytes, key: Any, node: int | None = None) -> None:
@@ -267,58 +257,41 @@ def runtime_api(address: str, *more: Any) -> Any:
     return RuntimeHttpClient.from_server_address(address, True, None, own)
 
 
-class Task:
-    """One message for the ClientApp; the SuperNode hears of it every 25 s. Raises httpx errors."""
+def next_task(client: Any) -> str:
+    """Return the token of the next task of a SuperNode; empty if ``client`` is told of none."""
+    from flwr.supercore.constant import TaskType  # why: the kinds of tasks
 
-    def __init__(self, client: Any) -> None:
-        from flwr.supercore.heartbeat import HeartbeatSender  # why: the SuperNode expects them
+    request = runtime.AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+    reply = client.AcquireTask(request)
+    return str(reply.token) if reply.HasField("task") else ""
 
-        self._client, self._heart = client, HeartbeatSender(self._beat)
-        self._context: Context | None = None
 
-    @classmethod
-    def next(cls, address: str, client: Any) -> "Task | None":
-        """Return the next task of the SuperNode at ``address``, if ``client`` is told of one."""
-        from flwr.supercore.constant import TaskType  # why: the kinds of tasks
-        from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor  # why: in later calls
+def do_task(address: str, token: str, answer: Answer) -> None:
+    """Answer the task's message; meanwhile the SuperNode at ``address`` hears of it every 25 s.
 
-        request = runtime.AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
-        reply = client.AcquireTask(request)
-        if not (reply.HasField("task") and reply.token):
-            return None
-        return cls(runtime_api(address, RuntimeTokenHttpInterceptor(reply.token)))
+    ``answer`` gets the message, its context, the app that the server sent, and the task's ids.
+    Raises httpx errors, and what ``answer`` raises; then the task has failed.
+    """
+    from flwr.supercore.heartbeat import HeartbeatSender  # why: the SuperNode expects them
+    from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor  # why: in later calls
+    from flwr.supernode.runtime import run_clientapp as tasks  # why: how tasks begin and end
 
-    def __enter__(self) -> "Task":
-        self._heart.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        from flwr.supernode.runtime.run_clientapp import push_task_output  # why: ends a task
-
-        try:
-            status = "failed" if self._context is None else "completed"
-            push_task_output(self._client, self._context, status, "")
-            self._heart.stop()
-        finally:
-            self._client.close()
-
-    def pull(self) -> tuple[Message, Context, bytes, tuple[int, int, int]]:
-        """Return the message, its context, the app that the server sent, and the task's ids."""
-        from flwr.supernode.runtime.run_clientapp import pull_task_input  # why: begins a task
-
-        message, context, _, fab = pull_task_input(self._client)
-        ids = TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id
-        return message, context, fab.content, ids
-
-    def push(self, reply: Message, context: Context) -> None:
-        """Send the reply, and keep the context for the next message."""
-        from flwr.supernode.runtime.run_clientapp import push_message  # why: sends a reply
-
-        push_message(self._client, reply, context)
-        self._context = context
-
-    def _beat(self) -> bool:
-        # Flower's own function ends the process when the SuperNode has given the task up.
+    def beat() -> bool:  # Flower's own ends the process when the SuperNode has given the task up
         with contextlib.suppress(Exception):
-            self._client.SendTaskHeartbeat(runtime.SendTaskHeartbeatRequest())
+            client.SendTaskHeartbeat(runtime.SendTaskHeartbeatRequest())
         return True
+
+    after: Context | None = None
+    with contextlib.closing(runtime_api(address, RuntimeTokenHttpInterceptor(token))) as client:
+        heart = HeartbeatSender(beat)
+        heart.start()
+        try:
+            message, context, _, fab = tasks.pull_task_input(client)
+            ids = TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id
+            reply, changed = answer(message, context, fab.content, ids)
+            tasks.push_message(client, reply, changed)
+            after = changed  # kept for the next message
+        finally:
+            status = "failed" if after is None else "completed"
+            tasks.push_task_output(client, after, status, "")
+            heart.stop()

@@ -37,23 +37,6 @@ def packed(files, *more, link=""):
     return stream.getvalue()
 
 
-class Task:
-    def __init__(self, sent, config, limits):
-        kind = "train" if {"models", "small-model"} & set(config) else "query"
-        what = Instruction("e", int(kind == "train"), classes=tuple("0123"))
-        self.message, self.sent, self.reply = request(kind, 1, what, 600.0), sent, None
-        posted(self.message)
-        node = {"partition-id": 0, "num-partitions": 3, "state-dir": "states"} | limits
-        text = json.dumps({"config": config, "run": {}})
-        self.context = Context(1, 1, node, RecordDict(), {"config": text}, 1)
-
-    def pull(self):
-        return self.message, self.context, self.sent, (1, 1, 1)
-
-    def push(self, reply, context):
-        self.reply = reply
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory, sent):
     """A node with its real process, and ``ask``: what it answers to one message.
@@ -73,9 +56,14 @@ def site(tmp_path_factory, sent):
 
     def ask(files=sent, more=(), link="", config=PLAIN, limits=None):
         files = {name: text.replace(MARK, mark.encode()) for name, text in files.items()}
-        task = Task(packed(files, *more, link=link), config, limits or {})
-        running._answer(task)
-        return task.reply
+        kind = "train" if {"models", "small-model"} & set(config) else "query"
+        what = Instruction("e", int(kind == "train"), classes=tuple("0123"))
+        message = request(kind, 1, what, 600.0)
+        posted(message)
+        node = {"partition-id": 0, "num-partitions": 3, "state-dir": "states"} | (limits or {})
+        text = json.dumps({"config": config, "run": {}})
+        context = Context(1, 1, node, RecordDict(), {"config": text}, 1)
+        return running._answer(message, context, packed(files, *more, link=link), (1, 1, 1))[0]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(here)

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from fedhet.protocol.handshake import Handshake, Roster
 from fedhet.records.ledger import load_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import left_out
-from fedhet.records.tracker import Tracker
+from fedhet.records.tracker import tracking
 from fedhet.rng import one_blas_thread
 
 LOG_FORMAT = "fedhet %(levelname)s: %(message)s"
@@ -131,8 +131,8 @@ def run(grid: Grid, launch: Launch, roster: Roster) -> None:
         folder.write_config(_with_models(config, roster), experiment, ["engine"])
     strategy = find_method(config.method).strategy(config, roster)
     strategy.prepare(handshake, folder, kept)
-    with Tracker(config, folder.path, experiment) as tracker:
-        strategy.start(grid, on_round=lambda record: _tell(record, tracker, launch.on_round))
+    with tracking(config, folder.path, experiment) as track:
+        strategy.start(grid, on_round=lambda record: _tell(record, track, launch.on_round))
     rounds = folder.read_rounds()
     if not any(record["replied"] for record in rounds):
         first = next(map(left_out, rounds[0]["failures"]), "no reply")
@@ -152,9 +152,11 @@ def _with_models(config: RunConfig, roster: Roster) -> RunConfig:
     return config.model_copy(update=changes)
 
 
-def _tell(record: Mapping[str, Any], tracker: Tracker, on_round: OnRound | None) -> object:
+def _tell(
+    record: Mapping[str, Any], track: Callable[[Mapping[str, Any]], None], on_round: OnRound | None
+) -> object:
     """Hand a finished round to who wants it; return False if the run is to end with it."""
-    tracker.write(record)
+    track(record)
     if on_round is None:
         return None
     try:

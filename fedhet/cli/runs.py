@@ -108,7 +108,7 @@ def verify(run_folder: common.RunFolderPath, trust: Trust = False) -> None:
     folder, result = session.verify(run_folder, trust=trust)
     if len(result.findings) > SHOWN:  # an error names no more
         for one in result.findings:
-            print(one_line(one.text, None))
+            print(one_line(one, None))
     result.raise_for()
     print(f"{result.rounds} rounds and {result.states} states fit together")
     print(folder.path)

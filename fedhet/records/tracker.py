@@ -8,49 +8,48 @@ import contextlib
 import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from fedhet.config.schema import PATHS, RunConfig
 from fedhet.errors import UserError, brief
 
 PROJECT = "fedhet"
-Log = Callable[[Mapping[str, float], int], object]  # takes a round's numbers, and the round
+Service = tuple[Callable[[Mapping[str, float], int], object], Callable[[], object]]  # log, end
 log = logging.getLogger("fedhet")
 
 
-class Tracker:
-    """Receives the records of a run's rounds; a context manager that ends the tracker's run."""
+@contextlib.contextmanager
+def tracking(
+    config: RunConfig, folder: Path, experiment: str
+) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Yield what sends a line of ``rounds.jsonl`` to the run's tracker, which is ended at last."""
+    service: Service | None = None
 
-    def __init__(self, config: RunConfig, folder: Path, experiment: str) -> None:
-        self._name, self._stack = config.tracker, contextlib.ExitStack()
-        self._log: Log | None = None
-        if config.tracker != "none":
-            values = {key: v for key, v in config.flat().items() if key not in PATHS}
-            package, service = tracker_package(config.tracker), _SERVICES[config.tracker]
-            opened = service(package, folder, experiment, values)
-            self._log = self._safely(lambda: self._stack.enter_context(opened))
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Every number of a line of ``rounds.jsonl``, under its own name, at its round."""
-        if (send := self._log) is not None:
-            numbers = {name: v for name, v in record.items() if isinstance(v, int | float)}
-            del numbers["round"]
-            self._safely(lambda: send(numbers, record["round"]))
-
-    def _safely(self, action: Callable[[], Any]) -> Any:
+    def safely(action: Callable[[], Any]) -> Any:
+        nonlocal service
         try:
             return action()
         except Exception as error:  # noqa: BLE001  (whatever another package raises)
-            self._log = None
-            self._stack.pop_all()
-            log.warning("tracker %s is left out from here on: %s", self._name, brief(error))
+            service = None
+            log.warning("tracker %s is left out from here on: %s", config.tracker, brief(error))
 
-    def __enter__(self) -> Self:
-        return self
+    def send(record: Mapping[str, Any]) -> None:
+        """Send every number under its own name, at its round."""
+        if service is not None:
+            numbers = {name: v for name, v in record.items() if isinstance(v, int | float)}
+            safely(partial(service[0], numbers, numbers.pop("round")))
 
-    def __exit__(self, *_: object) -> None:
-        self._safely(self._stack.close)
+    if config.tracker != "none":
+        values = {key: v for key, v in config.flat().items() if key not in PATHS}
+        package, begin = tracker_package(config.tracker), _SERVICES[config.tracker]
+        service = safely(lambda: begin(package, folder, experiment, values))
+    try:
+        yield send
+    finally:
+        if service is not None:
+            safely(service[1])
 
 
 def tracker_package(name: str) -> Any:
@@ -63,8 +62,7 @@ def tracker_package(name: str) -> Any:
         ) from error
 
 
-@contextlib.contextmanager
-def _tensorboard(package: Any, folder: Path, _experiment: str, _config: Any) -> Iterator[Log]:
+def _tensorboard(package: Any, folder: Path, _experiment: str, _config: Any) -> Service:
     writer = package.SummaryWriter(str(folder / "tensorboard"))
 
     def send(numbers: Mapping[str, float], round_: int) -> None:
@@ -72,23 +70,19 @@ def _tensorboard(package: Any, folder: Path, _experiment: str, _config: Any) -> 
             writer.add_scalar(name, value, round_)
         writer.flush()
 
-    yield send
-    writer.close()
+    return send, writer.close
 
 
-@contextlib.contextmanager
-def _wandb(package: Any, folder: Path, experiment: str, config: Any) -> Iterator[Log]:
+def _wandb(package: Any, folder: Path, experiment: str, config: Any) -> Service:
     """Use a run of wandb, in which a resumed run goes on."""
     package.init(
         project=PROJECT, name=folder.name, config=config, resume="allow", id=experiment,
         dir=str(folder),
     )  # fmt: skip
-    yield lambda numbers, round_: package.log(dict(numbers), step=round_)
-    package.finish()
+    return lambda numbers, round_: package.log(dict(numbers), step=round_), package.finish
 
 
-@contextlib.contextmanager
-def _mlflow(package: Any, folder: Path, experiment: str, config: Any) -> Iterator[Log]:
+def _mlflow(package: Any, folder: Path, experiment: str, config: Any) -> Service:
     """Use a run of the experiment ``fedhet``; resumed runs are found by their tag."""
     package.set_experiment(PROJECT)
     found = package.search_runs(filter_string=f"tags.fedhet = '{experiment}'", output_format="list")
@@ -97,8 +91,7 @@ def _mlflow(package: Any, folder: Path, experiment: str, config: Any) -> Iterato
     else:
         package.start_run(run_name=folder.name, tags={"fedhet": experiment})
         package.log_params(config)
-    yield lambda numbers, round_: package.log_metrics(dict(numbers), step=round_)
-    package.end_run()
+    return lambda numbers, round_: package.log_metrics(dict(numbers), step=round_), package.end_run
 
 
 _SERVICES = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}

@@ -25,36 +25,28 @@ CheckArrays = Callable[[RunConfig, Roster, Mapping[str, Array]], None]
 SHOWN = 3  # findings in an error's one line
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that does not fit, with the file's path; ``client`` if it is that one's state."""
-
-    text: str
-    client: str = ""
-
-
 @dataclass
 class Verification:
-    """What was looked at, and what does not fit."""
+    """What was looked at, and a line with the file's path for each thing that does not fit."""
 
     folder: Path
     rounds: int = 0
     states: int = 0
     completed: bool = False
     clients: int = 0  # that had not been lost before
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+    lost: int = 0  # of the findings: the last ones, each about a client's state
 
     def raise_for(self, *, accept_lost: bool = False) -> None:
         """Damaged that names the first and counts the rest; ``accept_lost``: states aside."""
-        lost = [f for f in self.findings if f.client]
-        nobody = len(lost) == self.clients
-        left = [f for f in self.findings if nobody or not (accept_lost and f.client)]
+        nobody, others = self.lost == self.clients, self.findings[: -self.lost or None]
+        left = others if accept_lost and not nobody else self.findings
         if not left:
             return
-        words = [f.text for f in left[:SHOWN]]
+        words = left[:SHOWN]
         if len(left) > SHOWN:
             words.append(f"{len(left) - SHOWN} more, which `fedhet verify` lists")
-        if len(lost) == len(self.findings):  # of states alone
+        if not others:
             more = " rounds=N" if self.completed else ""
             resume = f"`fedhet resume {self.folder}{more} --accept-lost` continues without them"
             words.append("all clients are lost, so the run cannot continue" if nobody else resume)
@@ -81,17 +73,17 @@ def verify(folder: RunFolder, config: RunConfig, check_arrays: CheckArrays) -> V
         checked.rounds = int(meta["round"])
         roster.load(meta["roster"])
         records = _lines(folder, meta, completed=checked.completed)
-        checked.findings += map(Finding, _misfits(folder, meta, roster, summary, records))
+        checked.findings += _misfits(folder, meta, roster, summary, records)
         try:
             check_arrays(config, roster, kept.arrays)
         except (Rejected, RuntimeError, ValueError, MemoryError) as error:  # as large as it says
             why = str(error) if isinstance(error, Rejected) else brief(error)
             text = f"'{folder.checkpoint}': the method cannot begin with these arrays: {why}"
-            checked.findings.append(Finding(text))
+            checked.findings.append(text)
         if meta["simulated"] and (config.keep_state or not checked.completed):
             _states(folder.states(config), meta["roster"], checked)
     except Damaged as error:
-        checked.findings.append(Finding(str(error)))
+        checked.findings.append(str(error))
     return checked
 
 
@@ -155,4 +147,5 @@ def _states(root: Path, roster: Mapping[str, Any], found: Verification) -> None:
             FileStore(root / client, sync=False).load(generation, state)
             found.states += 1
         except Refused as error:
-            found.findings.append(Finding(f"client '{client}': {error}", client))
+            found.findings.append(f"client '{client}': {error}")
+            found.lost += 1

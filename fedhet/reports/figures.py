@@ -18,7 +18,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgba
+from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
@@ -48,10 +48,8 @@ _RC: dict[Any, Any] = {
 _DARK = "<style>svg{color:#1b1f24}@media(prefers-color-scheme:dark){svg{color:#e4e8ec}}</style>"
 _PLACES = re.compile(r"(\d\.\d\d)\d+")
 _TAG = re.compile(r"<[^>]*>")
-_HEAD = re.compile(r"<svg [^>]*>")
-_NOISE = re.compile(
-    r"<metadata>.*?</metadata>|<!--.*?-->|<\?xml[^>]*>|<!DOCTYPE[^>]*>| id=\"[a-zA-Z0-9.]+_\d+\"",
-    re.S,
+_NOISE = re.compile(  # and the head
+    r"\A.*?<svg [^>]*>|<metadata>.*?</metadata>|<!--.*?-->| id=\"[a-zA-Z0-9.]+_\d+\"", re.S
 )
 _WIDE = 440  # of a figure that stands alone
 _POINTS = 60  # of a line
@@ -96,7 +94,7 @@ def drawn(name: str, size: tuple[float, float], draw: Callable[[Figure], None], 
         f'width="{size[0]:g}" height="{size[1]:g}" viewBox="0 0 {size[0]:g} {size[1]:g}" '
         f'role="img" aria-label="{escape(title)}">'
     )
-    return _HEAD.sub(lambda _: head, svg, count=1).strip()
+    return head + svg.rstrip()
 
 
 def _panel(
@@ -154,13 +152,8 @@ def differences(comparisons: Sequence[Comparison]) -> Picture:
     size, edges = (330, 56 + 15.0 * len(rows)), (92, 52, 20, 36)
 
     def panel(one: Comparison) -> str:
-        def fill(ax: Axes) -> None:
-            head = _label(one.setting.title, 44)
-            ax.figure.text(0, 1, head, fontsize=10.5, weight="bold", va="top")
-            _draw_differences(ax, one, rows)
-
-        heading = f"{title}, {one.setting.title}"
-        return _panel(f"differences-{one.setting.slug}", fill, size, heading, edges)
+        name, heading = f"differences-{one.setting.slug}", f"{title}, {one.setting.title}"
+        return _panel(name, lambda ax: _draw_differences(ax, one, rows), size, heading, edges)
 
     panels = [(one.setting.slug, panel(one)) for one in compared]
     return Picture("differences", title, caption, panels)
@@ -172,6 +165,8 @@ def _draw_differences(ax: Axes, one: Comparison, rows: Sequence[str]) -> None:
     known = pairs.dropna(subset="mean")
     styles = {1: to_rgba(BLUE), -1: to_rgba(ORANGE), 0: to_rgba(INK, 0.55)}
     colours = known["sign"].map(styles)
+    head = _label(one.setting.title, 44)
+    ax.figure.text(0, 1, head, fontsize=10.5, weight="bold", va="top")
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.axvline(0, color=INK, lw=0.8, alpha=0.6)
     blocks = known[["values", "y"]].explode("values").astype(float)
@@ -233,41 +228,27 @@ def _partition(one: Comparison) -> Picture:
     name, title = f"partition-{one.setting.slug}", "Who holds what"
     if one.counts is None or one.counts.empty:
         return Picture(name, title, absent="no run of this setting has its partition.csv")
-    counts, what = one.counts, noun(str(one.setting.keys["dataset"]))
-    held = counts.to_numpy()
+    held, what = one.counts.to_numpy(), noun(str(one.setting.keys["dataset"]))
+    clients, classes = held.shape
     caption = (
-        f"Training {what} per client and class (area); {len(counts):,} clients, {held.sum():,} "
+        f"Training {what} per client and class (shade); {clients:,} clients, {held.sum():,} "
         f"{what}, at most {held.max():,} of a class on one client."
     )
-    high, draw = bubbles(counts)
-    panel = _panel(name, draw, (_WIDE, high), title, (92, 10, 6, 26))
-    return Picture(name, title, caption, [("", panel)])
-
-
-def bubbles(counts: pd.DataFrame) -> tuple[float, Callable[[Axes], None]]:
-    """Return how high a figure of examples per client (rows) and class is, and what draws it.
-
-    The area of a bubble is the number of examples, in sixteenths of the largest.
-    """
-    held = counts.to_numpy()
-    row, column = np.nonzero(held)
-    step = -(-counts.shape[1] // 24)
-    high = 60 + max(9.0, min(18.0, 300 / counts.shape[1])) * min(counts.shape[1], 60)
 
     def draw(ax: Axes) -> None:
-        cell = min(300 / max(len(counts), 8), (high - 60) / counts.shape[1] * 1.3)
-        # One drawing per size, of which there are 16, keeps the picture small.
-        sizes = np.ceil(16 * held[row, column] / max(1, held.max())) / 16
-        for size in np.unique(sizes):
-            at = sizes == size
-            ax.scatter(row[at], column[at], s=max(0.9 * cell**2 * size, 1), color=BLUE, lw=0)
-        names = [_label(str(each), 14) for each in counts.columns[::step]]
-        ax.set_yticks(range(0, counts.shape[1], step), names, fontsize=8.5)
-        ax.set(xlim=(-0.7, len(counts) - 0.3), ylim=(counts.shape[1] - 0.3, -0.7), xticks=[])
+        shades = LinearSegmentedColormap.from_list("held", [to_rgba(BLUE, 0.12), to_rgba(BLUE)])
+        ax.imshow(np.ma.masked_equal(held.T, 0), shades, aspect="auto", interpolation="none",
+                  vmin=0, vmax=max(1, held.max()))  # fmt: skip
+        step = -(-classes // 24)
+        names = [_label(str(each), 14) for each in one.counts.columns[::step]]
+        ax.set_yticks(range(0, classes, step), names, fontsize=8.5)
+        ax.set_xticks([])
         ax.tick_params(length=0)
         ax.set_xlabel("clients, in order", fontsize=9)
 
-    return high, draw
+    high = 60 + max(9.0, min(18.0, 300 / classes)) * min(classes, 60)
+    panel = _panel(name, draw, (_WIDE, high), title, (92, 10, 6, 26))
+    return Picture(name, title, caption, [("", panel)])
 
 
 # --- t-SNE of representations: needs clients' models and examples --------------------------------

@@ -32,7 +32,7 @@ from fedhet.reports.tables import (
 
 DOCS = Path(__file__).resolve().parent
 BEGIN, END = "<!-- made by fedhet report -->", "<!-- end of what fedhet report made -->"
-TITLES = {  # of the settings in docs/data/NAME
+TITLES = {  # of the settings in docs/data/NAME; n100-t100-fp32 has those of two others
     "ag-news": "AG News, 10 clients", "ag-news-tuned": "AG News, 10 clients, tuned",
     "cifar10-n10": "CIFAR-10, 10 clients", "cifar10-n100": "CIFAR-10, 100 clients, T = 15",
     "cifar10-n100-as-published": "CIFAR-10, 100 clients, as published, T = 40",
@@ -44,7 +44,7 @@ TITLES = {  # of the settings in docs/data/NAME
     "cifar100-n100-t500": "CIFAR-100, 100 clients, T = 500", "digits": "Digits, 10 clients",
     "har": "HAR, 46 phones and watches", "har-tuned": "HAR, 46 phones and watches, T = 20, tuned",
     "heart": "Heart, 4 hospitals", "heart-tuned": "Heart, 4 hospitals, tuned",
-    "n100-t100-fp32": "{data}, 100 clients", "office-caltech": "Office-Caltech, 6 sites",
+    "office-caltech": "Office-Caltech, 6 sites",
 }  # fmt: skip
 CELL, ROW, LEFT, TOP, RIGHT = 40, 18.0, 100, 88, 46  # pixels of the panel
 
@@ -62,15 +62,18 @@ def main() -> None:
 
 def content() -> dict[Path, str]:
     """Every file with its text; nothing is written."""
-    found = []
+    found, titles = [], dict[str, str]()
     for folder in sorted((DOCS / "data").iterdir()):
         records, left_out = read_runs([folder])
         assert not left_out, left_out
         for run in records:
-            run.title, run.name = TITLES[folder.name], f"{folder.name}/{run.name}"
+            run.name = f"{folder.name}/{run.name}"
+            titles.setdefault(run.setting.slug, TITLES.get(folder.name, ""))
         found += records
     runs = Runs(found)
     assert not runs.left_out, runs.left_out
+    for one in runs.comparisons:
+        one.setting.title = titles[one.setting.slug]
     pages = {one.setting.slug: page_name(one.setting.title) for one in runs.comparisons}
     results = DOCS / "results"
     made = {

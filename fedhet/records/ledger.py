@@ -17,6 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,14 +154,10 @@ class Ledger:
 
     def spread(self, metric: str) -> dict[str, float]:
         """Mean, std, p10 and min of a metric over all clients that have it, unweighted."""
-        scores = [
-            self.scores[one]["metrics"] for one in sorted(self.scores, key=files.client_order)
-        ]
-        values = np.array([score[metric] for score in scores if metric in score])
-        figures = [math.nan] * 4
-        if values.size:
-            figures = [values.mean(), values.std(), np.percentile(values, 10), values.min()]
-        return dict(zip(("mean", "std", "p10", "min"), map(float, figures), strict=True))
+        ordered = sorted(self.scores.items(), key=lambda score: files.client_order(score[0]))
+        values = [one["metrics"][metric] for _, one in ordered if metric in one["metrics"]]
+        ways = {"mean": np.mean, "std": np.std, "p10": partial(np.percentile, q=10), "min": np.min}
+        return {name: float(way(values)) if values else math.nan for name, way in ways.items()}
 
     def record(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
         """Close the round: its line of ``rounds.jsonl``."""

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import functools
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -18,7 +19,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -61,16 +61,12 @@ class RunFolder:
     @classmethod
     def create(cls, config: RunConfig, default_name: str, data: str = "") -> "RunFolder":
         """Make the folder of a new run on data with this digest; UserError if it cannot be made."""
-        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        base = files.plain_path(config.out)
-        path = base / (config.name or f"{default_name}-{stamp}")
+        base, stamp = files.plain_path(config.out), time.strftime("%Y%m%d-%H%M%S")
         # Before there is a folder: a run that is killed meanwhile leaves none.
         made_by = environment(config) | {DATA: data}
-        number = 1
-        while not config.name and path.exists():
-            number += 1
-            path = base / f"{default_name}-{stamp}-{number}"
-        folder = cls(path)
+        names = (f"{default_name}-{stamp}" + f"-{n}" * (n > 1) for n in itertools.count(1))
+        free = (base / name for name in names if not (base / name).exists())
+        folder = cls(path := base / config.name if config.name else next(free))
         with contextlib.ExitStack() as undo:  # half a folder would block its name
             try:
                 base.mkdir(parents=True, exist_ok=True)
@@ -224,8 +220,7 @@ class RunFolder:
 
     def state_dir(self, config: RunConfig) -> Path:
         """Return the folder in which simulated clients of runs keep their states."""
-        root = Path(config.state_dir).expanduser() if config.state_dir else self.path / "state"
-        return root.resolve()
+        return Path(config.state_dir or self.path / "state").expanduser().resolve()
 
     def states(self, config: RunConfig) -> Path:
         """Return the folder of this run's states.
@@ -330,12 +325,9 @@ class RunFolder:
         self, counts: Sequence[tuple[str, list[int]]], classes: Sequence[str]
     ) -> None:
         """``partition.csv``: training images per client (rows) and class (columns), if told."""
-        untold = [""] * len(classes)
-        rows: list[list[Any]] = [
-            ["client", *classes],
-            *([c, *(row or untold)] for c, row in counts),
-        ]
-        files.write_text(self.partition, files.csv_text(rows), private=True)
+        rows = ([client, *(row or [""] * len(classes))] for client, row in counts)
+        text = files.csv_text([["client", *classes], *rows])
+        files.write_text(self.partition, text, private=True)
 
     def write_confusion(self, rows: Iterable[list[Any]]) -> None:
         """``confusion.csv``: how often each class was taken for each other one, by client."""
@@ -346,13 +338,12 @@ class RunFolder:
         try:
             summary = files.read_json(self.summary)
             files.shaped(Summary, summary, f"'{self.summary}'")
+            return summary
         except OSError:
             return {}
         except Damaged as error:
-            raise Damaged(
-                f"{error}; without this file `fedhet resume` computes it again"
-            ) from error
-        return summary
+            again = "without this file `fedhet resume` computes it again"
+            raise Damaged(f"{error}; {again}") from error
 
     def read_result(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return :meth:`read_summary` and :meth:`read_rounds`.
@@ -361,15 +352,12 @@ class RunFolder:
         """
         summary, rounds = self.read_summary(), self.read_rounds()  # in the order they are final
         if summary.get("status") == "completed":
-            if not 0 < summary["rounds"] == len(rounds):
-                raise Damaged(
-                    f"'{self.rounds}' has {len(rounds)} of the {summary['rounds']} rounds that "
-                    f"'{self.summary.name}' is of"
-                )
+            (lines, name), of = (self.rounds, self.summary.name), summary["rounds"]
+            if not 0 < of == len(rounds):
+                raise Damaged(f"'{lines}' has {len(rounds)} of the {of} rounds that '{name}' is of")
             if rounds[-1]["sha256"] != summary.get("run_sha256"):
-                raise Damaged(
-                    f"'{self.summary}': run_sha256 is not what '{self.rounds.name}' ends with"
-                )
+                text = f"run_sha256 is not what '{lines.name}' ends with"
+                raise Damaged(f"'{self.summary}': {text}")
         return summary, rounds
 
     def removed(self) -> str:
@@ -479,8 +467,8 @@ _ROOMS_WITHOUT_RESULTS = ("cli", "sweeps", "reports", "watch", "export")
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that a result depends on."""
-    found = {name: version(name) for name in _PACKAGES}
-    return {"fedhet": __version__} | found | {"python": platform.python_version()}
+    packages = {name: version(name) for name in _PACKAGES}
+    return {"fedhet": __version__, **packages, "python": platform.python_version()}
 
 
 @functools.cache
@@ -514,14 +502,10 @@ def processor() -> str:
 
 def commit(package: Path = HERE) -> str | None:
     """Return the commit of our checkout; None in a wheel, also one in another repository."""
-    try:
-        found = subprocess.run(
-            ["git", "-C", str(package), "rev-parse", "HEAD", "HEAD:./client_app.py"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    except OSError:  # there is no git in a container
-        return None
-    return found.stdout.split()[0] if found.returncode == 0 else None
+    git = ["git", "-C", str(package), "rev-parse", "HEAD", "HEAD:./client_app.py"]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):  # a container has no git
+        return subprocess.check_output(git, text=True, stderr=subprocess.DEVNULL).split()[0]
+    return None
 
 
 def environment(config: RunConfig) -> dict[str, Any]:

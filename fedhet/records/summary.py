@@ -31,19 +31,16 @@ def summarise(
     config: RunConfig, rounds: Sequence[Mapping[str, Any]], status: str, clients: int, reason: str
 ) -> dict[str, Any]:
     """Return the figures of ``summary.json`` out of the lines of ``rounds.jsonl``."""
-    evaluated = [r for r in rounds if r["test_accuracy_mean"] is not None]
-    last = evaluated[-1] if evaluated else {}
-    best = best_round(config, rounds)
+    evaluated = (r for r in reversed(rounds) if r["test_accuracy_mean"] is not None)
+    last, best = next(evaluated, {}), best_round(config, rounds)
     replied = sum(r["replied"] for r in rounds)
     sent = sum(r["sampled"] - r["offline"] for r in rounds)
 
     def total(key: str) -> int:
         return int(sum(r[key] for r in rounds))
 
-    summary: dict[str, Any] = {}
-    if config.summed:
-        summary["secure_sum"] = secure_sum_summary(config, rounds)
-    summary |= {
+    sums = {"secure_sum": secure_sum_summary(config, rounds)} if config.summed else {}
+    summary: dict[str, Any] = sums | {
         "method": config.method, "dataset": config.dataset, "clients": clients,
         "clients_expected": max(config.clients, clients), "fraction": config.fraction,
         "rounds": len(rounds), "seed": config.seed, "partition_seed": config.data_seed,
@@ -53,9 +50,8 @@ def summarise(
         summary[f"test_accuracy_{kind}"] = last.get(f"test_accuracy_{kind}")
     summary["metric"] = config.metric
     for name in sorted({*BESIDE_ACCURACY, *(f"test_{key}" for key, _ in config.metrics)}):
-        for key in (f"{name}_mean", f"{name}_clients"):
-            if last.get(key) is not None:
-                summary[key] = last[key]
+        keys = (f"{name}_mean", f"{name}_clients")
+        summary |= {key: last[key] for key in keys if last.get(key) is not None}
     for name in dict.fromkeys(("accuracy", config.metric)):
         means = [(r["round"], r["replied"], r.get(participants_mean(name))) for r in rounds]
         trained = participants(means, METRICS[name], config.evaluate_every)
@@ -111,13 +107,13 @@ def imbalance(config: RunConfig, counts: Mapping[str, int]) -> str:
     if config.metric != "accuracy" or not sum(counts.values()):
         return ""
     name = max(counts, key=counts.__getitem__)
-    if (share := counts[name] / sum(counts.values())) <= COMMONEST:
-        return ""
-    return (
+    share = counts[name] / sum(counts.values())
+    line = (
         f"class '{name}' has {100 * share:.0f} % of the examples: to answer it always would get an "
         f"accuracy of about {100 * share:.0f} %; metric=balanced_accuracy (or auroc) is not moved "
         "by that"
     )
+    return line * (share > COMMONEST)
 
 
 def participants_mean(metric: str) -> str:
@@ -151,18 +147,16 @@ def participants(
 
 def out_of_patience(config: RunConfig, lines: Sequence[Mapping[str, Any]]) -> bool:
     """Whether ``patience`` evaluated rounds brought no better validation metric; logs it."""
-    best = best_round(config, lines)
-    if not config.patience or not best:
-        return False
-    waited = sum(line["round"] % config.evaluate_every == 0 for line in lines[best["round"] :])
-    if waited < config.patience:
-        return False
-    log.info(
-        "the run ends after round %d: %d evaluated rounds without a better validation %s than "
-        "in round %d (patience)", lines[-1]["round"], waited, headline(config.metric, best, "val"),
-        best["round"],
-    )  # fmt: skip
-    return True
+    best = best_round(config, lines) if config.patience else {}
+    later = lines[best.get("round", len(lines)) :]
+    waited = sum(line["round"] % config.evaluate_every == 0 for line in later)
+    if over := waited >= config.patience > 0:
+        log.info(
+            "the run ends after round %d: %d evaluated rounds without a better validation %s than "
+            "in round %d (patience)", lines[-1]["round"], waited,
+            headline(config.metric, best, "val"), best["round"],
+        )  # fmt: skip
+    return over
 
 
 def best_round(config: RunConfig, rounds: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

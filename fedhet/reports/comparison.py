@@ -115,13 +115,10 @@ class Comparison:
         sampled = self.clients[self.clients["generation"] > 0]
         sampled = sampled if len(sampled) else self.clients
         over = sampled.groupby(["variant", "block"])[f"test_{self.metric}"]
-        table["sampled"] = over.mean().groupby("variant").mean()
-        table["std"] = over.std(ddof=0).groupby("variant").mean()
-        table["p10"] = over.quantile(0.1).groupby("variant").mean()
-        worst = over.max() if self.sign < 0 else over.min()
-        table["worst"] = worst.groupby("variant").mean()
-        table["never_sampled"] = by_variant["never_sampled"].mean()
-        table[[*METRICS, MAJORITY]] = by_variant[[*METRICS, MAJORITY]].mean()
+        spread = {"sampled": over.mean(), "std": over.std(ddof=0), "p10": over.quantile(0.1),
+                  "worst": over.max() if self.sign < 0 else over.min()}  # fmt: skip
+        means = by_variant[["never_sampled", *METRICS, MAJORITY]].mean()
+        table = table.join([pd.DataFrame(spread).groupby("variant").mean(), means])
         return table.reindex(self.variants)
 
     @cached_property
@@ -167,16 +164,18 @@ class Comparison:
         return pairs
 
     @cached_property
+    def ranked(self) -> list[str]:
+        """The rows of ``shown`` by their means, the best first."""
+        return sorted(self.shown, key=lambda r: -self.sign * self.levels["mean"][self.shown[r]])
+
+    @cached_property
     def best(self) -> tuple[str, frozenset[str]]:
         """The row of ``shown`` with the best mean, and the rows not shown to differ from it.
 
         Not told: the interval of the paired difference holds zero. Empty where the best has a
         single block, of which nothing can be told.
         """
-        means = {
-            row: self.sign * self.levels["mean"][variant] for row, variant in self.shown.items()
-        }
-        top = max(means, key=lambda row: means[row])
+        top = self.ranked[0]
         if self.levels["blocks"][self.shown[top]] < 2:
             return "", frozenset()
         differences = intervals(self.gaps(self.shown[top]).groupby("block").mean())
@@ -235,12 +234,11 @@ def compare(
     methods = sorted(set(runs["method"]))
     if baseline and baseline not in methods:
         raise UserError(f"baseline: no run has method '{baseline}'; methods: {', '.join(methods)}")
-    rounds_of, clients_of = (dict(iter(f.groupby("setting_id"))) for f in (rounds, clients))
     comparisons = []
-    for slug, setting_runs in runs.groupby("setting_id", sort=False):
-        ours = [placed[number] for number in setting_runs["number"]]
+    for slug in runs["setting_id"].unique():
+        frames = [frame[frame["setting_id"] == slug] for frame in (runs, rounds, clients)]
+        ours = [placed[number] for number in frames[0]["number"]]
         counts = next((run.counts for run in ours if run.counts is not None), None)
-        frames = setting_runs, rounds_of[slug], clients_of.get(slug, clients[:0])  # none of sums
         comparisons.append(Comparison(ours[0].setting, *frames, baseline or BASELINE, counts))
     together = pd.concat({i: one.paired["p"] for i, one in enumerate(comparisons)})
     adjusted = holm(together.astype(float))
@@ -264,10 +262,9 @@ def in_order(comparisons: Sequence[Comparison]) -> list[str]:
     ranks: dict[str, list[float]] = {}
     counted = longest(comparisons)
     for one in [*counted, *(one for one in comparisons if one not in counted)]:
-        means = {row: one.sign * one.levels["mean"][variant] for row, variant in one.shown.items()}
-        for place, row in enumerate(sorted(means, key=lambda row: -means[row])):
+        for place, row in enumerate(one.ranked):
             if one in counted or row not in ranks:
-                ranks.setdefault(row, []).append(place / max(1, len(means) - 1))
+                ranks.setdefault(row, []).append(place / max(1, len(one.ranked) - 1))
     return sorted(ranks, key=lambda row: (float(np.mean(ranks[row])), row))
 
 
@@ -307,7 +304,7 @@ def _single(counted: Sequence[Comparison], *, alone: bool) -> list[str]:
     sentences = []
     for one in single if len(single) <= _NAMED else ():
         unit, gaps = " points" * METRICS[one.metric].percent, one.paired["mean"]
-        ranked = sorted(one.shown.items(), key=lambda row: -one.sign * one.levels["mean"][row[1]])
+        ranked = [(row, one.shown[row]) for row in one.ranked]
         figures = ", ".join(f"{row} {one.levels['mean'][v]:.{one.digits}f}" for row, v in ranked)
         apart = {
             row: f"{size}{unit} {'above' if gaps[variant] > 0 else 'below'}"

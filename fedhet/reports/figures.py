@@ -117,22 +117,6 @@ def _finish(ax: Axes, x: str, y: str = "") -> None:
     ax.set_ylabel(y, fontsize=9)
 
 
-def _name_ends(ax: Axes, ends: Sequence[tuple[str, float, float, str]]) -> None:
-    """Write names beside the axes: ``ends`` are (name, x, y, colour)."""
-    ax.autoscale_view()  # until then the limits are not those of the data
-    to_axes = ax.transData + ax.transAxes.inverted()
-    places = sorted((*to_axes.transform((x, y))[::-1], name, c) for name, x, y, c in ends)
-    step = min(10.5 / ax.get_window_extent().height, 1 / max(1, len(ends)))
-    shift = step * (np.arange(len(ends)) + 0.5)  # upwards off each other, then below the top
-    rising = np.maximum.accumulate([y for y, *_ in places] - shift).clip(0)
-    slots = rising.clip(max=1 - step * len(ends)) + shift
-    for (y, x, name, colour), slot in zip(places, slots, strict=True):
-        ax.plot([x, 1.05], [y, slot], transform=ax.transAxes, color=colour, lw=0.5, alpha=0.45,
-                clip_on=False)  # fmt: skip
-        ax.text(1.06, slot, _label(name, 24), transform=ax.transAxes, fontsize=8.5, va="center",
-                color=colour)  # fmt: skip
-
-
 def differences(comparisons: Sequence[Comparison]) -> Picture:
     """Paired differences to the baseline: interval, mean, blocks; a panel per setting."""
     compared = [one for one in comparisons if len(one.paired)]
@@ -206,17 +190,19 @@ def rounds(one: Comparison) -> Picture:
         return Picture(name, title, absent=reason)
 
     def draw(ax: Axes) -> None:
-        ends = []
+        lines = []
         for i, variant in enumerate(known):
             curve = shared[variant].sort_index()
             step = 1 + len(curve) // _POINTS
             curve = curve.iloc[sorted({*range(0, len(curve), step), len(curve) - 1})]
             colour, style = HUES[i % len(HUES)], ("-", "--", ":")[i // len(HUES) % 3]
-            ax.plot(curve.index, curve, style, color=colour, marker="" if len(curve) > 1 else "o")
-            ends.append((variant, curve.index[-1], curve.iloc[-1], colour))
+            lines += ax.plot(curve.index, curve, style, color=colour, label=_label(variant, 22),
+                             marker="" if len(curve) > 1 else "o")  # fmt: skip
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         _finish(ax, "round", f"test {said(one.metric)}")
-        _name_ends(ax, ends)
+        lines.sort(key=lambda line: -line.get_ydata()[-1])  # as they end, from the top
+        ax.legend(handles=lines, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False,
+                  fontsize=8.5, labelspacing=0.2, handlelength=1.6)  # fmt: skip
 
     size = (_WIDE, max(250.0, 11.5 * len(known) + 60))
     panel = _panel(name, draw, size, title, (44, 150, 12, 38))

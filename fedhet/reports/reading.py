@@ -10,7 +10,6 @@ setting share. Runs in several precisions belong to one setting. No code that a 
 imported: a method ``module:NAME`` is known by that name alone.
 """
 
-import contextlib
 import hashlib
 import json
 import math
@@ -150,22 +149,6 @@ class Setting:
             del keys["rounds"]
         return _json(keys)
 
-    def name(self, titles: Iterable[str]) -> None:
-        """Take the first title that fits, of the runs' presets, or one made from the keys.
-
-        Keys in braces are filled in. No ``str.format``: a stranger's title could ask for any width.
-        """
-        count = {str(self.keys["clients"])}
-        fitting = (t for t in titles if t and set(re.findall(r"\b(\d+) clients\b", t)) <= count)
-        pattern = next(fitting, "{data}, N = {clients}, C = {fraction}")[:LETTERS]
-        keys = {key: plain(value) for key, value in self.keys.items()}
-        data = _DATA.get(self.data, self.data[:1].upper() + self.data[1:])
-        keys |= {"data": data, "fraction": f"{self.share} %"}
-        shown = re.sub(r"\{([a-z0-9-]+)\}", lambda key: cut(keys.get(key[1], key[0])), pattern)
-        self.title = cut(one_line(shown, None))
-        if self.keys["tuned"] and SEARCHED not in self.title:
-            self.title += f", {SEARCHED}"
-
 
 @dataclass
 class RunRecord:
@@ -186,7 +169,6 @@ class RunRecord:
     clients: pd.DataFrame
     counts: pd.DataFrame | None = None
     folder: Path | None = None  # None: a packed record
-    title: str = ""  # what the preset of its sweep calls its setting
     setting: Setting = field(init=False)
     keys: dict[str, Any] = field(init=False)
     compared: bool = True  # False: another precision than the one that the comparison is in
@@ -241,17 +223,14 @@ def read_runs(places: Iterable[Path]) -> tuple[list[RunRecord], list[LeftOut]]:
     runs: list[RunRecord] = []
     left_out: list[LeftOut] = []
     for place in places:
-        paths, titles = _find(place), _titles(place)
-        if not paths:
+        if not (paths := _find(place)):
             what = "has no run folder (config.yaml and rounds.jsonl), sweep or packed record"
             why = what if place.exists() else f"does not exist{files.near(place)}"
             raise UserError(f"'{place}' {why}")
         for path in paths:
             name = path.stem if path.is_file() else path.name
             try:
-                run = read_run(path)
-                run.title = run.title or titles.get(name, "")
-                runs.append(run)
+                runs.append(read_run(path))
             except RunFailed as error:
                 unread = "cannot be read: " * isinstance(error, Damaged)
                 left_out.append(LeftOut(name, f"{unread}{error}"))
@@ -264,17 +243,6 @@ def _find(place: Path) -> list[Path]:
         return [place]
     folders = [path.parent for depth in ("*", "*/*") for path in place.glob(f"{depth}/config.yaml")]
     return sorted([*folders, *place.glob(f"*{SUFFIX}"), *place.glob(f"*/*{SUFFIX}")])
-
-
-def _titles(place: Path) -> dict[str, str]:
-    """Return the title of the sweep of every cell below a folder."""
-    titles: dict[str, str] = {}
-    for path in sorted([*place.glob("sweeps/*/sweep.json"), *place.glob("*/sweeps/*/sweep.json")]):
-        with contextlib.suppress(*_DAMAGE):  # being written, or none of ours
-            index = files.read_json(path)
-            cells = [str(cell["name"]) for cell in index["cells"]]
-            titles |= dict.fromkeys(cells, str(index.get("title") or ""))
-    return titles
 
 
 def read_run(path: Path) -> RunRecord:
@@ -353,7 +321,6 @@ def _unpacked(path: Path) -> RunRecord:
     return RunRecord(
         path.stem, content["config"], content["summary"], content["environment"],
         pd.DataFrame(content["rounds"]), pd.DataFrame(clients), counts,
-        title=str(content.get("title", "")),
     )  # fmt: skip
 
 
@@ -413,8 +380,8 @@ def pack(runs: Iterable[RunRecord], folder: Path) -> None:
             }
             held = {"classes": list(run.counts.columns), "clients": shares}
         content = {
-            "format": FORMAT, "name": name, **({"title": run.title} if run.title else {}),
-            "config": dict(run.config), "summary": dict(run.summary),
+            "format": FORMAT, "name": name, "config": dict(run.config),
+            "summary": dict(run.summary),
             "environment": {
                 k: v for k, v in run.environment.items() if k not in {"started", "device"}
             },
@@ -452,13 +419,13 @@ def arrange(runs: Sequence[RunRecord], left_out: list[LeftOut]) -> list[RunRecor
         else:
             same = other.summary.get("run_sha256") == run.summary.get("run_sha256")
             what = "the same result as" if same else "ANOTHER result than"
-            reason = f"a second run of one cell, with {what} '{other.name}'"
-            left_out.append(LeftOut(run.name, reason))
+            left_out.append(
+                LeftOut(run.name, f"a second run of one cell, with {what} '{other.name}'")
+            )
     left_out.sort()
     for group in together.values():
         _choose_precision(group)
-        group[0].setting.name(run.title for run in group)
-    _tell_titles_apart([group[0].setting for group in together.values()])
+    _name([group[0].setting for group in together.values()])
     papers = {name: place for place, name in enumerate(SPELT)}  # the order of their tables
 
     def order(run: RunRecord) -> tuple[Any, ...]:
@@ -480,23 +447,25 @@ def _choose_precision(group: Sequence[RunRecord]) -> None:
     runs = Counter(run.precision for run in group)
     ranked = sorted(runs, key=lambda p: (-runs[p], p != DEFAULTS["precision"], p))
     setting = next(run.setting for run in group if run.precision == ranked[0])
-    made = defaultdict(set)
-    for run in group:
-        made[run.variant].add(run.precision)
+    made = {(run.variant, run.precision) for run in group}
     for run in group:
         run.setting = setting
-        run.compared = run.precision == next(p for p in ranked if p in made[run.variant])
+        run.compared = run.precision == next(p for p in ranked if (run.variant, p) in made)
 
 
-def _tell_titles_apart(settings: Sequence[Setting]) -> None:
-    """Add to equal titles the keys in which their settings differ."""
+def _name(settings: Sequence[Setting]) -> None:
+    """Call settings by data, N and C, and those of one name by the keys in which they differ."""
     symbols = {key: symbol for symbol, key in _SYMBOLS.items()}
-    for title, count in Counter(one.title for one in settings).items():
-        same = [one for one in settings if one.title == title] if count > 1 else []
+    named: dict[str, list[Setting]] = defaultdict(list)
+    for one in settings:
+        data = _DATA.get(one.data, one.data[:1].upper() + one.data[1:])
+        title = cut(one_line(f"{data}, N = {one.keys['clients']}, C = {one.share} %", None))
+        named[title + f", {SEARCHED}" * bool(one.keys["tuned"])].append(one)
+    for title, same in named.items():
         differing = [key for key in _differing([one.keys for one in same]) if key != "precision"]
-        for setting in same:
-            shown = [f"{symbols.get(k, k)} = {cut(plain(setting.keys[k]))}" for k in differing]
-            setting.title = ", ".join([title, *shown])
+        for one in same:
+            shown = [f"{symbols.get(k, k)} = {cut(plain(one.keys[k]))}" for k in differing]
+            one.title = ", ".join([title, *shown])
 
 
 def method_name(method: str) -> str:

@@ -346,15 +346,13 @@ def to_latex(table: ReportTable) -> str:
     def tex(value: str) -> str:
         return value.translate(_LATEX)
 
-    marked = _marked(table, tex, _LATEX_RANKED)
-    kinds = "".join("l" if name in table.texts else "r" for name in table.shown)
-    head, *rows = (rf"{' & '.join(row)} \\" for row in (map(tex, marked), *marked.to_numpy()))
-    return "\n".join([
-        r"% needs \usepackage{booktabs}", r"\begin{table}[ht]",
-        rf"\caption{{{tex(f'{table.title}. {table.note}')}}}", rf"\label{{tab:{table.name}}}",
-        rf"\begin{{tabular}}{{{kinds}}}", r"\toprule", head, r"\midrule", *rows, r"\bottomrule",
-        r"\end{tabular}", r"\end{table}", "",
-    ])  # fmt: skip
+    marked = _marked(table, tex, _LATEX_RANKED).rename(columns=tex)
+    float_ = marked.style.hide(axis="index").to_latex(
+        position="ht", hrules=True, caption=tex(f"{table.title}. {table.note}"),
+        label=f"tab:{table.name}",
+        column_format="".join("l" if name in table.texts else "r" for name in table.shown),
+    )  # fmt: skip
+    return f"% needs \\usepackage{{booktabs}}\n{float_}"
 
 
 def to_csv(frame: pd.DataFrame) -> str:

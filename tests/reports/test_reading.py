@@ -1,6 +1,5 @@
 """Finished runs, read: what is left out and why, and records of strangers."""
 
-import json
 import sys
 
 import pytest
@@ -93,18 +92,6 @@ def test_a_record_names_code_and_none_is_imported(tmp_path):
         "evil_method (mu0=0.1)", "evil_method (mu0=0.2)",
     ]  # fmt: skip
     assert "evil_method" not in sys.modules
-
-
-def test_a_sweeps_title_names_its_settings(sweep):
-    index = sweep / "sweeps" / "s"
-    index.mkdir(parents=True)
-    cells = [{"name": path.name} for path in sweep.iterdir() if path.name != "sweeps"]
-    content = {"title": "Mine, {clients} sites, {nobody}", "sweep": "s", "cells": cells}
-    (index / "sweep.json").write_text(json.dumps(content))
-    assert load_sweep(sweep).frame()["setting"].unique().tolist() == ["Mine, 4 sites, {nobody}"]
-    content["title"] = "Mine, 9 clients"  # an override has made another setting of it
-    (index / "sweep.json").write_text(json.dumps(content))
-    assert load_sweep(sweep).frame()["setting"].unique().tolist() == ["CIFAR-100, N = 4, C = 50 %"]
 
 
 def test_a_key_of_an_older_version_makes_no_variant_at_the_value_that_was_kept(tmp_path):

@@ -8,7 +8,6 @@ load only its own script and style.
 import asyncio
 import secrets
 import socket
-from importlib.resources import files
 
 import uvicorn
 from jinja2 import Environment, PackageLoader
@@ -18,7 +17,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from fedhet.errors import UserError
 from fedhet.watch.view import RunView, SweepView, word
@@ -33,13 +33,12 @@ HEADERS = {
     "Referrer-Policy": "no-referrer", "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin", "Cache-Control": "no-store",
 }  # fmt: skip
-ASSETS = {"page.js": "text/javascript", "page.css": "text/css"}
 
 
 def _application(view: RunView | SweepView, token: str, host: str) -> Starlette:
     """Return what answers requests below the token, with a check of every request in front."""
-    lock, loader = asyncio.Lock(), PackageLoader("fedhet.watch", "page")
-    pages = Environment(autoescape=True, loader=loader, trim_blocks=True)
+    lock, pages = asyncio.Lock(), Environment(autoescape=True, trim_blocks=True)
+    pages.loader = PackageLoader("fedhet", "watch")
     pages.filters["word"] = word
 
     async def check(request: Request, call_next: RequestResponseEndpoint) -> Response:
@@ -58,13 +57,6 @@ def _application(view: RunView | SweepView, token: str, host: str) -> Starlette:
         answer.headers.update(HEADERS)
         return answer
 
-    async def asset(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in ASSETS:
-            return PlainTextResponse("not found", 404)
-        content = (files("fedhet.watch") / "page" / name).read_bytes()
-        return Response(content, media_type=f"{ASSETS[name]}; charset=utf-8")
-
     async def page(request: Request) -> Response:
         """Return the page of all or of a cell as it is now."""
         cell = request.path_params.get("cell", "")
@@ -76,8 +68,10 @@ def _application(view: RunView | SweepView, token: str, host: str) -> Starlette:
         template = pages.get_template("page.html")
         return HTMLResponse(template.render(root=f"/{token}/", inner=cell, look=look))
 
-    places = {"/{token}/": page, "/{token}/run/{cell}/": page, "/{token}/{name}": asset}
-    routes = [Route(place, answers) for place, answers in places.items()]
+    routes = [
+        Route("/{token}/", page), Route("/{token}/run/{cell}/", page),
+        Mount("/{token}", StaticFiles(packages=[("fedhet.watch", "page")])),
+    ]  # fmt: skip
     checks = [Middleware(BaseHTTPMiddleware, dispatch=check)]
     app = Starlette(routes=routes, middleware=checks)
     app.router.redirect_slashes = False

@@ -1,12 +1,12 @@
 """Read a run folder or a folder of runs as one value, a look, for the page and the terminal.
 
-Only files are read. A look has facts, tables and curves. A column of a table is a title and a kind:
-text, count, percent, number, bytes or run (a name that links to the run's page).
+Only files are read. A look has facts, curves and tables by name. A column of a table is a title and
+a kind: text, count, percent, number, bytes or run (a name that links to the run's page).
 """
 
 import contextlib
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,14 +77,10 @@ class _Files:
                 self._busy = ask()
         return self._busy
 
-    def config(self, path: Path) -> dict[str, Any]:
-        """Return a configuration; empty while it is not there, or is damaged."""
 
-        def read(path: Path) -> dict[str, Any]:
-            shaped(Started, config := read_yaml(path), f"'{path}'")
-            return config
-
-        return dict(self.get(path, read, {}))
+def _config(path: Path) -> dict[str, Any]:
+    shaped(Started, config := read_yaml(path), f"'{path}'")
+    return config
 
 
 class RunView:
@@ -100,13 +96,12 @@ class RunView:
         summary = get(folder.summary, lambda _: folder.read_summary(), {})  # a run writes it last
         rounds = get(folder.rounds, lambda _: folder.read_rounds(), [])
         status = folder.status(summary, rounds, lambda: self.files.busy(folder.being_written))
-        return summary, rounds, self.files.config(folder.config), status
+        return summary, rounds, get(folder.config, _config, {}), status
 
     def look(self) -> Look:
         """Read what is new; never raise for the content of files."""
-        folder, get = self.folder, self.files.get
         _, rounds, config, (status, says) = self.read()
-        scores = {line["client"]: line for line in get(folder.clients, read_evaluations, ())}
+        evaluations = self.files.get(self.folder.clients, read_evaluations, ())
         metrics, wanted = _metrics(config, rounds), config.get("rounds", 0)
         failed = [
             (line["round"], one_line(one["client"], 80), one_line(one["reason"], 300))
@@ -132,14 +127,16 @@ class RunView:
             for at, client, why in failed[: -FAILURES - 1 : -1]
         ]
         heads = [("round", "count"), ("client", "text"), ("why", "text")]
-        clients = _clients(rounds, scores, failed, metrics)
-        tables = [clients] * bool(clients["rows"])
-        tables += [_table("failures", heads, newest, len(failed) - len(newest))] * bool(failed)
+        scores = {line["client"]: line for line in evaluations}
+        tables = {
+            "clients so far": _clients(rounds, scores, failed, metrics),
+            "failures": _table(heads, newest, len(failed)),
+        }
         return {
-            "name": one_line(folder.path.name, 200),
+            "name": one_line(self.folder.path.name, 200), "status": status, "says": says,
             "title": one_line(f"{config.get('method', '?')} on {config.get('dataset', '?')}", 160),
-            "status": status, "over": status not in {"running", "waiting"}, "says": says,
-            "facts": facts, "tables": tables, "columns": columns, "rounds": rows,
+            "facts": facts, "tables": {name: one for name, one in tables.items() if one["rows"]},
+            "columns": columns, "rounds": rows,
             "curves": _curves(rounds, metrics[0]) if rounds else [],
             "damage": list(self.files.problems.values()),
         }  # fmt: skip
@@ -195,13 +192,12 @@ def _curves(rounds: Sequence[Line], metric: str) -> list[Look]:
         low, high = min(values), max(values)
         drawn = []
         for label, points in known.items():
-            places = [
+            places = " ".join(
                 f"{100 * (at - first) / max(1, last - first):.4g},"
                 f"{100 - 100 * (value - low) / (high - low or 1):.4g}"
-                for at, value in points
-            ]
-            newest = word(points[-1][1] if points else None, unit)
-            drawn.append((label, " ".join([*places[:1], *places]), newest))  # one point is a dot
+                for at, value in points[:1] + points  # one point is a dot
+            )
+            drawn.append((label, places, word(points[-1][1] if points else None, unit)))
         ends = {"low": word(low, unit), "high": word(high, unit), "first": first, "last": last}
         curves.append({"title": name, "lines": drawn} | ends)
     return curves
@@ -227,11 +223,12 @@ def _clients(
         ("client", "text"), ("model", "text"), ("last round", "count"), *map(_column, metrics),
         ("failures", "count"), ("why", "text"),
     ]  # fmt: skip
-    return _table("clients so far", columns, rows, len(known) - len(rows))
+    return _table(columns, rows, len(known))
 
 
-def _table(name: str, columns: Columns, rows: Sequence[Any], more: int = 0) -> Look:
-    return {"name": name, "columns": columns, "rows": rows, "more": more}
+def _table(columns: Columns, rows: Sequence[Any], count: int) -> Look:
+    """Return the rows that are shown, of so many."""
+    return {"columns": columns, "rows": rows, "count": count}
 
 
 class SweepView:
@@ -260,8 +257,8 @@ class SweepView:
         rows = [[cell[name] for name, _ in columns] for cell in cells]
         return {
             "name": one_line(self.path.name, 200), "title": f"{len(cells):,} runs", "says": "",
-            "status": ("completed" if done else "interrupted") if over else "running", "over": over,
-            "facts": facts, "tables": [_table("cells", columns, rows)], "columns": [],
+            "status": ("completed" if done else "interrupted") if over else "running",
+            "facts": facts, "tables": {"cells": _table(columns, rows, len(rows))}, "columns": [],
             "rounds": [], "curves": [], "damage": list(self.files.problems.values()),
         }  # fmt: skip
 
@@ -282,7 +279,7 @@ class SweepView:
         run = self.runs.setdefault(name, RunView(self.path / name))
         summary, rounds, config, (state, why) = run.read()
         if not config and sweep:
-            config = self.files.config(self.path / "sweeps" / sweep / f"{name}.yaml")
+            config = self.files.get(self.path / "sweeps" / sweep / f"{name}.yaml", _config, {})
         if not summary and (problems := list(run.files.problems.values())):
             state, why = "failed", problems[0]
         elif state == "waiting":
@@ -306,12 +303,10 @@ class SweepView:
 
 def word(value: Any, kind: str) -> str:
     """Return a value as text; a dash for what is absent."""
-    if value is None or value == "":
-        return "-"
-    if kind == "number":
-        return f"{value:.4g}"
-    texts: dict[str, Callable[[Any], str]] = {"percent": percent, "bytes": decimal}
-    return texts.get(kind, str)(value)
+    texts: dict[str, Callable[[Any], str]] = {
+        "number": "{:.4g}".format, "percent": percent, "bytes": decimal,
+    }  # fmt: skip
+    return "-" if value in {None, ""} else texts.get(kind, str)(value)
 
 
 # --- as lines, for a pipe, a screen reader, a terminal without colours ---------------------------
@@ -319,25 +314,32 @@ def word(value: Any, kind: str) -> str:
 
 def follow(view: RunView | SweepView) -> Iterator[str]:
     """Yield lines as they come, until the run or all runs are over."""
-    look = view.look()
+    look, told, idle, last_state, states = view.look(), 0, 0, "", dict[str, str]()
     yield f"{look['name']}: {look['title']}"
-    last_state, rounds, idle, states = "", 0, 0, dict[str, str]()
     while True:
-        if len(look["rounds"]) < rounds:
-            rounds = 0
+        if len(look["rounds"]) < told:
+            told = 0
             yield "it started again"
-        tables = {table["name"]: table for table in look["tables"]}
-        yield from _new_rounds(look, tables, rounds)
-        for row in tables["cells"]["rows"] if "cells" in tables else ():
+        new, told = look["rounds"][told:], len(look["rounds"])
+        wanted = look["facts"].get("round", "").partition(" of ")[2]
+        tables = defaultdict(lambda: _table((), (), 0), look["tables"])
+        for number, *row in new:
+            yield f"round {number} of {wanted}: {_line(look['columns'][1:], row)}"
+            for at, client, why in tables["failures"]["rows"]:
+                if at == number:
+                    yield f"  {client and f'client {client} failed: '}{why}"
+        if new and (left := look["facts"].get("time left")):
+            yield f"time left: {left}"
+        for row in tables["cells"]["rows"]:
             if states.get(row[0]) != row[1]:
                 states[row[0]] = row[1]
                 yield _line(tables["cells"]["columns"], row)
-        rounds = len(look["rounds"])
         idle = idle + 1 if look["status"] == "interrupted" else 0
-        over = look["over"] and not 0 < idle < PATIENCE
+        going = look["status"] in {"running", "waiting"}
+        over = not going and not 0 < idle < PATIENCE
         damage = [f"cannot be read: {problem}" for problem in look["damage"]]
         state = "\n".join([": ".join(filter(None, (look["status"], look["says"]))), *damage])
-        if over or (state != last_state and not look["over"]):
+        if over or (state != last_state and going):
             yield from state.split("\n")
         last_state = state
         if over:
@@ -345,22 +347,11 @@ def follow(view: RunView | SweepView) -> Iterator[str]:
         time.sleep(POLL)
         look = view.look()
     yield ", ".join(f"{name}: {text}" for name, text in look["facts"].items())
-    if clients := tables.get("clients so far"):
-        yield f"clients so far: {len(clients['rows']) + clients['more']:,}"
+    if count := (clients := tables["clients so far"])["count"]:
+        yield f"clients so far: {count:,}"
         yield from (f"  {_line(clients['columns'], row)}" for row in clients["rows"])
-        yield from [f"  and {clients['more']:,} more"] * bool(clients["more"])
-
-
-def _new_rounds(look: Look, tables: Mapping[str, Look], told: int) -> Iterator[str]:
-    """Yield a line for every new round and, below it, one for every client that failed in it."""
-    wanted = look["facts"].get("round", "").partition(" of ")[2]
-    for number, *row in look["rounds"][told:]:
-        yield f"round {number} of {wanted}: {_line(look['columns'][1:], row)}"
-        for at, client, why in tables["failures"]["rows"] if "failures" in tables else ():
-            if at == number:
-                yield f"  {client and f'client {client} failed: '}{why}"
-    if len(look["rounds"]) > told and (left := look["facts"].get("time left")):
-        yield f"time left: {left}"
+        if more := count - len(clients["rows"]):
+            yield f"  and {more:,} more"
 
 
 def _line(columns: Columns, row: Sequence[Any]) -> str:

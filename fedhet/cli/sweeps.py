@@ -5,7 +5,6 @@ import contextlib
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,7 +20,6 @@ from fedhet.errors import RunFailed, UserError, one_line
 from fedhet.files import check_folder, plain_path, write_text
 
 if TYPE_CHECKING:
-    from fedhet.sweeps.grid import Cell
     from fedhet.sweeps.sweep import Sweep
 
 DEMO_METHODS = ("standalone", "lg_fedavg", "fedssa")
@@ -115,16 +113,12 @@ def _raise_failed(opened: "Sweep", what: str) -> None:
 
 def _run_all(opened: "Sweep", workers: int, ray: str = "", *, blind: bool = False) -> None:
     """Run the cells here, or on the Ray cluster of ``--ray`` or RAY_ADDRESS; show progress."""
-    from fedhet.sweeps.sweep import for_ray, join
-
     address = ray or os.environ.get("RAY_ADDRESS", "")
     with contextlib.ExitStack() as stack:
         if address and any(job.due for job in opened.jobs):
             if any(job.cell.config.engine != "inline" for job in opened.jobs):
                 tell("engine: inline, since each cell is one process of the cluster")
-            for job in opened.jobs:
-                job.cell = for_ray(job.cell)
-            opened.ray = join(address)
+            opened.join(address)
             stack.callback(opened.ray.shutdown)
         stack.enter_context(interruptible())
         progress = stack.enter_context(SweepProgress(opened, blind=blind))
@@ -142,7 +136,7 @@ def _open_sweep(
     path, out = find_preset(preset), plain_path(out)
     if not out.is_dir():
         check_folder(out, "--out")
-    cells = [placed(one, out) for one in read_cells(path, overrides)]
+    cells = read_cells(path, overrides)
     for line in idle_notes([one.config for one in cells], read_overrides(overrides)):
         tell(f"note: {line}")
     name = index_name(preset, path)
@@ -153,14 +147,6 @@ def _open_sweep(
 def index_name(preset: str, path: Path) -> str:
     """Return the name of a preset's index: compare/x and paper/x may share a folder."""
     return path.stem if path == Path(preset).expanduser() else preset.replace("/", "-")
-
-
-def placed(cell: "Cell", out: Path) -> "Cell":
-    """Return the cell with its folder and with paths that hold everywhere."""
-    from fedhet.config.load import absolute_paths
-
-    config = cell.config.model_copy(update={"out": str(out), "name": cell.name})
-    return replace(cell, config=absolute_paths(config))
 
 
 def _counted(opened: "Sweep") -> str:
@@ -218,7 +204,7 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
     """Search keys by validation metric, with equal trials per method; write the best preset."""
     from fedhet.config.load import find_preset
     from fedhet.config.schema import METRICS
-    from fedhet.sweeps.grid import Search, best, once, validation
+    from fedhet.sweeps.grid import Search, best, validation
     from fedhet.sweeps.sweep import Sweep
 
     path = find_preset(config)
@@ -228,7 +214,7 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
     check_folder(target.parent, "--out")  # before hours of trials
     search = Search.read(path, words or [])
     tried = search.trials(trials, search_seed)
-    cells = once(placed(cell, folder) for trial in tried for cell in trial.cells)
+    cells = [cell for trial in tried for cell in trial.cells]
     opened = Sweep(f"tune-{index_name(config, path)}", folder, cells, run_cell)
     _check_mixed(opened, "trials", "--runs")
     _run_all(opened, workers, ray, blind=True)

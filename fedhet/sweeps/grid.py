@@ -55,21 +55,25 @@ LISTS = {  # keys whose commas are no search
 
 
 @dataclass(frozen=True)
-class Cell:
+class _Choice:
+    values: Mapping[str, Any]
+
+    @property
+    def label(self) -> str:
+        """Return the values, for people."""
+        return " ".join(f"{key}={_short(value)}" for key, value in self.values.items())
+
+
+@dataclass(frozen=True)
+class Cell(_Choice):
     """One run of a sweep: its values of the grid, and its whole configuration."""
 
-    values: Mapping[str, Any]
     config: RunConfig
 
     @property
     def name(self) -> str:
         """Return the name of its folder: the method, 16 digits of the configuration's SHA-256."""
         return f"{folder_name(self.config.method)}-{digest(self.config)[:16]}"
-
-    @property
-    def label(self) -> str:
-        """Return its values, for people."""
-        return " ".join(f"{key}={_short(value)}" for key, value in self.values.items())
 
 
 def digest(config: RunConfig) -> str:
@@ -94,10 +98,10 @@ def read_cells(path: Path, overrides: Sequence[str]) -> list[Cell]:
 
     Raise UserError for the first mistake in any cell.
     """
-    preset = read_yaml(path)
-    changes: dict[str, Any] = dict(read_overrides(overrides))
+    preset, changes = read_yaml(path), dict[str, Any](read_overrides(overrides))
+    common = {k: v for k, v in (preset | changes).items() if k not in SWEEP_KEYS}
     if "grid" not in preset:
-        build_config({k: v for k, v in (preset | changes).items() if k not in SWEEP_KEYS})
+        build_config(common)
         raise UserError(
             f"config '{path}': a sweep needs the key `grid`, such as grid: {{method: [fedssa, "
             "standalone], seed: [0, 1, 2]}; `fedhet run` runs a single configuration"
@@ -108,10 +112,9 @@ def read_cells(path: Path, overrides: Sequence[str]) -> list[Cell]:
         if key in SWEEP_KEYS:
             why = f"it is set by the preset '{path}': edit the preset"
         raise UserError(f"{key}: not allowed here, since {why}")
-    common = {"engine": "inline"} | {k: v for k, v in preset.items() if k not in SWEEP_KEYS}
     every = [values for grid in grids for values in combinations(grid, paired)]
     chosen = [values | {key: changes[key] for key in values.keys() & changes} for values in every]
-    return once(Cell(one, resolve(common | changes, one)) for one in chosen)
+    return once(Cell(one, resolve(common, one)) for one in chosen)
 
 
 def once(cells: Iterable[Cell]) -> list[Cell]:
@@ -181,12 +184,12 @@ def combinations(
 
 
 def resolve(common: Mapping[str, Any], values: Mapping[str, Any]) -> RunConfig:
-    """Return a cell's configuration, without the preset's keys of other methods."""
-    merged = {**common, **values}
-    own = method_keys(str(merged.get("method", "fedssa")))
+    """Return a cell's configuration, inline unless they say so, without other methods' keys."""
+    merged = {"engine": "inline", **common, **values}
     foreign: set[str] = set()
     if "method" in values:
-        foreign = method_keys(str(common.get("method", "fedssa"))) - own - set(values)
+        own = method_keys(str(values["method"])) | values.keys()
+        foreign = method_keys(str(common.get("method", "fedssa"))) - own
     return build_config({key: value for key, value in merged.items() if key not in foreign})
 
 
@@ -200,17 +203,11 @@ def _short(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Trial:
+class Trial(_Choice):
     """Values that are tried with a method, and its runs: one for every seed."""
 
     method: str
-    values: Mapping[str, Any]
     cells: Sequence[Cell]
-
-    @property
-    def label(self) -> str:
-        """Return the values, for people."""
-        return " ".join(f"{key}={value}" for key, value in self.values.items())
 
 
 @dataclass(frozen=True)
@@ -231,25 +228,22 @@ class Search:
         """
         preset = read_yaml(path)
         base = {key: v for key, v in preset.items() if key not in SWEEP_KEYS}
-        by_key: dict[str, list[Any]] = {}
+        keys: dict[str, list[Any]] = {}
         for word in words:
             key, equals, text = word.partition("=")
             if not equals or not key:
                 raise UserError(f"'{word}': write key=value or key=v1,v2,...")
-            if key in by_key:
+            if key in keys:
                 raise UserError(f"{key}: it is given twice: write {key}=V1,V2")
-            values = by_key[key] = [
-                _plain(one) for one in ([text] if key in LISTS else text.split(","))
-            ]
-            if twice := next((one for one, count in Counter(values).items() if count > 1), None):
-                raise UserError(f"{key}: {twice} is given twice in '{text}'")
-        axes = {key: values for key, values in by_key.items() if len(values) > 1}
-        named = by_key.get("method") or (_compared(path, preset) if "grid" in preset else [])
+            keys[key] = [_plain(one) for one in ([text] if key in LISTS else text.split(","))]
+            for value, times in Counter(keys[key]).items():
+                if times > 1:
+                    raise UserError(f"{key}: {value} is given twice in '{text}'")
+        named = keys.pop("method", None) or (_compared(path, preset) if "grid" in preset else [])
         methods = [method_name(str(one)) for one in named or [base.get("method", "fedssa")]]
+        axes = {key: values for key, values in keys.items() if len(values) > 1}
+        base |= {key: values[0] for key, values in keys.items() if key not in axes}
         repeats = list(combinations({key: axes.pop(key) for key in SEEDS if key in axes}, []))
-        fixed = {key: values[0] for key, values in by_key.items() if len(values) == 1}
-        base |= {key: value for key, value in fixed.items() if key != "method"}
-        axes.pop("method", None)
         known = _COMMON.union(*map(method_keys, methods))
         for key in axes.keys() - known:
             hint = nearest(key, known)
@@ -280,7 +274,7 @@ class Search:
         trials = []
         for method, grid in grids.items():
             drawn = generator(seed, "tune", method).choice(len(grid), count or most, replace=False)
-            trials += [Trial(method, grid[i], self._cells(method, grid[i])) for i in sorted(drawn)]
+            trials += [Trial(grid[i], method, self._cells(method, grid[i])) for i in sorted(drawn)]
         return trials
 
     def preset(self, chosen: Sequence[Trial]) -> dict[str, Any]:
@@ -306,14 +300,10 @@ class Search:
         return {**title, **fixed, "paired": [list(SEEDS)], "grid": grid}
 
     def _cells(self, method: str, values: Mapping[str, Any]) -> list[Cell]:
-        common = {"engine": "inline", **self.base}
-        cells = []
-        for repeat in self.repeats:
-            chosen = {"method": method, **values, **repeat}
-            config = resolve(common, chosen)
-            if config.split[1] == 0:
-                raise UserError("split: its validation share is 0, must be 1 or more for tuning")
-            cells.append(Cell(chosen, config))
+        chosen = [{"method": method, **values, **repeat} for repeat in self.repeats]
+        cells = [Cell(one, resolve(self.base, one)) for one in chosen]
+        if any(cell.config.split[1] == 0 for cell in cells):
+            raise UserError("split: its validation share is 0, must be 1 or more for tuning")
         return cells
 
 

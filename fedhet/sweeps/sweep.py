@@ -26,13 +26,13 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from fedhet.config.load import RESUMABLE
+from fedhet.config.load import RESUMABLE, absolute_paths
 from fedhet.config.schema import RunConfig
 from fedhet.engines import system
 from fedhet.errors import Damaged, RunFailed, UserError, one_line
 from fedhet.files import check_entries, cpus, read_json, read_yaml, write_json, write_text
 from fedhet.records.run_folder import DATA, LOCK, RunFolder, source_digest, versions
-from fedhet.sweeps.grid import Cell, deciding
+from fedhet.sweeps.grid import Cell, deciding, once
 
 STATES = ("completed", "running", "pending", "diverged", "failed", "damaged")
 POLL = 0.2  # seconds between looks at the cells
@@ -223,33 +223,12 @@ class RayTask:
         self.ray.wait([self.reference], timeout=timeout)
 
 
-def join(address: str) -> Any:
-    """Join the Ray cluster at ``HOST:PORT`` (or ``auto``) and return Ray's module.
-
-    Raise UserError if nobody answers there, or this machine is no part of the cluster.
-    """
-    system.check_ray_address(address, "--ray")
-    start = f"`ray start --address={address} --num-cpus=0`"
-    where = f"from here (this machine must be one of the cluster: {start})"
-    return system.start_ray(f"--ray: '{address}' cannot be joined {where}", address=address)
-
-
 def gpu_share(config: RunConfig, machines: Sequence[dict[str, float]]) -> float:
     """Return the part of a GPU that a cell asks for: that of the machine with most CPUs a GPU."""
     crowds = [m.get("CPU", 0.0) // config.threads / m["GPU"] for m in machines if m.get("GPU")]
     if config.device not in {"auto", "cuda"} or not crowds:
         return 0.0
     return system.gpu_part(max(1, math.ceil(max(crowds))), 1)
-
-
-def for_ray(cell: Cell) -> Cell:
-    """Return the cell as a cluster runs it: inline. Raise UserError for one machine's device."""
-    device = cell.config.device
-    if device.startswith("cuda:"):
-        raise UserError(
-            f"device: '{device}' is not allowed with --ray, which assigns GPUs itself: use cuda"
-        )
-    return replace(cell, config=cell.config.model_copy(update={"engine": "inline"}))
 
 
 def made_with() -> dict[str, str]:
@@ -269,9 +248,15 @@ class Sweep:
     ray: Any = None  # Ray's module, joined to a cluster whose machines all see the folder
 
     def __post_init__(self) -> None:
-        self.jobs = [Job(cell, self.out / cell.name) for cell in self.cells]
+        placed = [self._placed(cell) for cell in self.cells]
+        self.jobs = [Job(cell, self.out / cell.name) for cell in once(placed)]
         for job in self.jobs:
             job.conclude()
+
+    def _placed(self, cell: Cell) -> Cell:
+        """Return the cell with its folder and with paths that hold everywhere."""
+        config = cell.config.model_copy(update={"out": str(self.out), "name": cell.name})
+        return replace(cell, config=absolute_paths(config))
 
     @property
     def folder(self) -> Path:
@@ -299,6 +284,26 @@ class Sweep:
                 if load_dataset(config).digest != kept[DATA]:
                     return f"{name} on data with other values"
         return ""
+
+    def join(self, address: str) -> None:
+        """Let cells run on the Ray cluster at ``HOST:PORT`` (or ``auto``), each inline.
+
+        Raise UserError if nobody answers there, if this machine is no part of the cluster, or for
+        one machine's device.
+        """
+        for job in self.jobs:
+            config = job.cell.config.model_copy(update={"engine": "inline"})
+            if config.device.startswith("cuda:"):
+                raise UserError(
+                    f"device: '{config.device}' is not allowed with --ray, which assigns GPUs "
+                    "itself: use cuda"
+                )
+            job.cell = replace(job.cell, config=config)
+        system.check_ray_address(address, "--ray")
+        start = f"`ray start --address={address} --num-cpus=0`"
+        where = f"from here (this machine must be one of the cluster: {start})"
+        what = f"--ray: '{address}' cannot be joined {where}"
+        self.ray = system.start_ray(what, address=address)
 
     def run(self, workers: int, tell: Callable[["Sweep"], None]) -> None:
         """Run what has not ended, ``workers`` cells at a time (0: as many as fit).
@@ -415,9 +420,9 @@ class Sweep:
     def _last_words(self, job: Job) -> str:
         """Return why its process ended, as far as it is known."""
         assert job.process is not None
-        if isinstance(job.process, RayTask) and job.process.why:
-            return job.process.why
-        code = job.process.exitcode
+        code, why = job.process.exitcode, getattr(job.process, "why", "")
+        if why:
+            return str(why)
         if code is not None and code < 0:
             guess = ", perhaps for want of memory" if -code == signal.SIGKILL else ""
             names = {one.value: one.name for one in signal.Signals}

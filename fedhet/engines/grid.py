@@ -58,6 +58,7 @@ class SimulationGrid(Grid):
     def __init__(self, nodes: int) -> None:
         be_one_process()
         self.nodes = range(launching.FIRST_NODE, launching.FIRST_NODE + nodes)
+        self.waiting: deque[Message] = deque()  # for somebody who answers
         self.replies: dict[str, Message] = {}  # that nobody has pulled yet
         self.between: Callable[[], object] = lambda: None  # before each push
 
@@ -69,8 +70,8 @@ class SimulationGrid(Grid):
         """Have the messages answered; returns their ids."""
         self.between()
         pushed = {posted(message): message for message in messages}
-        for message in pushed.values():
-            self.submit(message)
+        self.waiting.extend(pushed.values())
+        self.collect(0.0)
         return list(pushed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -80,12 +81,8 @@ class SimulationGrid(Grid):
         return [self.replies.pop(i) for i in asked if i in self.replies]
 
     @abstractmethod
-    def submit(self, message: Message) -> None:
-        """Take a message, which has an id."""
-
-    @abstractmethod
     def collect(self, patience: float) -> None:
-        """Take the replies that have come; wait up to ``patience`` seconds for the first."""
+        """Have messages answered; wait up to ``patience`` seconds for the first reply."""
 
     def close(self) -> None:
         """End all processes."""
@@ -99,22 +96,20 @@ class SimulationGrid(Grid):
 
 
 class Inline(SimulationGrid):
-    """This process itself: a message is answered when it is submitted."""
+    """This process itself: a message is answered when it is pushed."""
 
     def __init__(self, answer: Callable[[Message], Message | None], nodes: int) -> None:
         """``answer`` returns None for a message whose reply never comes."""
         super().__init__(nodes)
         self._answer = answer
 
-    def submit(self, message: Message) -> None:
-        """Answer a message, which has an id."""
-        if (reply := self._answer(message)) is not None:
-            self.replies[message.metadata.message_id] = reply
-
     def collect(self, patience: float) -> None:
-        """Wait: no reply comes later."""
-        if patience:
-            time.sleep(patience)
+        """Answer what waits; no reply comes later."""
+        while self.waiting:
+            message = self.waiting.popleft()
+            if (reply := self._answer(message)) is not None:
+                self.replies[message.metadata.message_id] = reply
+        time.sleep(patience)
 
 
 def run(launch: Launch, on_rounds: launching.OnRounds) -> None:
@@ -145,16 +140,15 @@ def run(launch: Launch, on_rounds: launching.OnRounds) -> None:
 
 def _grid(launch: Launch) -> SimulationGrid:
     """Return the grid that the configuration asks for."""
-    config, text, early = launch.config, launch.envelope(), take_early()
+    config, early = launch.config, take_early()
     if config.engine == "processes":
-        return WorkerPool(launch, text, early or ForkServer())
+        return WorkerPool(launch, early or ForkServer())
     if early is not None:
         early.close()
     if config.engine == "ray":
-        return RayTasks(launch, text)
-    return Inline(
-        partial(launching.answered, launching.contexts_of(text, config.clients)), config.clients
-    )
+        return RayTasks(launch)
+    contexts = launching.contexts_of(launch.envelope(), config.clients)
+    return Inline(partial(launching.answered, contexts), config.clients)
 
 
 # --- worker processes ---------------------------------------------------------------------------
@@ -192,12 +186,11 @@ class WorkerPool(SimulationGrid):
     The message of a worker that dies is given to another one, once.
     """
 
-    def __init__(self, launch: Launch, text: str, server: ForkServer) -> None:
+    def __init__(self, launch: Launch, server: ForkServer) -> None:
         """Start the workers, which takes some seconds. The pool then owns ``server``."""
         super().__init__(launch.config.clients)
         count, self._gpus = processes(launch.config)
-        self._order, self._server = order_of(launch, text), server
-        self._waiting: deque[Message] = deque()
+        self._order, self._server = order_of(launch), server
         self._deaths: Counter[str] = Counter()  # of workers, by message
         self._failed_starts = 0
         self._workers = [self._start(number) for number in range(count)]
@@ -211,58 +204,49 @@ class WorkerPool(SimulationGrid):
             self._server = ForkServer()
             return self._server.fork(number, order)
 
-    def submit(self, message: Message) -> None:
-        """Take a message, which has an id."""
-        self._waiting.append(message)
-
     def collect(self, patience: float) -> None:
-        """Keep the replies that have come, as the base class; RunFailed if no worker starts."""
+        """As the base class; RunFailed if no worker starts."""
         self._dispatch()
         ready = set(wait([worker.connection for worker in self._workers], patience))
         for worker in [worker for worker in self._workers if worker.connection in ready]:
-            if (reply := self._read(worker)) is not None:
-                self.replies[reply.metadata.reply_to_message_id] = reply
+            self._read(worker)
         self._dispatch()
 
     def _dispatch(self) -> None:
         for worker in self._workers:
-            if self._waiting and worker.pid and worker.message is None:
-                worker.message = self._waiting.popleft()
-                self._send(worker)
+            if self.waiting and worker.pid and worker.message is None:
+                worker.message = self.waiting.popleft()
+                with contextlib.suppress(OSError):  # it has just died: reading tells
+                    worker.connection.send(worker.message)
 
-    def _send(self, worker: Worker) -> None:
-        with contextlib.suppress(OSError):  # it has just died: reading tells
-            worker.connection.send(worker.message)
-
-    def _read(self, worker: Worker) -> Message | None:
-        """Read from a worker that it is ready, or a reply."""
+    def _read(self, worker: Worker) -> None:
+        """Read from a worker that it is ready, or a reply; replace a dead one."""
         try:
             received = worker.connection.recv()
         except (EOFError, OSError):
-            return self._replace(worker)
-        if isinstance(received, int):
-            worker.pid, self._failed_starts = received, 0
-            if worker.message is not None:
-                self._send(worker)
-            return None
-        worker.message = None
-        assert isinstance(received, Message)
-        return received
+            self._replace(worker)
+        else:
+            if isinstance(received, int):
+                worker.pid, self._failed_starts = received, 0
+                return
+            self.replies[worker.message.metadata.message_id] = received
+            worker.message = None
 
-    def _replace(self, worker: Worker) -> Message | None:
-        """Replace a dead worker by one that gets its message; an error if that ended two."""
+    def _replace(self, worker: Worker) -> None:
+        """Replace a dead worker; its message is the next one's, or has ended two."""
         self._failed_starts += not worker.pid
         if self._failed_starts > STARTS:
             raise RunFailed("worker processes do not start: see log.txt, or the line above")
         worker.end()
-        place, message = self._workers.index(worker), worker.message
-        self._workers[place] = new = self._start(worker.number)
-        if message is not None:
-            self._deaths[message.metadata.message_id] += worker.pid > 0
-            if self._deaths[message.metadata.message_id] > 1:
-                return Message(Error(code=ENDED, reason=DIES), reply_to=message)
-            new.message = message
-        return None
+        self._workers[worker.number] = self._start(worker.number)
+        if (message := worker.message) is not None:
+            identity = message.metadata.message_id
+            self._deaths[identity] += 1
+            if self._deaths[identity] > 1:
+                died = Error(code=ENDED, reason=DIES)
+                self.replies[identity] = Message(died, reply_to=message)
+            else:
+                self.waiting.appendleft(message)
 
     def close(self) -> None:
         """End all processes."""
@@ -286,7 +270,7 @@ _OWN_RAY = {  # of a private Ray: on 127.0.0.1, refusing all without its token
 class RayTasks(SimulationGrid):
     """Messages as tasks of Ray: of one of its own, or of the cluster at RAY_ADDRESS."""
 
-    def __init__(self, launch: Launch, text: str) -> None:
+    def __init__(self, launch: Launch) -> None:
         """Start or join Ray; UserError if a machine of it does not see the run folder."""
         config = launch.config
         super().__init__(config.clients)
@@ -321,42 +305,36 @@ class RayTasks(SimulationGrid):
             remote = ray.remote(num_cpus=config.threads, num_gpus=share, max_retries=1)
             self._task = remote(_answer)
             path = [path for path in sys.path if path]
-            self._order = ray.put(pickle.dumps(order_of(launch, text) | {"path": path}))
+            self._order = ray.put(pickle.dumps(order_of(launch) | {"path": path}))
             self._stack = stack.pop_all()
 
-    def submit(self, message: Message) -> None:
-        """Take a message, which has an id."""
-        with _signals_of_ray():
-            self._running[self._task.remote(self._order, message)] = message
-
     def collect(self, patience: float) -> None:
-        """Take the replies that have come; wait up to ``patience`` seconds for the first."""
+        """As the base class. Ctrl-C raises what it does elsewhere: Ray's C code wraps that."""
+        try:
+            self._collect(patience)
+        except SystemError as error:
+            raise (error.__cause__ or error) from None
+
+    def _collect(self, patience: float) -> None:
+        while self.waiting:
+            message = self.waiting.popleft()
+            self._running[self._task.remote(self._order, message)] = message
         tasks = list(self._running)
-        with _signals_of_ray():
-            ready = self._ray.wait(tasks, timeout=patience)[0] if tasks else []
-            if ready:  # and all others that are
-                ready = self._ray.wait(tasks, num_returns=len(tasks), timeout=0)[0] or ready
-            for task in ready:
-                message = self._running.pop(task)
-                try:
-                    reply = self._ray.get(task)
-                except self._ray.exceptions.RayError as error:
-                    died = Error(code=ENDED, reason=f"{DIES} ({brief(error)})")
-                    reply = Message(died, reply_to=message)
-                self.replies[message.metadata.message_id] = reply
+        ready = self._ray.wait(tasks, timeout=patience)[0] if tasks else []
+        if ready:  # and all others that are
+            ready = self._ray.wait(tasks, num_returns=len(tasks), timeout=0)[0] or ready
+        for task in ready:
+            message = self._running.pop(task)
+            try:
+                reply = self._ray.get(task)
+            except self._ray.exceptions.RayError as error:
+                died = Error(code=ENDED, reason=f"{DIES} ({brief(error)})")
+                reply = Message(died, reply_to=message)
+            self.replies[message.metadata.message_id] = reply
 
     def close(self) -> None:
         """End all processes."""
         self._stack.close()
-
-
-@contextlib.contextmanager
-def _signals_of_ray() -> Iterator[None]:
-    """Let Ctrl-C through this block as what it raises: Ray's C code wraps that."""
-    try:
-        yield
-    except SystemError as error:
-        raise (error.__cause__ or error) from None
 
 
 def _answer(order: bytes, message: Message) -> Message:

@@ -183,10 +183,10 @@ def answered(
         return client_app.app(message, contexts[message.metadata.dst_node_id])
 
 
-def order_of(launch: Launch, text: str) -> dict[str, Any]:
+def order_of(launch: Launch) -> dict[str, Any]:
     """Return what a process that answers messages of a run is told first."""
     config = launch.config
-    return {"text": text, "nodes": config.clients, "log": str(launch.folder.log),
+    return {"text": launch.envelope(), "nodes": config.clients, "log": str(launch.folder.log),
             "cwd": os.getcwd(), "objects": packed_objects(config)}  # fmt: skip
 
 

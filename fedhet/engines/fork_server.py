@@ -2,9 +2,8 @@
 
 ``fedhet run`` forks that process, the fork server, from itself once everything is imported; a
 script or a notebook, which may have threads and a GPU in use, starts a ``python -c`` child. Neither
-imports the caller's main module again, as ``multiprocessing`` and loky would, nor everything else a
-second time. It has no threads and forks a worker for each connection that it is sent. On Linux the
-kernel ends workers with the fork server, and the fork server with the command.
+imports the caller's main module again, as ``multiprocessing`` and loky would. It has no threads. On
+Linux the kernel ends workers with the fork server, and the fork server with the command.
 """
 
 import contextlib
@@ -110,17 +109,14 @@ def _forked(control: socket.socket) -> tuple[int, Callable[[], object]]:
 
 
 def start_early() -> None:
-    """Fork a server for the run that this process is about to start, while it has one thread.
-
-    Everything is imported then, and neither torch nor CUDA has worked.
-    """
+    """Fork a server for the next run, while there is one thread and torch has not worked."""
     with contextlib.suppress(OSError):  # not on Linux
         if len(os.listdir("/proc/self/task")) == 1:
             _early.append(ForkServer(forked=True))
 
 
 def take_early() -> ForkServer | None:
-    """Return the fork server that :func:`start_early` has started, which is the caller's then."""
+    """Return the fork server that :func:`start_early` has started; the caller owns it."""
     return _early.pop() if _early else None
 
 

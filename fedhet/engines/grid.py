@@ -181,10 +181,7 @@ def device_of(worker: int, gpus: int) -> dict[str, str]:
 
 
 class WorkerPool(SimulationGrid):
-    """Worker processes on this machine, one message each at a time.
-
-    The message of a worker that dies is given to another one, once.
-    """
+    """Worker processes on this machine; the message of one that dies goes to another, once."""
 
     def __init__(self, launch: Launch, server: ForkServer) -> None:
         """Start the workers, which takes some seconds. The pool then owns ``server``."""
@@ -358,14 +355,14 @@ def _prepared(packed: bytes) -> tuple[Callable[[Message], Message], TextIO]:
 def _check_shared_folder(ray: Any, folder: Path) -> None:
     """Raise UserError if a machine of the cluster does not write to the same run folder."""
     affinity = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
-    touch = ray.remote(num_cpus=0, max_retries=0)(_write_proof)
+    touch = ray.remote(num_cpus=0, max_retries=0)(Path.touch)
     for node in ray.nodes():
         if not node["Alive"] or not node["Resources"].get("CPU"):
             continue
         proof, place = folder / f".{node['NodeID']}", affinity(node["NodeID"], soft=False)
         why = "it has another folder of that name"
         try:
-            ray.get(touch.options(scheduling_strategy=place).remote(str(proof)), timeout=START)
+            ray.get(touch.options(scheduling_strategy=place).remote(proof), timeout=START)
         except (ray.exceptions.RayError, OSError) as error:
             why = brief(error)
         if not proof.exists():
@@ -375,10 +372,6 @@ def _check_shared_folder(ray: Any, folder: Path) -> None:
                 "disk that all machines see"
             )
         proof.unlink()
-
-
-def _write_proof(path: str) -> None:
-    Path(path).touch()
 
 
 @contextlib.contextmanager

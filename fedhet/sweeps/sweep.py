@@ -345,10 +345,7 @@ class Sweep:
             lock.release()
 
     def _fits(self, job: Job, workers: int) -> bool:
-        """Return whether there is room; here a cell with another engine than inline runs alone.
-
-        One that is submitted to Ray waits there for CPUs.
-        """
+        """Return whether there is room; on Ray a cell waits for CPUs, not inline it runs alone."""
         running = self.running()
         if self.ray:
             return not workers or len(running) < workers

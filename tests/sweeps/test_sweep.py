@@ -111,7 +111,7 @@ def test_reasons_and_logs_of_others_are_shown_as_text_and_in_part(cells, tmp_pat
     found = Sweep("s", tmp_path, cells[:2], execute)
     assert "?[2J" in found.jobs[0].reason and "\x1b" not in found.jobs[0].reason
     job = found.jobs[1]
-    job.process = Mock(exitcode=1)
+    job.process = Mock(exitcode=1, why="")
     log = found._file(job, "log")
     log.parent.mkdir(parents=True)
     with log.open("wb") as file:

@@ -6,13 +6,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self, TextIO, get_type_hints
+from typing import Annotated, Any, Self, TextIO, TypeAlias, get_type_hints
 
 import click
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from typer import Argument, Option
 from typer.core import TyperArgument, TyperCommand
 from typer.models import ArgumentInfo
 
@@ -21,23 +22,20 @@ from fedhet.engines.system import Interrupted, direct
 from fedhet.errors import RunFailed, UserError, brief, distinct, one_line
 from fedhet.plugins import look_here
 
-ConfigName = Annotated[
-    str, typer.Argument(metavar="CONFIG", help="YAML file, or a shipped preset (quickstart)")
-]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="keys that replace the file's")
-]
+Texts: TypeAlias = list[str] | None
+File: TypeAlias = Path | None
+ConfigName = Annotated[str, Argument(metavar="CONFIG", help="YAML file, or a preset (quickstart)")]
+Overrides = Annotated[Texts, Argument(metavar="KEY=VALUE...", help="keys that replace the file's")]
 Connection = Annotated[
-    str | None, typer.Option(help="run on nodes: the TLS folder of `fedhet server`", metavar="TLS")
+    str | None, Option(metavar="TLS", help="run on nodes: the TLS folder of `fedhet server`")
 ]
 Trust = Annotated[
-    bool,
-    typer.Option("--trust", help="import code that a run or model names, which then runs as you"),
+    bool, Option("--trust", help="import code that a run or model names, which then runs as you")
 ]
-RunFolderPath = Annotated[Path, typer.Argument(metavar="RUN", help="run folder")]
-Best = Annotated[bool, typer.Option("--best", help="of the best validation round (keep-best)")]
-Workers = Annotated[int, typer.Option(min=0, help="runs at a time; 0: one per core")]
-Json = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
+RunFolderPath = Annotated[Path, Argument(metavar="RUN", help="run folder")]
+Best = Annotated[bool, Option("--best", help="of the best validation round (keep-best)")]
+Workers = Annotated[int, Option(min=0, help="runs at a time; 0: one per core")]
+Json = Annotated[bool, Option("--json", help="print JSON, for programs")]
 PLAIN_INTERVAL = 5.0  # seconds between lines where no bar can be drawn
 NAMED = 3  # clients left out of a round that its line names
 

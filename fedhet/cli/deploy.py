@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from typer import Argument, Option
 
-from fedhet.cli.common import Json, say, show_table, tell
+from fedhet.cli.common import File, Json, Texts, say, show_table, tell
 from fedhet.cli.lists import template
 from fedhet.engines.system import Interrupted, interruptible, look_away
 from fedhet.errors import UserError, one_line
@@ -24,8 +24,6 @@ from fedhet.files import check_id, near, plain_path
 PORT = 8443
 TLS = Path("tls")
 Text: TypeAlias = str | None
-Texts: TypeAlias = list[str] | None
-File: TypeAlias = Path | None
 
 
 def _say(text: str) -> None:

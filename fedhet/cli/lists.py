@@ -10,11 +10,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from pydantic.fields import FieldInfo
+from typer import Argument, Option
 
 from fedhet import plugins
-from fedhet.cli.common import Trust, show_table, tell
+from fedhet.cli.common import File, Texts, Trust, show_table, tell
 from fedhet.config.registry import METHODS, find_method, method_name
 from fedhet.config.schema import METRICS, RunConfig, Schema, kebab
 from fedhet.errors import RunFailed, UserError, one_line
@@ -28,14 +28,9 @@ CLASSES = 10  # of models that are listed without a data set
 
 
 def init(
-    path: Annotated[str, typer.Argument(metavar="FILE", help="a table, texts, signals, images")],
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE...", help="keys that correct or add to the guesses"),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="the preset to write; default: FILE.yaml in this folder")
-    ] = None,
+    path: Annotated[str, Argument(metavar="FILE", help="a table, texts, signals, images")],
+    words: Annotated[Texts, Argument(metavar="KEY=VALUE...", help="keys that correct it")] = None,
+    out: Annotated[File, Option(help="the preset to write; default: FILE.yaml here")] = None,
 ) -> None:
     """Print what is recognised in a file of yours, and write a preset for it.
 
@@ -49,9 +44,7 @@ def init(
 
 
 def runs(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="folder that is searched for run folders")
-    ] = Path("runs"),
+    folder: Annotated[Path, Argument(metavar="DIR", help="folder of run folders")] = Path("runs"),
 ) -> None:
     """List runs with status, method and accuracy."""
     base = plain_path(folder)
@@ -83,14 +76,12 @@ def _run_row(path: Path, base: Path) -> tuple[str, ...]:
 
 
 def keys(
-    method: Annotated[
-        str | None, typer.Argument(metavar="METHOD", help="list its own keys as well")
-    ] = None,
+    method: Annotated[str, Argument(metavar="METHOD", help="list its own keys as well")] = "",
 ) -> None:
     """List the keys of a configuration with defaults, ranges and meaning, one a line."""
     schemas: list[type[Schema]] = [RunConfig, *([find_method(method).params] if method else [])]
     print("\n".join(line for schema in schemas for line in _key_lines(schema)))
-    if method is None:
+    if not method:
         print("and each method's own: fedhet methods, fedhet keys METHOD")
 
 
@@ -125,9 +116,7 @@ def _key_lines(schema: type[Schema]) -> Iterator[str]:
 
 
 def methods(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="one method in full, or module:METHOD")
-    ] = None,
+    name: Annotated[str, Argument(metavar="NAME", help="one in full, or module:METHOD")] = "",
 ) -> None:
     """List the methods and the keys that only they have; one with what it does and sends."""
     for one in [method_name(name)] if name else [*METHODS, *plugins.installed("method")]:
@@ -149,10 +138,9 @@ def methods(
 
 def models(
     words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME|KEY=VALUE...", help="models, groups, module:factory; keys"),
+        Texts, Argument(metavar="NAME|KEY=VALUE...", help="models, groups; keys")
     ] = None,
-    classes: Annotated[int | None, typer.Option(min=1, help="number; default: 10")] = None,
+    classes: Annotated[int | None, Option(min=1, help="number; default: 10")] = None,
 ) -> None:
     """List the models with parameters, size and cost; your own too, if you name them."""
     from fedhet.config.load import build_config, read_overrides
@@ -204,8 +192,8 @@ def template(name: str) -> str:
 
 
 def new(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help="method")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the module, as my_method")],
+    what: Annotated[str, Argument(metavar="WHAT", help="method")],
+    name: Annotated[str, Argument(metavar="NAME", help="name of the module, as my_method")],
 ) -> None:
     """Write a method of your own and its test into this folder (docs/how-to/own-method.md)."""
     if what != "method":
@@ -227,17 +215,12 @@ def new(
 
 
 def report(  # noqa: PLR0913, PLR0917  (one parameter per option)
-    places: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN_OR_SWEEP...", help="run folders, sweeps, packed records"),
-    ],
-    out: Annotated[Path, typer.Option(help="folder of the report; files in it are replaced")],
-    baseline: Annotated[str, typer.Option(help="compared with; default: standalone")] = "",
-    title: Annotated[str, typer.Option(help="heading of the page")] = "fedhet report",
-    records: Annotated[Path | None, typer.Option(help="folder for packed records of runs")] = None,
-    models: Annotated[
-        bool, typer.Option("--models/--no-models", help="draw what needs the clients' models")
-    ] = True,
+    places: Annotated[list[Path], Argument(metavar="RUN_OR_SWEEP...", help="or packed records")],
+    out: Annotated[Path, Option(help="folder of the report; files in it are replaced")],
+    baseline: Annotated[str, Option(help="compared with; default: standalone")] = "",
+    title: Annotated[str, Option(help="heading of the page")] = "fedhet report",
+    records: Annotated[File, Option(help="folder for packed records of runs")] = None,
+    models: Annotated[bool, Option(help="draw what needs the clients' models")] = True,
     trust: Trust = False,
 ) -> None:
     """Compare runs: tables with intervals, figures, and one self-contained page."""

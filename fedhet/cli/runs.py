@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from fedhet.cli import common
 from fedhet.cli.common import Best, ConfigName, Connection, Json, Overrides, Trust, tell
@@ -24,8 +24,8 @@ WIDEST = 20  # classes that a table can show side by side
 def run(  # noqa: PLR0913, PLR0917  (one argument per option)
     config: ConfigName,
     overrides: Overrides = None,
-    out: Annotated[str | None, typer.Option(help="folder of run folders")] = None,
-    name: Annotated[str | None, typer.Option(help="name of the run folder")] = None,
+    out: Annotated[str, Option(help="folder of run folders")] = "",
+    name: Annotated[str, Option(help="name of the run folder")] = "",
     superlink: Connection = None,
     as_json: Json = False,
 ) -> None:
@@ -81,7 +81,7 @@ def resume(  # noqa: PLR0913, PLR0917
     run_folder: common.RunFolderPath,
     overrides: Overrides = None,
     superlink: Connection = None,
-    accept_lost: Annotated[bool, typer.Option(help="leave out clients without a state")] = False,
+    accept_lost: Annotated[bool, Option(help="leave out clients without a state")] = False,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -140,11 +140,9 @@ def partition(config: ConfigName, overrides: Overrides = None) -> None:
 
 
 def watch(
-    place: Annotated[
-        Path, typer.Argument(metavar="RUN_OR_SWEEP", help="run folder, or a folder of them")
-    ],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port")] = 0,
-    plain: Annotated[bool, typer.Option("--plain", help="lines of text instead of a page")] = False,
+    place: Annotated[Path, Argument(metavar="RUN_OR_SWEEP", help="one, or a folder of runs")],
+    port: Annotated[int, Option(min=0, max=65535, help="0: any free port")] = 0,
+    plain: Annotated[bool, Option("--plain", help="lines of text instead of a page")] = False,
 ) -> None:
     """Show a run or sweep, running or finished, as a page on 127.0.0.1 or as text."""
     if port and plain:
@@ -171,17 +169,12 @@ def watch(
 def export(  # noqa: PLR0913, PLR0917  (options of a command)
     state: Annotated[
         Path,
-        typer.Argument(
-            metavar="STATE|RUN",
-            help="a client's states, RUN/state/*/CLIENT (at a node --state/*/CLIENT); or a run",
-        ),
+        Argument(metavar="STATE|RUN", help="RUN/state/*/CLIENT, at a node --state/*/CLIENT; a run"),
     ],
-    out: Annotated[Path, typer.Option(help="new folder for the model")],
+    out: Annotated[Path, Option(help="new folder for the model")],
     best: Best = False,
-    predictions: Annotated[
-        bool, typer.Option("--predictions", help="RUN's predictions (keep-predictions) to OUT.csv")
-    ] = False,
-    onnx: Annotated[bool, typer.Option("--onnx", help="write model.onnx as well")] = False,
+    predictions: Annotated[bool, Option("--predictions", help="RUN's, to OUT.csv")] = False,
+    onnx: Annotated[bool, Option("--onnx", help="write model.onnx as well")] = False,
     trust: Trust = False,
 ) -> None:
     """Export a client's personalised model; the last line is the folder."""
@@ -194,16 +187,9 @@ def export(  # noqa: PLR0913, PLR0917  (options of a command)
 
 
 def predict(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="exported, or a client's folder of states")
-    ],
-    examples: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILES...", help="images or folders; a CSV, an NPZ, a text file"),
-    ],
-    out: Annotated[Path, typer.Option(help="CSV to write, replaced if it exists")] = Path(
-        "predictions.csv"
-    ),
+    model: Annotated[Path, Argument(metavar="MODEL", help="exported, or a client's states")],
+    examples: Annotated[list[Path], Argument(metavar="FILES...", help="images, CSV, NPZ, texts")],
+    out: Annotated[Path, Option(help="CSV to write")] = Path("predictions.csv"),
     best: Best = False,
     trust: Trust = False,
 ) -> None:

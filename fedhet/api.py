@@ -7,9 +7,10 @@ Every mistake is a :class:`~fedhet.errors.UserError`, a run that did not complet
 :class:`~fedhet.errors.RunFailed`; the message is the one line that the command line shows.
 """
 
+import contextlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,11 +150,14 @@ def run(
     look_here()
     path = None if config is None else find_preset(os.fspath(config))
     values, objects = _named(keys)
-    with giving(objects):
+    with giving(objects), _interrupted():
         loaded, notes = load_noted(path, _keys(values))
-        name = folder_name(loaded.method) if path is None else path.stem
-        begin = partial(session.start, loaded, name, _console(progress=progress), notes=notes)
-        return Run(_done(partial(begin, on_round=on_round)).path, objects)
+        name, console = (
+            path.stem if path else folder_name(loaded.method),
+            _console(progress=progress),
+        )
+        folder = session.start(loaded, name, console, notes=notes, on_round=on_round)
+        return Run(folder.path, objects)
 
 
 def resume(
@@ -176,12 +180,10 @@ def resume(
     look_here()
     path, kept = (run.path, run._objects) if isinstance(run, Run) else (Path(run), {})
     values, objects = _again(path, keys)
-    with giving(kept | objects):
-        work = partial(
-            session.resume, path, _keys(values), _console(progress=progress), trust=trust,
-            on_round=on_round,
-        )  # fmt: skip
-        return Run(_done(work).path, kept | objects)
+    with giving(kept | objects), _interrupted():
+        console = _console(progress=progress)
+        folder = session.resume(path, _keys(values), console, trust=trust, on_round=on_round)
+        return Run(folder.path, kept | objects)
 
 
 def load_run(path: str | os.PathLike[str], **objects: Any) -> Run:
@@ -197,31 +199,25 @@ def load_run(path: str | os.PathLike[str], **objects: Any) -> Run:
 
 
 def _named(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return keys with names in place of objects and of ``data``, and the objects by name."""
     values, objects = named(keys)
-    if "data" in values:
-        values |= _data(values.pop("data"), values, objects)
-    return values, objects
-
-
-def _data(data: Any, values: Mapping[str, Any], objects: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys that stand for ``data``; put its object among ``objects``."""
+    if "data" not in values:
+        return values, objects
     if values.get("dataset"):
         raise UserError("data: give it, or dataset=NAME, not both")
     clients = values.get("clients") or ()
     names = [str(one) for one in (range(clients) if isinstance(clients, int) else clients)]
-    read = understand(data, names, text=bool(values.get("text")))
+    read = understand(values.pop("data"), names, text=bool(values.get("text")))
     objects[read.name] = read
-    keys: dict[str, Any] = {"dataset": read.name}
+    values["dataset"] = read.name
     if not isinstance(clients, int):
-        keys["clients"] = len(names)
+        values["clients"] = len(names)
     if read.site:
-        keys["site"] = [read.site]
-    whose = read.site or values.get("site") or (read.data and read.data.clients) is not None
-    if whose and "partition" not in values:
-        keys["partition"] = "natural"
-    if "models" not in values:
-        keys["models"] = [DEFAULT_GROUP[read.kind]]
-    return keys
+        values["site"] = [read.site]
+    if values.get("site") or (read.data and read.data.clients) is not None:
+        values.setdefault("partition", "natural")
+    values.setdefault("models", [DEFAULT_GROUP[read.kind]])
+    return values, objects
 
 
 def _again(path: Path, keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -231,14 +227,12 @@ def _again(path: Path, keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     if not about:
         return values, {}
     started = RunFolder(plain_path(path)).started_config()
-    like = {key: started.get(key) for key in ("text", "site", "clients") if started.get(key)}
+    like = {key: started[key] for key in ("text", "site", "clients") if started.get(key)}
     again, objects = _named(like | about)
-    again.setdefault("method", started.get("method"))
     for key in about:
-        before, now = started.get("dataset" if key == "data" else kebab(key)), again.get(key)
-        if key == "data":
-            now = again["dataset"]
-        elif key == "metrics":
+        name = "dataset" if key == "data" else key
+        before, now = started.get(kebab(name)), again.get(name)
+        if key == "metrics":
             now = {name: function for name, (function,) in again[key].items()}
         if now != before and not (key == "models" and set(before or ()) <= set(now or ())):
             raise UserError(
@@ -251,13 +245,14 @@ def _again(path: Path, keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
 # --- beside -------------------------------------------------------------------------------------
 
 
-def _done(work: Callable[[], RunFolder]) -> RunFolder:
-    """Return what ``work`` returns; raise Python's own exceptions for an interruption."""
+@contextlib.contextmanager
+def _interrupted() -> Iterator[None]:
+    """Raise Python's own exceptions for an interruption."""
     try:
-        return work()
+        yield
     except Interrupted as end:
         code = end.exit_code
-    raise KeyboardInterrupt if code == 130 else SystemExit(code)
+        raise (KeyboardInterrupt if code == 130 else SystemExit(code)) from None
 
 
 def _console(*, progress: bool) -> session.Console:

@@ -30,6 +30,7 @@ from fedhet.plugins import APPS_DATA, check_given, giving
 from fedhet.records.run_folder import RunFolder
 from fedhet.server_app import errors_in_a_line, log, log_to_stderr, outside
 from fedhet.site.local_data import LocalData, open_examples
+from fedhet.training.loop import Recent
 
 KEPT = 4  # clients whose examples a process keeps
 
@@ -76,15 +77,13 @@ def ClientApp(  # noqa: N802  (as Flower's)
     )
     listed = values["models"]
     names = [listed] if isinstance(listed, str) else listed
-    loaded: dict[tuple[str, RunConfig], LocalData] = {}
+    loaded: Recent[tuple[str, RunConfig], LocalData] = Recent(KEPT)
 
     def read(context: Context, config: RunConfig) -> LocalData:
         key = own_name(context), config
-        if key not in loaded:
-            while len(loaded) >= KEPT:
-                del loaded[next(iter(loaded))]
-            loaded[key] = _read(data, context, config)
-        return loaded[key]
+        if (examples := loaded.get(key)) is None:
+            loaded.put(key, examples := _read(data, context, config))
+        return examples
 
     return make_app(OwnSite(names, objects, read))
 

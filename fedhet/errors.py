@@ -11,6 +11,8 @@ from pathlib import Path
 from traceback import FrameSummary
 from typing import Any
 
+from fedhet import HERE, TOP
+
 
 class UserError(Exception):
     """A mistake that the user can mend: one line naming the thing, its value and what is allowed.
@@ -94,15 +96,12 @@ def shortened(error: BaseException, what: str) -> str:
     return "".join([head, *lines, *end]).rstrip()
 
 
-_LIBRARIES = "site-packages"
-_TOP = Path(__file__).resolve().parents[1]
-_ROOMS = tuple(str(_TOP / room) for room in ("fedhet", "strategies", "clients"))
-
-
 def _theirs(frames: Iterable[FrameSummary]) -> list[FrameSummary]:
     """Return the frames that are neither ours, nor a library's, nor Python's own."""
-    known = (*_ROOMS, str(Path(traceback.__file__).parent))
-    return [f for f in frames if _LIBRARIES not in f.filename and not f.filename.startswith(known)]
+    known = HERE, TOP / "strategies", TOP / "clients", Path(traceback.__file__).parent
+    ours = tuple(map(str, known))
+    strange = (f for f in frames if "site-packages" not in f.filename)
+    return [frame for frame in strange if not frame.filename.startswith(ours)]
 
 
 # --- error codes: why a client takes no part -----------------------------------------------------

@@ -19,7 +19,6 @@ import re
 import secrets
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -33,18 +32,14 @@ from fedhet.files import private_folder, replacing
 MAC = "mac"  # field of an identity: its MAC under the key of the user who made it
 MODEL_KEYS = ("architecture", "small-model")  # beside `models`
 APPS_DATA = "app:data"  # data set of a run of somebody's own app, which every node has for itself
-GROUPS = {
-    "method": "fedhet.methods", "model": "fedhet.models", "dataset": "fedhet.datasets",
-    "metric": "fedhet.metrics",
-}  # fmt: skip
 _GIVEN = re.compile(r"[\w.-]+:[\w.]+:[0-9a-f]{16}", re.ASCII)
 _objects: dict[str, Any] = {}  # given by a Python program, by name
 
 
-@lru_cache(maxsize=len(GROUPS))
+@functools.cache
 def installed(kind: str) -> dict[str, EntryPoint]:
     """Return what installed packages offer of a kind (``method``, ``model``, ...), by name."""
-    return {entry.name: entry for entry in entry_points(group=GROUPS[kind])}
+    return {entry.name: entry for entry in entry_points(group=f"fedhet.{kind}s")}
 
 
 _here: list[str] = []  # where a user's own modules are looked for

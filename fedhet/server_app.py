@@ -35,11 +35,17 @@ log = logging.getLogger("fedhet")
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the configuration that arrives in ``context.run_config``."""
+    """Run the configuration of ``context.run_config``; of a plain ``flwr run`` make its folder."""
     log_to_stderr()
     plain = not context.run_config.get("config")  # `flwr run`
     with errors_in_a_line() if plain else contextlib.nullcontext():
-        launch = open_launch(context.run_config)
+        config, run_ = from_run_config(context.run_config)
+        made = bool(run_) and Path(run_["folder"]).is_dir()
+        if not run_:
+            config = outside(config, context.run_config.get("out"))
+        name = folder_name(config.method)
+        folder = RunFolder(Path(run_["folder"])) if made else RunFolder.create(config, name)
+        launch = Launch(config, folder, made and bool(run_["resume"]))
     with serving(launch) as roster:
         run(grid, launch, roster)
 
@@ -85,16 +91,6 @@ def serving(launch: Launch) -> Iterator[Roster]:
         log.removeHandler(handler)
         handler.close()
         lock.release()
-
-
-def open_launch(run_config: Mapping[str, Any]) -> Launch:
-    """Return the run of a Flower run config; for a plain ``flwr run`` its folder is made here."""
-    config, run_ = from_run_config(run_config)
-    if run_ and Path(run_["folder"]).is_dir():
-        return Launch(config, RunFolder(Path(run_["folder"])), bool(run_["resume"]))
-    if not run_:
-        config = outside(config, run_config.get("out"))
-    return Launch(config, RunFolder.create(config, folder_name(config.method)))
 
 
 def outside(config: RunConfig, out: object) -> RunConfig:

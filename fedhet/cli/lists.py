@@ -145,41 +145,34 @@ def models(
     """List the models with parameters, size and cost; your own too, if you name them."""
     from fedhet.config.load import build_config, read_overrides
     from fedhet.data.inputs import IMAGE, Inputs
+    from fedhet.models import names as known
     from fedhet.models.flops import model_sizes
-    from fedhet.models.names import (
-        FORM,
-        GROUPS,
-        MODELS,
-        expand,
-        kinds_of,
-        parse,
-        validate_model_name,
-    )
     from fedhet.models.zoo import EXAMPLES
     from fedhet.site.local_data import load_dataset
 
     pairs = [one for one in words or [] if " " not in one.partition("=")[0] and "=" in one]
     config = build_config(read_overrides(pairs))
-    names: Sequence[str] = expand([word for word in words or [] if word not in pairs])
+    names: Sequence[str] = known.expand([word for word in words or [] if word not in pairs])
     kinds: dict[str, Inputs] = EXAMPLES | {IMAGE: Inputs.image(config.image_size)}
     count = classes or CLASSES
     if any(one.startswith(("dataset=", "data-path=")) for one in pairs):
         dataset = load_dataset(config)
-        kinds = {dataset.inputs.kind: dataset.inputs}
-        count = classes or len(dataset.classes)
+        kinds, count = {dataset.inputs.kind: dataset.inputs}, classes or len(dataset.classes)
     only = next(iter(kinds)) if len(kinds) == 1 else ""
     for name in names:
-        validate_model_name(name, only)
+        known.validate_model_name(name, only)
     columns = ("model", "parameters", "MiB", "buffers", "FLOPs per example, forward")
+    # Of other people's models the kind is unknown: the one that is asked for, or images.
+    kinds_of = {name: known.kinds_of(known.parse(name).plain) or (IMAGE,) for name in names}
     for kind, inputs in kinds.items():
-        # Of other people's models the kind is unknown: the one that is asked for, or images.
-        fitting = [n for n in names if only or kind in (kinds_of(parse(n).plain) or (IMAGE,))]
-        if chosen := fitting if names else MODELS[kind]:
+        fitting = [name for name in names if only or kind in kinds_of[name]]
+        if chosen := fitting if names else known.MODELS[kind]:
             cells = [*model_sizes(chosen, count, config.representation, inputs)]
             show_table(f"{count} classes, {inputs}", columns, cells)
     if not names:
         print("for images also any classifier of torchvision, and timm:NAME; for texts hf:FOLDER")
-        print(f"or your own: module:factory; with weights: '{FORM}'; groups: {', '.join(GROUPS)}")
+        groups = ", ".join(known.GROUPS)
+        print(f"or your own: module:factory; with weights: '{known.FORM}'; groups: {groups}")
         print("buffers: BatchNorm statistics, sent of a shared model only")
 
 

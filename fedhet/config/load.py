@@ -270,6 +270,7 @@ def check_combinations(config: RunConfig) -> None:
     name = re.compile(r"(?!.*accuracy)[a-z][a-z0-9_]{0,39}")
     odd = [n for n, of in config.metrics if n in METRICS or not name.fullmatch(n) or len(of) != 1]
     foreign = [one for _, of in config.metrics for one in of if not is_own("metric", one)]
+    window = ",".join(f"{end:g}" for end in config.window)
     noise = ("dp-clip", "dp-epsilon", "dp-delta")
     missing = [key for key in noise if key not in off_default(config)]
     tuned = TUNABLE | method_keys(config.method)
@@ -281,6 +282,8 @@ def check_combinations(config: RunConfig) -> None:
         (odd, f"metrics: '{(*odd, '')[0]}' cannot be a metric's name, or has not one function: "
          "write {name: module:function}, the name up to 40 of a-z 0-9 _, none of ours and "
          "without 'accuracy'"),
+        (config.window and config.window[0] >= config.window[-1],
+         f"window: '{window}' is not allowed: LOW,HIGH, of which LOW must be less than HIGH"),
         (config.metrics and config.summed,
          "metrics: own metrics are not allowed with secure-sum: clients send sums"),
         (foreign, f"metrics: '{(*foreign, '')[0]}' is not of the form module:function"),

@@ -143,6 +143,7 @@ def _mapping(pairs: Pairs) -> Any:
 Side = Annotated[int, Field(ge=16, le=512)]
 Lists = Annotated[Pairs, BeforeValidator(_lists), PlainSerializer(_mapping)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
+Window = Annotated[tuple[float, float] | tuple[()], BeforeValidator(_words)]
 Size = Annotated[
     Side | tuple[Side, Side],
     BeforeValidator(_size),
@@ -158,17 +159,6 @@ Ratio = Annotated[
     BeforeValidator(lambda value: value.split(":") if isinstance(value, str) else value),
     PlainSerializer(lambda ratio: ":".join(map(str, ratio))),
 ]
-
-
-def _window(value: Any) -> Any:
-    """``LOW,HIGH`` as two numbers, the lower one first."""
-    value = _words(value)
-    if isinstance(value, list | tuple) and len(value) == 2 and float(value[0]) >= float(value[1]):
-        raise ValueError("LOW must be less than HIGH")
-    return value
-
-
-Window = Annotated[tuple[float, float] | tuple[()], BeforeValidator(_window)]
 
 
 class Schema(BaseModel):

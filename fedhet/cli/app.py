@@ -8,9 +8,9 @@ import errno
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated
 
-import typer
+import click
+import typer.main
 
 import fedhet
 from fedhet.cli import deploy, lists, runs, sweeps
@@ -26,23 +26,6 @@ app = typer.Typer(
     help="Model-heterogeneous personalised federated learning.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-def _version(wanted: bool) -> None:  # noqa: FBT001  (typer calls it)
-    if wanted:
-        print(f"fedhet {fedhet.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
-    ] = False,
-) -> None:
-    """Model-heterogeneous personalised federated learning."""
-
-
 for function in (
     runs.run, runs.watch, sweeps.demo, runs.resume, runs.verify, runs.partition, sweeps.sweep,
     sweeps.tune, lists.init, lists.runs, lists.keys, lists.methods, lists.models, lists.new,
@@ -50,9 +33,8 @@ for function in (
     deploy.status, deploy.unit,
 ):  # fmt: skip
     app.command(cls=Command)(function)
-
-
-execute = partial(carry_out, app)  # runs one command line
+version = click.version_option(fedhet.__version__, message="fedhet %(version)s")
+execute = partial(carry_out, version(typer.main.get_command(app)))  # runs one command line
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -4,12 +4,11 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self, TextIO, TypeAlias, get_type_hints
 
 import click
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -55,7 +54,7 @@ class Command(TyperCommand):
 # --- one command line -------------------------------------------------------------------------
 
 
-def carry_out(app: typer.Typer, arguments: list[str]) -> int:
+def carry_out(app: Callable[..., Any], arguments: list[str]) -> int:
     """Run one command line; return 0, 2 (mistake), 3 (run failed) or 128 + signal."""
     os.environ.update(direct())
     try:

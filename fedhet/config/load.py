@@ -4,19 +4,20 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from fedhet import TOP
 from fedhet.config.registry import METHODS, find_method, method_keys, method_name
-from fedhet.config.schema import FORM, METRICS, PATHS, TUNABLE, Params, RunConfig, Schema, kebab
+from fedhet.config.schema import FORM, METRICS, PATHS, TUNABLE, RunConfig, Schema, kebab
 from fedhet.data.inputs import DATASETS, HUB, IMAGE, SIGNAL, family, kind_of
 from fedhet.errors import UserError, nearest
 from fedhet.files import parse_object, plain_path, read_yaml
 from fedhet.models.names import DEFAULT_GROUP, expand, small_name, validate_model_name
 from fedhet.plugins import is_given, is_own
 
+S = TypeVar("S", bound=Schema)
 COMMON = {kebab(name) for name in RunConfig.model_fields if name != "params"}
 # Keys that `fedhet resume` may change: where a run computes, how long, and when it gives up.
 RESUMABLE = (
@@ -50,7 +51,7 @@ def find_preset(name: str) -> Path:
         )
     folder = TOP / "configs"
     files = sorted(folder.rglob("*.yaml"))
-    shipped = {str(preset.relative_to(folder).with_suffix("")): preset for preset in files}
+    shipped = {str(file.relative_to(folder).with_suffix("")): file for file in files}
     name = method_name(name)  # FedSSA is fedssa here as well
     if name not in shipped:
         raise UserError(
@@ -74,12 +75,10 @@ def load_noted(
     """
     preset = read_yaml(path) if path else {}
     new = dict(overrides) if isinstance(overrides, Mapping) else read_overrides(overrides)
-    for values in (preset, new):
-        if isinstance(values.get("method"), str):
-            values["method"] = method_name(values["method"])
-    if "method" in new and new["method"] != preset.get("method", "fedssa"):
+    method = method_name(str(preset.get("method", "fedssa")))
+    if method_name(str(new.get("method", method))) != method:
         # The preset's keys of the old method make no sense for the new one.
-        old = method_keys(str(preset.get("method", "fedssa")))
+        old = method_keys(method)
         preset = {key: value for key, value in preset.items() if key not in old}
     config = build_config({**preset, **new})
     # A preset's key may have lost its effect to an override; a run's own config.yaml has them all.
@@ -123,7 +122,6 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
     params = _validate(method.params, {k: v for k, v in values.items() if k in keys})
     common = {k: v for k, v in values.items() if k in COMMON}
     config = _validate(RunConfig, common | {"method": name})
-    assert isinstance(config, RunConfig) and isinstance(params, Params)
     group = DEFAULT_GROUP[kind_of(config.dataset) or IMAGE]
     models = config.models if "models" in values else (group,)
     config = config.model_copy(update={"params": params, "models": expand(models)})
@@ -135,19 +133,25 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
     return config
 
 
-def _validate(schema: type[Schema], values: Mapping[str, Any]) -> Schema:
-    for key, value in values.items():
-        annotation = schema.model_fields[key.replace("-", "_")].annotation
-        if isinstance(value, bool) and annotation in (int, float):  # pydantic would count it
-            word = str(value).lower()
-            raise UserError(wrong_value(schema, key, word, "it must be a number"))
+def _validate(schema: type[S], values: Mapping[str, Any]) -> S:
+    """Return the values checked; UserError with pydantic's reason, the meaning and a hint."""
+    fields = {kebab(name): field for name, field in schema.model_fields.items()}
+    wrong: list[tuple[str, Any, str]] = [  # pydantic would count a truth value
+        (key, str(value).lower(), "it must be a number") for key, value in values.items()
+        if isinstance(value, bool) and fields[key].annotation in (int, float)
+    ]  # fmt: skip
     try:
-        return schema.model_validate(dict(values))
+        if not wrong:
+            return schema.model_validate(dict(values))
     except ValidationError as errors:
         error = errors.errors(include_url=False)[0]
         key = str(error["loc"][0])
-        value = values.get(key, error["input"])
-        raise UserError(wrong_value(schema, key, value, error["msg"])) from None
+        reason = error["msg"].replace("Input should be", "it must be")
+        wrong = [(key, values.get(key, error["input"]), reason[0].lower() + reason[1:])]
+    key, value, reason = wrong[0]
+    many = "; several values are a `grid` of `fedhet sweep`" if "," in str(value) else ""
+    meaning = fields[key].description or key
+    raise UserError(f"{key}: '{value}' is not allowed: {reason} ({meaning}){many}")
 
 
 def absolute_paths(config: RunConfig) -> RunConfig:
@@ -358,9 +362,6 @@ def check_replies(config: RunConfig) -> None:
         raise UserError(f"sum-range: {config.sum_range:g} is too large: {error}") from error
 
 
-# --- messages about a key or a value --------------------------------------------------------------
-
-
 def unknown_key(key: str, method: str) -> str:
     """Return one line on a key that neither every run nor ``method`` has, with one hint."""
     if key in {"grid", "paired", "title"}:
@@ -370,11 +371,3 @@ def unknown_key(key: str, method: str) -> str:
     if owners and plain not in keys:
         return f"{key}: only method {' or '.join(owners)} has this key, and method is '{method}'"
     return f"{key}: unknown key{nearest(plain, sorted(COMMON | keys | {'grid'}))}"
-
-
-def wrong_value(schema: type[Schema], key: str, value: Any, reason: str) -> str:
-    """Return one line on a value that does not fit, with pydantic's ``reason`` and the meaning."""
-    meaning = schema.model_fields[key.replace("-", "_")].description or key
-    reason = reason.replace("Input should be", "it must be")
-    many = "; several values are a `grid` of `fedhet sweep`" if "," in str(value) else ""
-    return f"{key}: '{value}' is not allowed: {reason[0].lower()}{reason[1:]} ({meaning}){many}"

@@ -1,10 +1,8 @@
-"""fedhet from Python, in a script or a notebook: run, resume, and look at what came out.
+"""fedhet from Python: run, resume, and look at what came out.
 
-What the command line takes by name, :func:`run` takes as an object as well: models, data, metrics,
-a method. Each gets a name (:func:`fedhet.plugins.name_of`), which stands in the configuration.
-
-Every mistake is a :class:`~fedhet.errors.UserError`, a run that did not complete a
-:class:`~fedhet.errors.RunFailed`; the message is the one line that the command line shows.
+Models, data, metrics and a method may be objects. Each gets a name, which stands in the
+configuration (:func:`fedhet.plugins.name_of`). Every mistake is a :class:`fedhet.UserError`, a run
+that did not complete a :class:`fedhet.RunFailed`, with the line that the command line shows.
 """
 
 import contextlib
@@ -95,12 +93,11 @@ class Run:
     def model(self, client: str | int, *, best: bool = False, trust: bool = False) -> Personalised:
         """Return a client's personalised model, on the CPU and in evaluation mode.
 
-        ``client`` is its id, or the site's name in the data (``Klinikum Nord``).
-        Images (B, 3, s, s) float32 in [-1, 1] to logits (B, C) over ``model.classes``.
-        It is the last one that the server accepted, with ``best`` that of the best validation
-        round (``keep-best``). ``model.predict(examples)`` gives a DataFrame. Raises UserError if
-        the client has no state here: never sampled, another machine's, or ``keep-state=false``; or
-        if the run names code of others, unless this user made it or ``trust`` is set.
+        ``client`` is its id, or the site's name in the data (``Klinikum Nord``). The model is the
+        last one that the server accepted, with ``best`` that of the best validation round
+        (``keep-best``): of images (B, 3, s, s) float32 in [-1, 1] logits (B, C) over
+        ``model.classes``. ``model.predict(examples)`` gives a DataFrame. Raises UserError if the
+        client has no state here, or if the run names code of others, unless ``trust`` is set.
         """
         states = {path.name: path for path in states_of(self.path, trust=trust)}
         name = str(client)
@@ -141,11 +138,9 @@ def run(
     may be objects (docs/how-to/python.md): ``method`` a :class:`Method`; ``models`` and
     ``small_model`` modules, classes or functions; ``data`` arrays, tensors, frames or data sets;
     ``metrics`` functions of labels (n,) and probabilities (n, C), by name. ``on_round`` is called
-    with the record of every round; if it returns False the run ends, completed.
-
-    ``progress=False`` shows warnings alone. With ``engine="inline"`` all happens in this process,
-    in which one run goes on at a time. Raises UserError, RunFailed, or KeyboardInterrupt when it
-    was interrupted; :func:`resume` then goes on.
+    with the record of every round; if it returns False the run ends, completed. ``progress=False``
+    shows warnings alone. A process has one run at a time. Raises UserError, RunFailed, or
+    KeyboardInterrupt when it was interrupted; :func:`resume` then goes on.
     """
     look_here()
     path = None if config is None else find_preset(os.fspath(config))
@@ -170,12 +165,11 @@ def resume(
 ) -> Run:
     """Go on with a run after its last finished round; ``rounds=N`` extends a finished one.
 
-    ``run`` is one, or its folder; ``keys`` are those that may change, as for :func:`run`, and
-    ``progress=False`` shows warnings alone. Objects that the run was given (``models``, ``data``,
-    ``metrics``, ``method``) are given again, unless ``run`` still has them; others are refused.
-    ``on_round`` is as for :func:`run`. ``trust``: code that the run names is imported although
-    somebody else made it. Raises UserError,
-    Damaged for a folder that is damaged, RunFailed, or KeyboardInterrupt when it was interrupted.
+    ``run`` is one, or its folder; ``keys`` are those that may change. ``on_round`` and ``progress``
+    are as for :func:`run`. Objects that the run was given (``models``, ``data``, ``metrics``,
+    ``method``) are given again, unless ``run`` still has them; others are refused. ``trust``: code
+    that the run names is imported although somebody else made it. Raises as :func:`run` does, and
+    Damaged for a folder that is damaged.
     """
     look_here()
     path, kept = (run.path, run._objects) if isinstance(run, Run) else (Path(run), {})

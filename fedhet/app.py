@@ -72,11 +72,10 @@ def ClientApp(  # noqa: N802  (as Flower's)
     one client: (x, y), (x, y, x_test, y_test), a DataFrame, a torch Dataset. ``method``,
     ``metrics`` and ``small_model`` are those of the ServerApp, where they are objects.
     """
+    listed = models if isinstance(models, list | tuple) else [models]
     values, objects = named(
-        {"models": models, "method": method, "metrics": metrics, "small_model": small_model}
+        {"models": listed, "method": method, "metrics": metrics, "small_model": small_model}
     )
-    listed = values["models"]
-    names = [listed] if isinstance(listed, str) else listed
     loaded: Recent[tuple[str, RunConfig], LocalData] = Recent(KEPT)
 
     def read(context: Context, config: RunConfig) -> LocalData:
@@ -85,7 +84,7 @@ def ClientApp(  # noqa: N802  (as Flower's)
             loaded.put(key, examples := _read(data, context, config))
         return examples
 
-    return make_app(OwnSite(names, objects, read))
+    return make_app(OwnSite(values["models"], objects, read))
 
 
 def ServerApp(  # noqa: N802  (as Flower's)
@@ -98,12 +97,10 @@ def ServerApp(  # noqa: N802  (as Flower's)
 ) -> FlowerServerApp:
     """Return a Flower ServerApp that runs a method with the clients of a :func:`ClientApp`.
 
-    ``config`` is a YAML file; ``keys`` are those of a run, in snake_case: ``method`` (a name or a
-    :class:`Method`), ``clients``, ``rounds``, ``classes``, ... Keys of the ``run_config`` replace
-    them; those that are not fedhet's are left to the app. ``on_round`` gets the record of every
-    round, and ends the run by returning False. The run folder is below ``out``
-    (``~/.fedhet/runs``). ``resume``, here or in the ``run_config``, is the folder of a run to go on
-    with, which is checked as by ``fedhet resume``; ``trust``: another user may have made it.
+    ``config`` is a YAML file; ``keys`` and ``on_round`` are as for :func:`fedhet.run`. Keys of the
+    ``run_config`` replace them; those that are not fedhet's are left to the app. The run folder is
+    below ``out`` (``~/.fedhet/runs``). ``resume``, here or in the ``run_config``, is the folder of
+    a run to go on with, checked as by ``fedhet resume``; ``trust``: another user may have made it.
     """
     app = FlowerServerApp()
 

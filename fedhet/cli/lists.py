@@ -47,32 +47,27 @@ def runs(
     folder: Annotated[Path, Argument(metavar="DIR", help="folder of run folders")] = Path("runs"),
 ) -> None:
     """List runs with status, method and accuracy."""
-    base = plain_path(folder)
+    from fedhet.records.run_folder import RunFolder
+    from fedhet.records.summary import headline
+
+    base, rows = plain_path(folder), list[tuple[str, ...]]()
     if not base.is_dir():
         raise UserError(f"'{base}' is not a folder: give the folder that your runs are in")
-    found = sorted(base.rglob("checkpoint/run.json"), key=lambda path: path.stat().st_mtime)
-    rows = [_run_row(path.parent.parent, base) for path in found]
+    for path in sorted(base.rglob("checkpoint/run.json"), key=lambda path: path.stat().st_mtime):
+        run = RunFolder(path.parent.parent)  # running, killed, or damaged
+        name = str(run.path.relative_to(base))
+        try:
+            config, (summary, rounds) = run.started_config(), run.read_result()
+            metric = config["metric"] if config.get("metric") in METRICS else "accuracy"
+            last = headline(metric, rounds[-1] if rounds else {})
+            done, status = f"{len(rounds)}/{config['rounds']}", run.status(summary, rounds)[0]
+            rows.append((name, status, config["method"], config["dataset"], done, last))
+        except (UserError, RunFailed, ValueError, KeyError, TypeError):
+            rows.append((name, "damaged", "-", "-", "-", "-"))
     if not rows:
         print(f"no runs in {base}")
         return
     show_table(str(base), ("run", "status", "method", "dataset", "rounds", "last mean"), rows)
-
-
-def _run_row(path: Path, base: Path) -> tuple[str, ...]:
-    """Return what the list shows of one run; it may be running, killed, or damaged."""
-    from fedhet.records.run_folder import RunFolder
-    from fedhet.records.summary import headline
-
-    folder, name = RunFolder(path), str(path.relative_to(base))
-    try:
-        config, (summary, rounds) = folder.started_config(), folder.read_result()
-        status, _ = folder.status(summary, rounds)
-        metric = config["metric"] if config.get("metric") in METRICS else "accuracy"
-        last = headline(metric, rounds[-1] if rounds else {})
-        done = f"{len(rounds)}/{config['rounds']}"
-        return name, status, config["method"], config["dataset"], done, last
-    except (UserError, RunFailed, ValueError, KeyError, TypeError):
-        return name, "damaged", "-", "-", "-", "-"
 
 
 def keys(
@@ -99,13 +94,11 @@ def _allowed(field: FieldInfo) -> str:
 def schema_keys(schema: type[Schema]) -> dict[str, dict[str, Any]]:
     """Return default, range and meaning by key, in the schema's order."""
     fields = {kebab(name): field for name, field in schema.model_fields.items()}
+    meanings = {key: field.description or "" for key, field in fields.items()}
     return {
-        key: {
-            "default": default, "allowed": _allowed(fields[key]),
-            "meaning": fields[key].description or "",
-        }
+        key: {"default": default, "allowed": _allowed(fields[key]), "meaning": meanings[key]}
         for key, default in schema().flat().items()
-    }  # fmt: skip
+    }
 
 
 def _key_lines(schema: type[Schema]) -> Iterator[str]:

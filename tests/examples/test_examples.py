@@ -1,14 +1,19 @@
-"""The examples, run as a user would: modules in the folder where the command is given."""
+"""The examples, run as a user would, in the folder where they lie; the notebooks."""
 
 import json
 import runpy
 import shutil
+import sys
 from dataclasses import replace
+from pathlib import Path
 
+import nbformat
 import numpy as np
 import pytest
 import torch
+from engines.commands import NOTEBOOK, PROXIES
 from helpers.pictures import images_of
+from nbclient import NotebookClient
 from test_same_bytes import signals, table, texts
 
 import fedhet
@@ -17,12 +22,22 @@ from fedhet.cli.app import execute
 from fedhet.config.load import build_config
 from fedhet.engines import session
 from fedhet.errors import UserError
+from fedhet.protocol.payload import ModelArrays
 from fedhet.testing import check_method, make_client, make_strategy, simulate, small, uploads_of
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CLASSES = ("disc", "square", "cross", "ring")
 FEW = ("engine=inline", "clients=2", "classes-per-client=2", "local-epochs=1", "batch-size=16")
 TINY = {"image_size": 16, "representation": 64}
 pytestmark = pytest.mark.usefixtures("here")
+
+
+@pytest.fixture
+def here(request, monkeypatch):
+    """Stand among the examples, or in a folder of them: what lies there can be imported."""
+    monkeypatch.chdir(EXAMPLES / getattr(request, "param", ""))
+    monkeypatch.setattr("sys.path", list(sys.path))
+    plugins.look_here()
 
 
 def test_fedgh_and_fedrep_keep_the_contract_and_fedrep_trains_its_header_alone(tmp_path):
@@ -128,11 +143,11 @@ def test_the_preset_of_signals_runs_as_it_is(tmp_path, capsys):
     ("factories", "kind"),
     [(["own_rows:deep", "own_rows:wide"], table), (["own_words:make"], texts)],
 )
-def test_models_of_ones_own_as_a_user_runs_them(examples, tmp_path, capsys, factories, kind):
+def test_models_of_ones_own_as_a_user_runs_them(tmp_path, capsys, factories, kind):
     """In the folder of the module, with the command that stands in it; beside one of ours too."""
     module, preset = factories[0].partition(":")[0], kind.__name__
     command = f"fedhet run kinds/{preset} data-path=FILE.csv models={','.join(factories)}"
-    assert command in (examples / f"{module}.py").read_text()
+    assert command in (EXAMPLES / f"{module}.py").read_text()
     words = command.replace("FILE.csv", kind(tmp_path)["data_path"]).split()[1:]
     quick = ["rounds=1", "engine=inline", "representation=24", f"out={tmp_path}"]
     quick += ["clients=2", "local-epochs=1"] + ["target=num"] * (preset == "table")
@@ -172,13 +187,13 @@ tiny_shapes = tiny_federated.shapes:load
 
 
 def test_its_method_model_and_data_set_have_names_of_their_own(
-    examples, tmp_path, monkeypatch, capsys, request
+    tmp_path, monkeypatch, capsys, request
 ):
     """The examples as pip leaves an installed package, in a folder on sys.path."""
     package = tmp_path / "site" / "tiny_federated"
     about = tmp_path / "site" / "tiny_federated-1.dist-info"
     about.mkdir(parents=True)
-    shutil.copytree(examples, package)
+    shutil.copytree(EXAMPLES, package)
     (package / "__init__.py").touch()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-federated\nVersion: 1\n")
     (about / "entry_points.txt").write_text(ENTRIES)
@@ -190,3 +205,80 @@ def test_its_method_model_and_data_set_have_names_of_their_own(
     summary = json.loads(capsys.readouterr().out)
     assert (summary["method"], summary["status"]) == ("tiny_rep", "completed")
     assert summary["failures"] == []
+
+
+# --- two methods as the authors' programs compute them, by hand, and as methods of one's own ------
+
+AS_PUBLISHED = pytest.mark.parametrize("here", ["as_published"], indirect=True)
+
+
+@AS_PUBLISHED
+@pytest.mark.parametrize(
+    ("method", "changes"), [("fedmrl", {"d1": 8}), ("fedssa", {"t_stable": 2})]
+)
+def test_they_keep_the_contract(tmp_path, method, changes):
+    check_method(f"{method}:METHOD", tmp_path, **TINY, **changes)
+
+
+@AS_PUBLISHED
+def test_fedmrl_takes_the_model_of_one_participant(tmp_path):
+    config = small(tmp_path, method="fedmrl:METHOD", d1=8, **TINY)
+    strategy = make_strategy(config, [[0], [1], [2]], [50, 100, 150], 4)
+    like = strategy.download(strategy.roster.infos["0"], 1).flat
+    sent = {str(k): ModelArrays(tuple(np.full_like(a, k) for a in like)) for k in range(3)}
+    taken = []
+    for round_ in range(1, 21):
+        strategy.aggregate(uploads_of(strategy, sent), round_)
+        values = np.concatenate([a.ravel() for a in strategy.arrays().values()])
+        assert len(set(values.tolist())) == 1  # a mean of weights would be 4 / 3
+        taken.append(values[0])
+    assert set(taken) == {0, 1, 2}
+
+
+@AS_PUBLISHED
+def test_fedssa_averages_stored_rows_and_hands_a_model_on(tmp_path):
+    config = small(tmp_path, method="fedssa:METHOD", t_stable=2, models=["cnn-5"], **TINY)
+    strategy = make_strategy(config, [[0, 1], [1, 2], [1]], [50, 50, 50], 4)
+    infos = strategy.roster.infos
+    first = strategy.arrays()["header.weight"].copy()
+    sent = strategy.download(infos["0"], 1)
+    trained = type(sent)(
+        sent.classes, sent.weight + 3, sent.bias, tuple(a + 1 for a in sent.tensors)
+    )
+    strategy.aggregate(uploads_of(strategy, {"0": trained}), 1)
+    weight = strategy.arrays()["header.weight"]
+    np.testing.assert_allclose(weight[0], first[0] + 3, rtol=1e-6)  # its only owner
+    np.testing.assert_allclose(weight[1], first[1] + 1, rtol=1e-5)  # two owners have not trained
+    np.testing.assert_allclose(weight[2], first[2], rtol=1e-6)
+    assert strategy.download(infos["0"], 2).tensors == ()
+    handed_on = strategy.download(infos["1"], 2).tensors
+    assert all(np.array_equal(a, b) for a, b in zip(handed_on, trained.tensors, strict=True))
+    client = make_client(config, 1, tmp_path / "state", round_=2)
+    own = strategy.download(infos["1"], 2)
+    client.receive(type(own)(client.seen(), *own.flat[1:3], handed_on))
+    extractor = client.upload().tensors[0]
+    assert np.array_equal(extractor, trained.tensors[0])
+
+
+# --- notebooks ----------------------------------------------------------------------------------
+
+BY_DEFAULT = "own_model_and_data"
+LARGEST = 100_000  # characters of all outputs: a picture, not more
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        path.stem if path.stem == BY_DEFAULT else pytest.param(path.stem, marks=pytest.mark.matrix)
+        for path in sorted(EXAMPLES.glob("*.ipynb"))
+    ],
+)
+def test_a_notebook_runs(tmp_path, monkeypatch, name):
+    """With lines and no widgets, whatever the notebook says of its terminal; by no proxy."""
+    for key, value in (NOTEBOOK | PROXIES).items():
+        monkeypatch.setenv(key, value)
+    book = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
+    assert book.cells[0].cell_type == "markdown" and not any(c.get("outputs") for c in book.cells)
+    NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = [str(output) for cell in book.cells for output in cell.get("outputs", ())]
+    assert outputs and sum(map(len, outputs)) < LARGEST and "ipywidgets" not in "".join(outputs)

@@ -95,7 +95,7 @@ def test_a_full_disk_is_one_line_and_a_reader_that_had_enough_is_none(
 ):
     monkeypatch.setattr(sys, "stdout", unwritable)
     with pytest.raises(SystemExit) as end:
-        main(["--version"])
+        main(["unit", "server"])
     error = capsys.readouterr().err
     if unwritable.name == "/dev/full":
         assert end.value.code == 2 and error == "fedhet: error: No space left on device\n"

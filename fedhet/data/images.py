@@ -11,7 +11,7 @@ import os
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -23,18 +23,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
-from fedhet.data.inputs import (
-    Content,
-    Inputs,
-    Reading,
-    Source,
-    Stream,
-    existing,
-    file_stats,
-    listed,
-    listed_ids,
-    safe_ids,
-)
+from fedhet.data import inputs as kinds
+from fedhet.data.inputs import Content, Inputs, Reading, Source, Stream, listed
 from fedhet.errors import UserError, brief
 from fedhet.files import cpus
 
@@ -68,7 +58,7 @@ class Decoded:
     flags: int = 0
 
 
-def losses(flags: Sequence[int], inputs: Inputs, bad: Sequence[str], most: int = 5) -> list[str]:
+def losses(flags: Collection[int], inputs: Inputs, bad: Sequence[str], most: int = 5) -> list[str]:
     """Return lines about what images with these flags lost, and about the ``bad`` files."""
     high, wide, _ = inputs.image_shape
     lines = _counted(flags, {
@@ -79,7 +69,7 @@ def losses(flags: Sequence[int], inputs: Inputs, bad: Sequence[str], most: int =
     return [*lines, no] if bad else lines
 
 
-def _counted(flags: Sequence[int], texts: Mapping[int, str]) -> list[str]:
+def _counted(flags: Collection[int], texts: Mapping[int, str]) -> list[str]:
     counts = {text: sum(bool(one & flag) for one in flags) for flag, text in texts.items()}
     return [f"{count} {text}" for text, count in counts.items() if count]
 
@@ -95,7 +85,7 @@ def image_stream(
     UserError if none can be read, or some are scans of more than 8 bits and others not.
     """
     first = next((one for one in decode(about.inputs) if one.pixels is not None), Decoded(None))
-    scan, kept, flags, bad = first.flags & SCAN, list[int](), list[int](), list(ignored)
+    scan, flags, bad = first.flags & SCAN, dict[int, int](), list(ignored)
     inputs, low, high = replace(about.inputs, scan=about.inputs.scan or bool(scan)), np.inf, -np.inf
     for index, image in enumerate(decode(inputs)):
         if image.pixels is None:
@@ -106,26 +96,24 @@ def image_stream(
             raise UserError(f"data-path: {one}, unlike images before it: save all in one depth")
         if scan:
             low, high = min(low, image.pixels.min()), max(high, image.pixels.max())
-        kept.append(index)
-        flags.append(image.flags)
+        flags[index] = image.flags
         yield image.pixels[None]
-    if not kept:
+    if not (kept := [*flags]):
         raise UserError(f"data-path: of {len(bad)} files none is an image ({listed(bad, 5)})")
     notes = [*about.notes]
     if scan:
         own = "once resized: every client scales them by its own range (window=LOW,HIGH fixes it)"
         notes.append(f"{len(kept)} images of more than 8 bits, values {low:g} to {high:g} {own}")
-    warnings, labels, classes = losses(flags, inputs, bad), about.labels[kept], about.classes
-    there = np.unique(labels)
-    if not keep_empty and len(there) < len(classes):
-        gone = [name for label, name in enumerate(classes) if label not in there]
-        of = f"dropped {len(gone)} classes without a readable image: {listed(gone, 5)}"
-        warnings.insert(0, of)
-        classes, labels = tuple(classes[k] for k in there), np.searchsorted(there, labels)
+    warnings, labels = losses(flags.values(), inputs, bad), about.labels[kept]
+    there = np.unique(labels) if not keep_empty else np.arange(len(about.classes))
+    if gone := [name for label, name in enumerate(about.classes) if label not in there]:
+        text = f"dropped {len(gone)} classes without a readable image: {listed(gone, 5)}"
+        warnings.insert(0, text)
     by_row = {k: getattr(about, k) for k in ("sites", "groups", "times", "tests")}
     return replace(
-        about, inputs=inputs, labels=labels, classes=classes,
-        paths=tuple(about.paths[k] for k in kept), notes=(*notes, *_counted(flags, _NOTES)),
+        about, inputs=inputs, labels=np.searchsorted(there, labels),
+        classes=tuple(about.classes[k] for k in there), paths=tuple(about.paths[k] for k in kept),
+        notes=(*notes, *_counted(flags.values(), _NOTES)),
         warnings=(*about.warnings, *warnings),
         **{name: rows[kept] if len(rows) else rows for name, rows in by_row.items()},
     )  # fmt: skip
@@ -215,7 +203,7 @@ def image_folder(data_path: str, group: Sequence[str] = ()) -> Source:
     ``group`` is a pattern of the paths such as ``{group}_*.png``. Raise UserError if there is no
     such folder, or if most images are of other levels.
     """
-    path, pattern = existing("image-folder", data_path), ",".join(group)
+    path, pattern = kinds.existing("image-folder", data_path), ",".join(group)
     paths, folders, ignored, prefix, level = _scan(path)
 
     def stream(image: Inputs, classes: tuple[str, ...]) -> Stream:
@@ -234,17 +222,17 @@ def image_folder(data_path: str, group: Sequence[str] = ()) -> Source:
         sites = sorted({*owners})
         if level:
             found = f"{len(sites)} sites by folder (partition=natural): {listed(sites)}"
-            notes += [found, *listed_ids(sites)]
+            notes += [found, *kinds.listed_ids(sites)]
         about = Content(
             image, np.array(labels, dtype=np.int64), names, paths=order, notes=tuple(notes),
             groups=groups, group_by=by, grouped=bool(pattern),
-            sites=np.searchsorted(sites, owners).astype(np.int32), site_names=safe_ids(sites),
+            sites=np.searchsorted(sites, owners).astype(np.int32), site_names=kinds.safe_ids(sites),
         )  # fmt: skip
         inside = [prefix + name for name in order]
         decoding = partial(decode_all, path, inside)
         return image_stream(about, decoding, ignored, keep_empty=bool(classes))
 
-    stats = file_stats([path / name for name in paths] if path.is_dir() else [path])
+    stats = kinds.file_stats([path / name for name in paths] if path.is_dir() else [path])
     key: list[object] = ["image-folder", str(path), folders, ignored, stats, *group]
     return Source(key, stream, len(paths))
 

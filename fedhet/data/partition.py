@@ -179,8 +179,8 @@ def read_partition_file(
     for line, (path, client, split, *group) in _file_rows(file):
         place = (client, split)
         if path not in index_of:
-            like = next(iter(index_of), "")
-            what = f"path {path!r} is not an image of the data set (its paths look like {like!r})"
+            like = f"its paths look like {next(iter(index_of), '')!r}"
+            what = f"path {path!r} is not an image of the data set ({like})"
         elif first.setdefault(path, line) != line:
             what = f"path {path!r} is already in line {first[path]}"
         elif not is_id(client):
@@ -526,18 +526,16 @@ def _flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
         classes: Any = import_module("flwr_datasets.partitioner")
         datasets: Any = import_module("datasets")
     except (ValueError, Damaged, ImportError) as error:
-        package = isinstance(error, ImportError)
-        must = (
-            "needs pip install 'fedhet[hf]'" if package else f"must be {PREFIX}CLASS key=value ..."
-        )
+        form, how = f"must be {PREFIX}CLASS key=value ...", "needs pip install 'fedhet[hf]'"
+        must = how if isinstance(error, ImportError) else form
         raise UserError(f"partition: '{kind}' {must} ({brief(error)})") from error
     known = [one for one in classes.__all__ if one != "Partitioner" and "Vertical" not in one]
     if name not in known:
         allowed = f"{nearest(name, known)}; allowed: {', '.join(known)}"
         raise UserError(f"partition: flwr-datasets has no '{name}' that deals examples{allowed}")
     takes = signature(getattr(classes, name)).parameters
-    ours = {"num_partitions": config.clients or DEFAULT_CLIENTS, "partition_by": "label"}
-    ours |= {"seed": config.data_seed}
+    ours = {"num_partitions": config.clients or DEFAULT_CLIENTS, "partition_by": "label",
+            "seed": config.data_seed}  # fmt: skip
     columns = {"label": data.labels.tolist(), "index": list(range(len(owner)))}
     columns |= {"site": [data.site_names[k] for k in data.sites]} if data.site_names else {}
     try:
@@ -555,7 +553,7 @@ def _flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
         what = f"cannot be made: {brief(error)}; it takes {', '.join(takes)}"
         raise UserError(f"partition: '{kind}' {what}") from error
     _check_count(config.clients, found, f"'{kind}' makes {found}")
-    sizes = [len(mine) for mine in held]
+    sizes = [*map(len, held)]
     owner[np.concatenate(held)] = np.repeat(np.arange(found), sizes)
     if 0 in sizes or sum(sizes) != (owner >= 0).sum():
         what = "leaves some clients without examples, or gives some examples to several"

@@ -4,13 +4,11 @@ Images of 8 bits need nothing fitted. What is fitted are buffers of a module, ke
 private state and carried by ``fedhet export``; none of it ever crosses the wire.
 
 Training may take random views of a batch, drawn on the device for all examples at once. Images: the
-recipe of SimCLR and SupCon: random resized crop, horizontal flip, colour jitter, gray.
-Against torchvision's transforms, which work image by image: a crop wider or higher than the image
-is cut to it instead of drawn again, the jitter's four steps keep one order, and hue turns colours
-around the gray axis of RGB instead of HSV's circle.
-
-Signals: noise on every number and a factor for every channel (Um et al. 2017, arXiv 1706.00527).
-Rows of a table: noise on every column. Tokens: words that become padding.
+recipe of SimCLR and SupCon: random resized crop, horizontal flip, colour jitter, gray. Other than
+in torchvision's transforms, a crop wider or higher than the image is cut to it, the jitter's four
+steps keep one order, and hue turns colours around the gray axis of RGB. Signals: noise on every
+number and a factor for every channel (Um et al. 2017, arXiv 1706.00527). Rows of a table: noise on
+every column. Tokens: words that become padding.
 """
 
 import math
@@ -71,16 +69,15 @@ class ChannelPreparation(Preparation):
         """Take moments in float64, piece by piece: n may be large."""
         channels = examples.flatten(1, 2).mT if self.images else examples  # (n, c, t)
         total = torch.zeros(channels.shape[1], dtype=torch.float64, device=examples.device)
-        square, count = total.clone(), 0
+        square, count = total.clone(), max(1, channels.shape[0] * channels.shape[2])
         for part in torch.split(channels, 256):
             values = part.double() / self.scale
             total += values.sum(dim=(0, 2))
             square += values.square().sum(dim=(0, 2))
-            count += values.shape[0] * values.shape[2]
-        mean = total / max(1, count)
+        mean = total / count
         self.mean.copy_(mean.view_as(self.mean))
-        variance = square / max(1, count) - mean.square()
-        self.deviation.copy_(_deviation(mean, variance).view_as(self.mean))
+        deviation = _deviation(mean, square / count - mean.square())
+        self.deviation.copy_(deviation.view_as(self.mean))
 
     def forward(self, examples: Tensor) -> Tensor:
         """Turn (B, c, t) or uint8 (B, h, w, c) into float32, channels first."""
@@ -109,8 +106,7 @@ class ScanPreparation(Preparation):
             return
         values = examples.flatten()
         values = values[:: max(1, len(values) // SAMPLE)].double().sort().values
-        ends = [round(share * (len(values) - 1)) for share in (OUTSIDE, 1 - OUTSIDE)]
-        low, high = values[ends[0]], values[ends[1]]
+        low, high = (values[round(x * (len(values) - 1))] for x in (OUTSIDE, 1 - OUTSIDE))
         if high <= low:
             low, high = values[0], values[-1]
         self.low.copy_(low)
@@ -201,16 +197,14 @@ def crop_flip(images: Tensor, generator: torch.Generator) -> Tensor:
     """
     (count, high, wide), device = images.shape[:3], images.device
     down, across = high // 8, wide // 8
-    tops, lefts = (
-        torch.randint(0, 2 * margin + 1, (count, 1), generator=generator, device=device)
-        for margin in (down, across)
+    tops, lefts, flipped = (
+        torch.randint(0, places, (count, 1), generator=generator, device=device)
+        for places in (2 * down + 1, 2 * across + 1, 2)
     )
-    flipped = torch.randint(0, 2, (count, 1), generator=generator, device=device) == 1
     steps = torch.arange(wide, device=device)
-    rows = tops + torch.arange(high, device=device)
-    columns = lefts + torch.where(flipped, wide - 1 - steps, steps)
+    columns = lefts + torch.where(flipped == 1, wide - 1 - steps, steps)
     padded = F.pad(images, (0, 0, across, across, down, down))
-    return _pixels(padded, rows, columns)
+    return _pixels(padded, tops + torch.arange(high, device=device), columns)
 
 
 def _pixels(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
@@ -227,27 +221,24 @@ def flip_erase_crop(images: Tensor, generator: torch.Generator) -> Tensor:
     1708.04896; one that does not fit is cut to the image); a crop with a margin of an eighth of the
     sides, of zeros.
     """
-    count, _, high, wide = images.shape
-    device = images.device
+    (count, _, high, wide), device = images.shape, images.device
     draws = torch.rand(8, count, 1, generator=generator, device=device)
-    rows, columns = torch.arange(high, device=device), torch.arange(wide, device=device)
+    down, across = high // 8, wide // 8
+    # The place of every row and column of the result in the flipped image, without its margin.
+    rows = (draws[6] * (2 * down + 1)).long() - down + torch.arange(high, device=device)
+    columns = (draws[7] * (2 * across + 1)).long() - across + torch.arange(wide, device=device)
     area = (0.04 + 0.16 * draws[0]) * high * wide
     ratio = torch.exp((2 * draws[1] - 1) * math.log(2.0))
     tall = (area * ratio).sqrt().round().clamp(max=high)
     broad = (area / ratio).sqrt().round().clamp(max=wide)
     top = (draws[2] * (high - tall + 1)).floor()
     left = (draws[3] * (wide - broad + 1)).floor()
-    inside = ((rows >= top) & (rows < top + tall))[:, :, None]
-    inside = inside & ((columns >= left) & (columns < left + broad))[:, None, :]
-    erased = (draws[4] < 0.5)[:, :, None] & inside
-    down, across = high // 8, wide // 8
-    flipped = torch.where(draws[5] < 0.5, wide - 1 - columns, columns)  # (B, w)
-    pixels = _pixels(images.permute(0, 2, 3, 1), rows[None], flipped)
-    pixels = pixels.masked_fill(erased[..., None], 0.0)
-    padded = F.pad(pixels, (0, 0, across, across, down, down))
-    tops = (draws[6] * (2 * down + 1)).long() + rows
-    lefts = (draws[7] * (2 * across + 1)).long() + columns
-    return _pixels(padded, tops, lefts).permute(0, 3, 1, 2)
+    within = (rows >= top) & (rows < top + tall) & (draws[4] < 0.5)
+    erased = within[:, :, None] & ((columns >= left) & (columns < left + broad))[:, None, :]
+    columns = torch.where(draws[5] < 0.5, wide - 1 - columns, columns)
+    padded = F.pad(images.permute(0, 2, 3, 1), (0, 0, across, across, down, down))
+    views = _pixels(padded, rows + down, columns + across).masked_fill(erased[..., None], 0.0)
+    return views.permute(0, 3, 1, 2)
 
 
 def two_views(inputs: Tensor, generator: torch.Generator, kind: str = IMAGE) -> Tensor:

@@ -18,27 +18,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedhet.data import describe, formats
-from fedhet.data.inputs import (
-    MAX_SIDE,
-    MAX_SIZE,
-    PLAIN,
-    RECORDING,
-    SIGNAL,
-    TOKENS,
-    Content,
-    Encoded,
-    Examples,
-    Indices,
-    Inputs,
-    Reading,
-    Stream,
-    canonical,
-    counted,
-    listed,
-    listed_ids,
-    safe_ids,
-    shown,
-)
+from fedhet.data import inputs as kinds
+from fedhet.data.inputs import Content, Indices, Inputs, Reading, Stream, canonical, listed
 from fedhet.data.rows import RowFile, to_numbers
 from fedhet.errors import UserError, one_line
 
@@ -59,7 +40,7 @@ def coded(values: pd.Series, code: Callable[[str], int]) -> Indices:
 
 def _refuse(values: pd.Series, bad: Any, where: Callable[[int], str], what: str) -> None:
     for row, value in values[bad].items():
-        raise UserError(f"{where(row)}: {shown(str(value))} {what}")
+        raise UserError(f"{where(row)}: {kinds.shown(str(value))} {what}")
 
 
 def places_of(values: Sequence[str], key: str) -> dict[str, int]:
@@ -106,7 +87,7 @@ class Classes:
         plain = canonical(value)
         if plain in self._code:
             return self._code[plain]
-        number = float(plain) if self._ranges and PLAIN.fullmatch(plain) else np.nan
+        number = float(plain) if self._ranges and kinds.PLAIN.fullmatch(plain) else np.nan
         if inside := [label for low, high, label in self._ranges if low <= number < high]:
             return inside[0]
         if plain.lower() in self._reading.missing:
@@ -125,7 +106,7 @@ class Classes:
         if self._names:
             return np.arange(len(self._names)), self._names
         self._refuse_several()
-        numbers = bool(self._code) and all(map(PLAIN.fullmatch, self._code))
+        numbers = bool(self._code) and all(map(kinds.PLAIN.fullmatch, self._code))
         names = sorted(self._code, key=float if numbers else str)
         if numbers and len(names) > MEASURED:
             values = [float(name) for name in names]
@@ -153,7 +134,7 @@ class Classes:
             again = sum(enough(part in known for part in split[name]) for name in joined)
             several += joined if 2 * again >= len(joined) else []
         if several:
-            raise UserError(f"target: several classes in one cell: {shown(several[0])}")
+            raise UserError(f"target: several classes in one cell: {kinds.shown(several[0])}")
 
 
 class _Codes:
@@ -163,6 +144,9 @@ class _Codes:
         self.names, self.by, self._missing = names, " and ".join(names), missing
         self.places: dict[tuple[str, ...], int] = {}
 
+    def place(self, parts: tuple[str, ...]) -> int:
+        return self.places.setdefault(parts, len(self.places))
+
     def of(self, frame: pd.DataFrame) -> Indices:
         first, *others = (frame[name].astype("str") for name in self.names)
         return coded(first.str.cat(others, sep="\x1f") if others else first, self._code)
@@ -170,9 +154,7 @@ class _Codes:
     def _code(self, value: str) -> int:
         # pandas writes a whole number among gaps as 1.0.
         parts = tuple(re.sub(r"^(\d+)\.0$", r"\1", one.strip()) for one in value.split("\x1f"))
-        if any(part.lower() in self._missing for part in parts):
-            return _GAP
-        return self.places.setdefault(parts, len(self.places))
+        return _GAP if any(one.lower() in self._missing for one in parts) else self.place(parts)
 
 
 class Keys:
@@ -183,7 +165,7 @@ class Keys:
 
     def __init__(self, reading: Reading, wanted: tuple[str, ...]) -> None:
         self.reading, self._classes = reading, Classes(reading, wanted)
-        self._sites, self._files = _Codes((), frozenset()), dict[str, int]()
+        self._sites = _Codes((), frozenset())
         self._groups: list[_Codes] = []  # asked for, else suspected
         self._rows: list[pd.DataFrame] = []  # label, owner, time, recording, groups; without gaps
         self._left: Counter[str] = Counter()
@@ -197,7 +179,7 @@ class Keys:
         """
         self.reading = reading = describe.present(file, self.reading)
         describe.need(file, [reading.target], "target")
-        if not self._sites.names:  # else one more file of a folder
+        if reading.site and not self._sites.names:  # else one more file of a folder
             self._sites = _Codes(reading.site, reading.missing)
         taken = reading.taken - {*reading.ignore} | {*others, reading.text, reading.time}
         persons = (n for n in file.columns if n not in taken and describe.is_person(n))
@@ -215,14 +197,13 @@ class Keys:
 
         ``recordings`` (k,) are equal for windows that were cut from one recording.
         """
-        reading = self.reading
-        target = reading.target
+        reading, target = self.reading, self.reading.target
         labels = self._classes.labels(frame[target], partial(file.at, column=target))
         if reading.site:
             owners = self._sites.of(frame)
         else:  # the file, where it is a site
             name = file.site.name.split(".")[0] or file.site.name if file.site else ""
-            owners = np.full(len(frame), self._files.setdefault(name, len(self._files)))
+            owners = np.full(len(frame), self._sites.place((name,)))
         rows: dict[Any, Any] = {one.by: one.of(frame) for one in self._groups}
         rows |= {_LABEL: labels, _OWNER: owners}
         good = {"without target": labels >= 0, "without site": owners >= 0}
@@ -254,7 +235,7 @@ class Keys:
         """Return groups of all rows, by what, and whether they were asked for or one recording."""
         asked = bool(self.reading.group)
         if not asked and _RECORDING in rows and rows[_RECORDING].duplicated().any():
-            return rows[_RECORDING].to_numpy(), RECORDING, True
+            return rows[_RECORDING].to_numpy(), kinds.RECORDING, True
         for one in self._groups:
             groups, count = rows[one.by].to_numpy(), len(one.places)
             if asked or _FEW_GROUPS <= count < len(groups):
@@ -270,16 +251,17 @@ class Keys:
         order, classes = self._classes.done()
         rows = pd.concat(self._rows)
         labels = order[rows[_LABEL].to_numpy()]
-        sites = ["-".join(values) for values in self._sites.places] or [*filter(None, self._files)]
-        ids, clients = safe_ids(sites), rows[_OWNER].to_numpy(np.int32)[: len(rows) * bool(sites)]
+        sites = [*filter(None, map("-".join, self._sites.places))]
+        ids, clients = kinds.safe_ids(sites), rows[_OWNER].to_numpy(np.int32)
+        clients = clients[: len(rows) * bool(sites)]
         groups, by, grouped = self._grouped(rows)
         left, target = +self._left, self.reading.target
         lines = [f"{len(labels):,}{f' of {len(labels) + left.total():,}' if left else ''} rows"]
         lines += [f"{count:,} rows {what} are left out (gaps)" for what, count in left.items()]
-        lines.append(f"{len(classes)} classes, '{target}': {counted(classes, labels)}")
-        lines += [f"{len(ids)} sites: {counted(ids, clients)}"] if ids else []
+        lines.append(f"{len(classes)} classes, '{target}': {kinds.counted(classes, labels)}")
+        lines += [f"{len(ids)} sites: {kinds.counted(ids, clients)}"] if ids else []
         lines += [f"{len(np.unique(groups)):,} groups by {by}"] if grouped else []
-        notes = ["; ".join(lines), *notes, *listed_ids(sites)]
+        notes = ["; ".join(lines), *notes, *kinds.listed_ids(sites)]
         return Content(
             inputs, labels, classes, clients, ids, groups.astype(np.int32), by, grouped,
             times=rows[_TIME].to_numpy() if _TIME in rows else np.zeros(0),
@@ -412,7 +394,7 @@ def token_ids(texts: Sequence[str], inputs: Inputs) -> npt.NDArray[np.int32]:
     for row, text in zip(ids, texts, strict=True):
         for place, word in zip(range(len(row)), _WORD.finditer(text.lower()), strict=False):
             row[place] = 1 + zlib.crc32(word[0].encode()) % (inputs.vocabulary - 1)
-    if isinstance(inputs, Encoded):
+    if isinstance(inputs, kinds.Encoded):
         return np.concatenate([ids, inputs.encode(texts)], axis=1)
     return ids
 
@@ -424,7 +406,7 @@ def of_texts(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
     used = {reading.text, *reading.taken, *file.index}
     if unused := [name for name in file.columns if name not in used]:
         lines.append(f"columns that are not read: {listed(unused)} (dataset=table reads them)")
-    inputs = Inputs(TOKENS, (reading.length,), reading.vocabulary, (reading.text,))
+    inputs = Inputs(kinds.TOKENS, (reading.length,), reading.vocabulary, (reading.text,))
     keys, empty, written = Keys(reading, classes), 0, list[str]()
     for part, frame in file.chunks([*keys.columns(file), reading.text], ()):
         texts = frame[keys.add(part, frame)][reading.text].tolist()
@@ -474,7 +456,7 @@ class Npz(RowFile):
             self.found.append(f"{what} taken as one channel of {x.shape[1]} steps")
             x = x[:, None]
         second, third = x.shape[1:]
-        if max(second, third) > MAX_SIDE or second * third > MAX_SIZE:
+        if max(second, third) > kinds.MAX_SIDE or second * third > kinds.MAX_SIZE:
             raise UserError(f"{self.where}: windows of {(second, third)} are too large")
         self.axes = axes or AXES[second >= LONGER * third]
         if not axes and self.axes == AXES[1]:
@@ -515,14 +497,14 @@ class Npz(RowFile):
             raise UserError(f"{self.where}: '{name}' {what}") from error
 
 
-def small_numbers(chunk: npt.NDArray[Any], *others: np.dtype[Any]) -> Examples:
+def small_numbers(chunk: npt.NDArray[Any], *others: np.dtype[Any]) -> kinds.Examples:
     """Return numbers (k, ...) as int16 if it holds all of their and others' dtypes, or float32."""
     short = all(np.can_cast(dtype, np.int16) for dtype in (chunk.dtype, *others))
     with np.errstate(over="ignore"):
         return chunk.astype(np.int16 if short else np.float32)
 
 
-def finite(chunk: Examples) -> npt.NDArray[np.bool_]:
+def finite(chunk: kinds.Examples) -> npt.NDArray[np.bool_]:
     """Return which of the examples (k, ...) hold finite numbers alone."""
     return np.asarray(np.isfinite(chunk).reshape(len(chunk), -1).all(axis=1))
 
@@ -544,7 +526,7 @@ def of_npz(
             stored = small_numbers(file.windows[start : start + _CHUNK], *dtypes)
             yield stored[keys.add(file, rows[start : start + _CHUNK], finite(stored))]
     notes = list(dict.fromkeys([*(line for file in files for line in file.found), *notes]))
-    return keys.content(Inputs(SIGNAL, shape, scale=reading.scale), (), notes)
+    return keys.content(Inputs(kinds.SIGNAL, shape, scale=reading.scale), (), notes)
 
 
 def of_windows(file: RowFile, reading: Reading, classes: tuple[str, ...]) -> Stream:
@@ -572,7 +554,7 @@ def of_windows(file: RowFile, reading: Reading, classes: tuple[str, ...]) -> Str
         for part, frame in file.chunks(keys.columns(file, rows.plain), rows.plain):
             x = rows.numbers(part, frame).reshape(-1, *shape)
             yield x[keys.add(part, frame, finite(x))]
-    inputs = Inputs(SIGNAL, shape, scale=reading.scale)
+    inputs = Inputs(kinds.SIGNAL, shape, scale=reading.scale)
     return keys.content(inputs, (), [line, "; ".join(file.found)])
 
 

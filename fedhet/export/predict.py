@@ -106,10 +106,9 @@ def classify(model: Personalised, examples: Any) -> Answers:
     examples = _framed(model, examples)
     source, parts, logits = _Source(model), [_about([])], list[Tensor]()
     for piece, stored in source.pieces(examples):
-        kept = np.arange(len(piece))
-        if model.inputs.kind == SIGNAL:
-            kept = np.flatnonzero(table.finite(stored))
-            source.left_out += len(piece) - len(kept)
+        signals = model.inputs.kind == SIGNAL
+        kept = np.flatnonzero(table.finite(stored)) if signals else np.arange(len(piece))
+        source.left_out += len(piece) - len(kept)
         parts.append(piece.iloc[kept])
         if len(kept):
             data = Examples(torch.from_numpy(stored[kept]), torch.from_numpy(kept), model.prepare)
@@ -172,10 +171,6 @@ class _Source:
         self.inputs, self.classes = model.inputs, model.classes
         self.reading = reading_of(model.config)
         self.what = "images" if model.inputs.kind == IMAGE else "examples"
-        self.range = 0.0, 255.0  # of the values of images that the model was trained on
-        if model.inputs.scan:
-            fitted: Any = model.parts[PREPARATION]
-            self.range = float(fitted.low), float(fitted.high)
         self.left_out = 0  # windows with gaps, which no model takes
         self._unseen: Counter[str] = Counter()  # values of no known category, by column
         self._unreadable: list[str] = []
@@ -238,21 +233,19 @@ class _Source:
         for place in places:
             below = filter(is_image, files_below(place, "images")) if place.is_dir() else [""]
             paths |= dict.fromkeys(str(place / one) for one in sorted(below))
-        low, high = self.range
-        decoded = decode_all(Path(), [*paths], self.inputs)
-        images = zip(paths, decoded, strict=True)
+        images = zip(paths, decode_all(Path(), [*paths], self.inputs), strict=True)
         while some := list(islice(images, EVALUATION_BATCH)):
             self._unreadable += [path for path, one in some if one.pixels is None]
-            good = [(p, one.pixels, one.flags) for p, one in some if one.pixels is not None]
-            self._flags += [flags for _, _, flags in good]
-            pixels = [
-                low + x * ((high - low) / 255.0) if self.inputs.scan and not flags & SCAN else x
-                for _, x, flags in good
-            ]
-            folders = [Path(path).absolute().parent.name for path, _, _ in good]
+            good = {path: one for path, one in some if one.pixels is not None}
+            self._flags += [one.flags for one in good.values()]
+            if flat := [p for p, one in good.items() if self.inputs.scan and not one.flags & SCAN]:
+                what = "has 8 bits, and the images of training have more"
+                raise UserError(f"'{flat[0]}' {what}: save all in one depth")
+            folders = [Path(path).absolute().parent.name for path in good]
             known = not {*folders}.isdisjoint(self.classes)
             if good:
-                yield _about([p for p, _, _ in good], folders if known else ()), np.stack(pixels)
+                pixels = np.stack([one.pixels for one in good.values()])
+                yield _about([*good], folders if known else ()), pixels
 
     def _file(self, path: Path, given: str) -> Iterator[_Piece]:
         kind, npz = self.inputs.kind, holds(path, NPZ_SUFFIXES)

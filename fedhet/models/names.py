@@ -48,13 +48,8 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(one for name in names for one in GROUPS.get(name, (name,)))
 
 
-FORM = (
-    "NAME [frozen | lora=RANK [layers=PATTERN]] [pool=cls|mean] [grad-checkpointing] [weights=FILE]"
-)
-_NAME = re.compile(
-    r"(hf:.+?|\S*)"
-    r"((?: frozen| untrained| grad-checkpointing| (?:lora|layers|pool)=\S+)*)(?: weights=(.+))?"
-)
+FORM = "NAME [frozen | lora=RANK [layers=PATTERN]] [weights=FILE]"
+_NAME = re.compile(r"(hf:.+?|\S*)((?: frozen| untrained| (?:lora|layers)=\S+)*)(?: weights=(.+))?")
 
 
 @dataclass(frozen=True)
@@ -69,10 +64,8 @@ class ModelName:
     weights: str
     frozen: bool
     untrained: bool
-    grad_checkpointing: bool
     lora: int
     layers: str
-    pool: str
 
     @property
     def partly(self) -> bool:
@@ -82,7 +75,7 @@ class ModelName:
     @property
     def structure(self) -> str:
         """Return the name without its weights, and without what changes no tensor's shape."""
-        pairs = {"lora": self.lora, "layers": self.layers, "pool": self.pool}
+        pairs = {"lora": self.lora, "layers": self.layers}
         return " ".join([self.plain, *(f"{key}={value}" for key, value in pairs.items() if value)])
 
     @property
@@ -108,14 +101,10 @@ def parse(name: str) -> ModelName:
     if match is None:
         raise UserError(f"model {name!r} is not of the form {FORM}")
     plain, behind, file = match.groups(default="")
-    options: dict[str, str] = {}
-    for word in behind.split():
-        key, _, options[key] = word.partition("=")
+    options = dict(word.partition("=")[::2] for word in behind.split())
     frozen, untrained = "frozen" in options, "untrained" in options
-    again = "grad-checkpointing" in options
-    rank, layers, pool = options.get("lora", ""), options.get("layers", ""), options.get("pool", "")
-    lora = int(rank) if rank.isdecimal() else 0
-    folder = plain.startswith(FOLDER)
+    rank, layers = options.get("lora", ""), options.get("layers", "")
+    lora, folder = int(rank) if rank.isdecimal() else 0, plain.startswith(FOLDER)
     for wrong, what in (
         (rank and not 0 < lora <= MAX_RANK, f"has lora={rank}: a rank is 1 to {MAX_RANK}"),
         ((frozen or rank) and not (file or untrained or folder),
@@ -123,12 +112,10 @@ def parse(name: str) -> ModelName:
         (frozen and rank, "cannot be frozen and have adapters: frozen or lora=RANK"),
         (layers and not rank, "has layers= without lora=RANK"),
         (file and folder, "has weights= beside those of its folder"),
-        (pool and not folder, "has pool=, which is for hf:FOLDER"),
-        (pool not in ("", "cls", "mean"), f"has pool={pool}: cls or mean"),
     ):  # fmt: skip
         if wrong:
             raise UserError(f"model {name!r} {what}")
-    return ModelName(plain, file, frozen, untrained, again, lora, layers, pool)
+    return ModelName(plain, file, frozen, untrained, lora, layers)
 
 
 def public_names(names: Sequence[str]) -> tuple[str, ...]:

@@ -8,8 +8,14 @@ normalised as its library does. Without a ``head`` one is drawn.
 
 import copy
 import inspect
-from collections.abc import Callable
+import logging
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from types import MethodType
 from typing import Any, cast
@@ -17,6 +23,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedhet import plugins
 from fedhet.config.schema import RunConfig
@@ -25,8 +32,9 @@ from fedhet.errors import Damaged, UserError, brief, nearest, place
 from fedhet.files import read_tensors
 from fedhet.models import names
 from fedhet.models.networks import NETWORKS, SplitModel, untouched
-from fedhet.models.pretrained import HALF, Backbone, extra, from_folder, recompute, train_partly
+from fedhet.models.pretrained import HALF, IMAGENET, Backbone, extra, from_folder, train_partly
 
+log = logging.getLogger("fedhet")
 # Factory arguments besides weights=None. Auxiliary heads have no place in features().
 _TORCHVISION: dict[str, dict[str, Any]] = {
     "googlenet": {"aux_logits": False, "init_weights": False},
@@ -66,14 +74,14 @@ def build_model(name: str, *, classes: int, d: int = 500, inputs: Inputs = _RGB)
         elif plain.startswith(names.FOLDER):
             model = from_folder(named, classes, d, inputs)
         else:
-            make = _timm if plain.startswith(names.TIMM) else _torchvision
-            model = make(plain, classes, d, inputs)
+            cut = _timm if plain.startswith(names.TIMM) else _torchvision
+            network, width, last, usual = cut(plain, inputs)
+            model = Backbone(network, width, classes, d, cut=last, usual=usual)
+            check_model(model, plain, classes, d, inputs)
     except (AssertionError, ValueError, RuntimeError) as error:
         raise UserError(f"model {plain!r} takes no {inputs}: {brief(error)}") from error
     if named.weights:
         load_weights(model, plain, named.weights)
-    if named.grad_checkpointing:
-        recompute(model, plain)
     if named.partly:
         train_partly(model, named)
     return model
@@ -128,7 +136,9 @@ def _of_two(model: nn.Module, name: str, inputs: Inputs, forward: Callable[[Tens
         raise UserError(f"model {name!r}: {what}") from error
 
 
-def _torchvision(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
+def _torchvision(name: str, inputs: Inputs) -> tuple[nn.Module, int, str, Any]:
+    # Without its last layer; then the width before it, that layer's name, and the usual mean and
+    # deviation of images.
     # Only here: a torchvision that does not fit torch must not break the CNNs.
     how = f"of the same build as torch {torch.__version__}"
     get_model = extra(name, "torchvision.models", how).get_model
@@ -138,15 +148,18 @@ def _torchvision(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
     if name.startswith("maxvit"):
         arguments["input_size"] = inputs.shape[1:]
     network = get_model(name, weights=None, num_classes=1, **arguments)
-    width, cut = _cut(network)
-    model = Backbone(network, width, classes, d, cut=cut)
-    if name in _TORCHVISION:
-        model.usual = HALF
-    check_model(model, name, classes, d, inputs)
-    return model
+    # The last layer is the Linear or convolution with a single output.
+    single = [
+        (path, layer) for path, layer in network.named_modules()
+        if 1 in (getattr(layer, "out_features", 0), getattr(layer, "out_channels", 0))
+    ]  # fmt: skip
+    path, layer = sorted(single, key=lambda pair: isinstance(pair[1], nn.Linear))[-1]
+    network.set_submodule(path, nn.Identity())
+    width = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+    return network, cast("int", width), path, HALF if name in _TORCHVISION else IMAGENET
 
 
-def _timm(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
+def _timm(name: str, inputs: Inputs) -> tuple[nn.Module, int, str, Any]:
     timm = extra(name, "timm", "pip install 'fedhet[timm]'")
     own = name.removeprefix(names.TIMM)
     if not timm.is_model(own):
@@ -159,26 +172,9 @@ def _timm(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
         network = timm.create_model(own, pretrained=False, num_classes=0)
     with untouched(network):
         answer = network(torch.from_numpy(inputs.blank(2)).expand(-1, 3, -1, -1))
-    cut = str(network.pretrained_cfg.get("classifier") or "")
-    model = Backbone(network, answer.shape[1], classes, d, cut=cut)
-    model.usual = network.pretrained_cfg["mean"], network.pretrained_cfg["std"]
-    check_model(model, name, classes, d, inputs)
-    return model
-
-
-def _cut(network: nn.Module) -> tuple[int, str]:
-    """Put Identity in place of the last layer, the Linear or convolution with a single output.
-
-    Return how many features it took, and its name.
-    """
-    single = [
-        (name, layer) for name, layer in network.named_modules()
-        if 1 in (getattr(layer, "out_features", 0), getattr(layer, "out_channels", 0))
-    ]  # fmt: skip
-    name, layer = sorted(single, key=lambda pair: isinstance(pair[1], nn.Linear))[-1]
-    network.set_submodule(name, nn.Identity())
-    width = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
-    return cast("int", width), name
+    about = network.pretrained_cfg
+    last = str(about.get("classifier") or "")
+    return network, answer.shape[1], last, (about["mean"], about["std"])
 
 
 def _users_own(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
@@ -191,10 +187,8 @@ def _users_own(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
             model = factory(**arguments)
         except (Exception, SystemExit) as error:
             call = f"factory({', '.join(f'{key}={value}' for key, value in arguments.items())})"
-            why = f"{brief(error)}{place(error)}"
-            raise UserError(
-                f"model {name!r}: its factory, called by {call}, fails: {why}"
-            ) from error
+            why = f"called by {call}, fails: {brief(error)}{place(error)}"
+            raise UserError(f"model {name!r}: its factory, {why}") from error
     else:
         raise UserError(f"model {name!r} is a {type(factory).__name__}, must be a factory")
     features = getattr(model, "features", None)
@@ -250,12 +244,9 @@ def _last_linear(model: nn.Module, name: str, inputs: Inputs) -> tuple[nn.Module
     logits = len(given) == 1 and isinstance(answer, Tensor) and torch.equal(answer, given[0])
     if not logits or given[0].shape != (2, last.out_features):
         made = f"of 2 examples it made {getattr(answer, 'shape', type(answer).__name__)}"
-        what = (
-            f"forward(x) must return what its last Linear, '{path}', gives, of shape (B, classes)"
-        )
-        raise UserError(
-            f"model {name!r}: {what}: no softmax; or have `features` and `head` ({made})"
-        )
+        must = f"forward(x) must return what its last Linear, '{path}', gives, of shape"
+        other = f"no softmax; or have `features` and `head` ({made})"
+        raise UserError(f"model {name!r}: {must} (B, classes): {other}")
     if not path:
         return nn.Identity(), last
     model.set_submodule(path, nn.Identity())
@@ -286,12 +277,7 @@ def _what_it_takes(
 
 _EXPORTED = "parts.model."  # how names begin in a model that was exported
 _COUNTER = "num_batches_tracked"  # of BatchNorm, which some files lack and nothing here reads
-_OPTIONAL: tuple[str, ...] = (
-    "head.weight",
-    "head.bias",
-    "mean",
-    "std",
-)  # older files of a Backbone lack these two
+_HEAD = ("head.weight", "head.bias")
 
 
 def load_weights(model: SplitModel, name: str, file: str) -> None:
@@ -306,10 +292,9 @@ def load_weights(model: SplitModel, name: str, file: str) -> None:
         why = error.what if isinstance(error, Damaged) else error.strerror
         raise UserError(f"{where} cannot be read: {why}") from error
     own = {k.removeprefix(_EXPORTED): v for k, v in found.items() if k.startswith(_EXPORTED)}
-    target: nn.Module = model
-    own, optional = own or dict(found), _OPTIONAL
+    target, own = cast("nn.Module", model), own or dict(found)
     if isinstance(model, Backbone) and not any(key.startswith("network.") for key in own):
-        target, optional = model.network, ()
+        target = model.network
         own = {key: one for key, one in own.items() if not key.startswith(f"{model.cut}.")}
     try:
         missing, more = target.load_state_dict(own, strict=False)
@@ -317,7 +302,7 @@ def load_weights(model: SplitModel, name: str, file: str) -> None:
         hint = "if the classes differ, remove the head from the file"
         raise UserError(f"{where}: {brief(error)}; {hint}") from error
     dtypes = {key: tensor.dtype for key, tensor in target.state_dict().items()}
-    wrong = [f"lacks {k!r}" for k in missing if k not in optional and not k.endswith(_COUNTER)]
+    wrong = [f"lacks {k!r}" for k in missing if k not in _HEAD and not k.endswith(_COUNTER)]
     wrong += [f"has {key!r}, which the model lacks" for key in more]
     wrong += [
         f"has {key!r} as {tensor.dtype}, or not finite: must be finite {dtypes[key]}"
@@ -326,7 +311,7 @@ def load_weights(model: SplitModel, name: str, file: str) -> None:
     ]  # fmt: skip
     if wrong:
         raise UserError(f"{where}: the file {wrong[0]}")
-    if isinstance(model, Backbone) and target is model.network:
+    if isinstance(model, Backbone) and target is not model:
         model.normalise_as_usual()
 
 
@@ -345,3 +330,113 @@ def small_model(
     if not header:
         model.head = nn.Identity()  # type: ignore[assignment]
     return model
+
+
+# --- what a model costs -----------------------------------------------------------------------
+
+# FLOPs are multiply-adds x 2 of convolutions, matrix products, recurrent layers and attention.
+# Biases, activations, pooling and normalisation count as zero.
+# Names of operators that multiply and add; what else has no formula costs nothing worth counting.
+_WORK = re.compile(r"rnn|lstm|gru|attention|transformer|conv|mm|matmul|linear|einsum|bilinear|fft")
+
+
+@cache
+def torchs_formulas() -> dict[Any, Callable[..., int]]:
+    """Return formulas by operator: torch's, those that it lacks, and one that it has wrong.
+
+    ``torch.utils.flop_counter`` imports Triton: it is imported when it is needed.
+    """
+    known, aten = dict(import_module("torch.utils.flop_counter").flop_registry), torch.ops.aten
+    known[aten.convolution_backward] = _convolution_back
+    for times, way in ((1, ""), (2, "_backward")):
+        flash = "_scaled_dot_product_flash_attention{}" + way
+        known[getattr(aten, flash.format("_for_cpu"))] = known[getattr(aten, flash.format(""))]
+        for name in ("mkldnn_rnn_layer", "_cudnn_rnn"):
+            known[getattr(aten, name + way)] = partial(_recurrent, times)
+    return known
+
+
+def _recurrent(times: int, x: Tensor, weights: Any, *others: Any, **_: Any) -> int:
+    """Return ``times`` the cost of every weight matrix meeting every step of every example."""
+    each = weights if isinstance(weights, list | tuple) else (weights, *others[:3])
+    size = sum(int(w.numel()) for w in each if w is not None and w.dim() == 2)
+    return times * 2 * math.prod(x.shape[:-1]) * size
+
+
+def _convolution_back(grad: Tensor, x: Tensor, weight: Tensor, *args: Any, **_: Any) -> int:
+    """Return the forward's cost for each gradient; torch leaves groups out of the weights' one."""
+    shapes = (list(one.shape) for one in (x, weight, grad))
+    count = import_module("torch.utils.flop_counter").conv_flop_count
+    return int(count(*shapes, args[4]) * sum(args[7][:2]))
+
+
+class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the formula of every operation that runs inside ``with``.
+
+    torch's ``FlopCounterMode`` adds the same formulas per module, and imports torch's compiler for
+    it: a second of CPU, which a deployed client would pay with every message. An operator that
+    looks like work and has no formula is named once.
+    """
+
+    total = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # no compiler runs here
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        """Run the operation and count it."""
+        kwargs, formulas = kwargs or {}, torchs_formulas()
+        out, packet = func(*args, **kwargs), func.overloadpacket
+        if packet in formulas:
+            self.total += formulas[packet](*args, **kwargs, out_val=out)
+        else:
+            _name_once(packet)
+        return out
+
+
+@cache
+def _name_once(packet: Any) -> None:
+    """Warn of an operator without a formula that looks like work, once in a process."""
+    namespace, _, operator = str(packet).partition(".")
+    if namespace not in {"aten", "prim", "prims"} or _WORK.search(operator):
+        log.warning("FLOPs: operator %s has no formula and is counted as 0", packet)
+
+
+@contextmanager
+def slow_attention() -> Iterator[None]:
+    """Let attention take the way of training within the body: the fast one has no formula."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def forward_flops(model: nn.Module, inputs: Inputs) -> int:
+    """Return FLOPs of one forward of one example; the model is left as it was."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    x = torch.from_numpy(inputs.blank(1)).to(device)
+    with untouched(model), slow_attention(), FlopCounter() as counter:  # type: ignore[no-untyped-call]
+        model(x)
+    return int(counter.total)
+
+
+def model_sizes(
+    models: Sequence[str], classes: int, d: int, inputs: Inputs
+) -> Iterator[tuple[str, int, str, int, int]]:
+    """Yield name, parameters, their MiB, elements of buffers, FLOPs of one forward of one example.
+
+    torch's generator is left as it was. Raise UserError as :func:`build_model`.
+    """
+    for name in models:
+        with torch.random.fork_rng(devices=[]):
+            model = build_model(name, classes=classes, d=d, inputs=inputs)
+            flops = forward_flops(model, inputs)
+        parameters = [*model.parameters()]
+        size = f"{sum(one.nbytes for one in parameters) / 2**20:.2f}"
+        buffers = sum(one.numel() for one in model.buffers())
+        yield name, sum(one.numel() for one in parameters), size, buffers, flops

@@ -207,7 +207,6 @@ def image_folder(data_path: str, group: Sequence[str] = ()) -> Source:
     paths, folders, ignored, prefix, level = _scan(path)
 
     def stream(image: Inputs, classes: tuple[str, ...]) -> Stream:
-        """Return images by label, then by file name, the same for a folder and its zip."""
         names = classes or folders
         label_of = {name: label for label, name in enumerate(names)}
         if other := [folder for folder in folders if folder not in label_of]:
@@ -312,12 +311,8 @@ def is_image(name: str) -> bool:
 
 
 def _scan(root: Path) -> tuple[list[str], tuple[str, ...], list[str], str, int]:
-    """Return images ``[<site>/]<class>/<image>`` below a folder or zip, classes, other files.
-
-    Then what all names in a zip begin with, and the place of the class in a path: 0, or 1 below
-    folders of sites. Hidden files are left out. Raise UserError for other levels.
-    """
-    prefix = ""
+    """Return images ``[<site>/]<class>/<image>``, classes, others, a prefix, the class's level."""
+    prefix = ""  # of all names in a zip
     if root.is_dir():
         names = list(files_below(root, "data-path", MAX_DEPTH))
     else:

@@ -351,11 +351,7 @@ def check_groups(data: Content, config: RunConfig) -> None:
 
 
 def _owners(data: Content, config: RunConfig) -> tuple[Indices, int]:
-    """Draw the client (n,) of every example, -1 for none, and their number.
-
-    ``dirichlet`` cuts every class by q ~ Dir(alpha 1_N), ``quantity`` (NIID-Bench, arXiv
-    2102.02079) the whole, until every client has 10 examples; ``iid`` into equal parts.
-    """
+    """Draw the client (n,) of every example, -1 for none, and their number."""
     kind, clients, total = config.partition, config.clients, len(data.labels)
     if kind.startswith(PREFIX):
         return _flower_owner(data, config)
@@ -367,11 +363,11 @@ def _owners(data: Content, config: RunConfig) -> tuple[Indices, int]:
     if total < clients * MIN_CLIENT_IMAGES:
         few = f"{total} examples cannot give every client {MIN_CLIENT_IMAGES}; use fewer clients"
         raise UserError(f"clients {clients}: {few}")
-    if kind == "dirichlet":
+    if kind == "dirichlet":  # every class is cut by q ~ Dir(alpha 1_N)
         counts = _enough_each(rng, config, _sizes(data))
         return _hand_out(rng, data, [np.arange(clients)] * len(counts), list(counts)), clients
     sizes = np.bincount(np.arange(total) % clients)
-    if kind == "quantity":
+    if kind == "quantity":  # the whole is cut so: NIID-Bench, arXiv 2102.02079
         sizes = _enough_each(rng, config, np.array(total))
     owner = np.empty(total, dtype=np.int64)
     owner[rng.permutation(total)] = np.repeat(np.arange(clients), sizes)
@@ -515,10 +511,7 @@ def _about_clients(partition: Partition, data: Content, config: RunConfig) -> It
 
 
 def _flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
-    """Return the client (n,) of every example by ``flwr:CLASS key=value ...``, and their number.
-
-    What the class takes and nobody gives are ``num_partitions``, ``partition_by`` and ``seed``.
-    """
+    """Return the client (n,) of every example by ``flwr:CLASS key=value ...``, and their number."""
     kind, owner = config.partition, np.full(len(data.labels), -1, dtype=np.int64)
     try:
         name, *words = shlex.split(kind.removeprefix(PREFIX)) or [""]

@@ -177,7 +177,6 @@ class _Source:
         self._flags: list[int] = []
 
     def lines(self) -> list[str]:
-        """Return lines about what was lost."""
         lines = [f"{self.left_out:,} windows with gaps are left out"] if self.left_out else []
         if self.inputs.kind == IMAGE:
             lines += losses(self._flags, self.inputs, self._unreadable, 20)
@@ -187,11 +186,7 @@ class _Source:
         return lines
 
     def pieces(self, examples: Any) -> Iterator[_Piece]:
-        """Yield examples of a frame, an array, or files.
-
-        A name is ``<file>:<line>`` of a CSV, ``<file>:<index>`` of another file of many. Raise
-        UserError with file, line and column for what does not fit.
-        """
+        """Yield examples of a frame, an array, or files, by ``<file>:<line>`` or ``:<index>``."""
         if isinstance(examples, pd.DataFrame):
             if len(twice := examples.columns[examples.columns.duplicated()]):
                 raise UserError(f"examples: column '{twice[0]}' is there twice")
@@ -307,7 +302,6 @@ class _Source:
         yield _about([lines[row] for row in first.index], targets), windows
 
     def _windows(self, path: Path) -> Iterator[_Piece]:
-        """Yield the windows of an NPZ file."""
         shape = self.inputs.shape
         files = [Npz(path, axes) for axes in table.AXES]
         file = next((one for one in files if one.windows.shape[1:] == shape), None)

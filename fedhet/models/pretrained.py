@@ -242,10 +242,7 @@ def train_partly(model: SplitModel, named: ModelName) -> None:
 
 
 def _adapt(network: nn.Module, named: ModelName) -> None:
-    """Add W x + B A x to layers: those that the pattern finds, or all Linear ones, or all 1 x 1.
-
-    s = alpha / rank is 1. A is drawn from torch's generator, B is zero.
-    """
+    """Add W x + B A x, with A drawn and B = 0, to the pattern's layers, all linear or all 1 x 1."""
     peft = extra(named.plain, "peft")
     layers = {
         path: layer for path, layer in network.named_modules()

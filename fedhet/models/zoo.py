@@ -227,10 +227,7 @@ class Adopted(SplitModel):
 
 
 def _last_linear(model: nn.Module, name: str, inputs: Inputs) -> tuple[nn.Module, nn.Linear]:
-    """Put Identity in place of a classifier's last Linear, whose logits it must return as they are.
-
-    Return both.
-    """
+    """Return a classifier without its last Linear, whose logits it must return, and that layer."""
     linear = [pair for pair in model.named_modules() if isinstance(pair[1], nn.Linear)]
     if not linear:
         raise UserError(f"model {name!r}: has no torch.nn.Linear, whose input would be shared")

@@ -109,10 +109,7 @@ def metrics_of(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
 
 
 def _auroc(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Return the area under the ROC curve, of the last of two classes, else the mean one-vs-rest.
-
-    Equal probabilities count 1/2. A class that does not occur, or fills the split, has none.
-    """
+    """Return the area under the ROC curve, of the last of two classes, else the mean of those."""
     count, classes = probabilities.shape
     columns = torch.arange(classes, device=labels.device)
     if classes == 2:
@@ -126,5 +123,5 @@ def _auroc(probabilities: Tensor, labels: Tensor) -> Tensor:
         own = (labels == some[:, None]).double()
         positives = own.sum(dim=1)
         above = (ranks.double() * own).sum(dim=1) - positives * (positives + 1) / 2
-        areas.append(above / (positives * (count - positives)))
+        areas.append(above / (positives * (count - positives)))  # NaN: in none or all examples
     return torch.cat(areas).nanmean() + 0 * probabilities.sum()  # NaN where a probability is

@@ -172,13 +172,27 @@ def read_partition_file(
     Ids that are all numbers are sorted as numbers, others as text. Raise UserError with the file,
     the line and the value.
     """
-    index_of = {path: index for index, path in enumerate(paths)}
-    held: dict[str, dict[str, list[int]]] = {}
+    where, index_of = f"partition-file {file}", {path: index for index, path in enumerate(paths)}
+    try:
+        with Path(file).expanduser().open(encoding="utf-8-sig", newline="") as text:
+            reader = csv.reader(text, strict=True)
+            header, *rows = [(reader.line_num, row) for row in reader if row] or [(1, [])]
+    except OSError as error:
+        raise UserError(f"{where}: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{where} is no CSV file: {brief(error)}") from error
+    form, width = f"must be {','.join(HEADER)} [,group]", len(header[1])
+    if header[1] not in (HEADER, [*HEADER, "group"]) or not rows:
+        raise UserError(f"{where}: {','.join(header[1])!r} and {len(rows)} rows, {form}")
+    held: dict[tuple[str, str], list[int]] = {}  # of each client and split
     first: dict[str, int] = {}  # line of each path
     places: dict[str, tuple[str, str]] = {}  # of groups
-    for line, (path, client, split, *group) in _file_rows(file):
+    for line, row in rows:
+        path, client, split, *group = row if len(row) == width else [",".join(row), "", "", ""]
         place = (client, split)
-        if path not in index_of:
+        if len(row) != width:
+            what = f"{path!r}, {form}"
+        elif path not in index_of:
             like = f"its paths look like {next(iter(index_of), '')!r}"
             what = f"path {path!r} is not an image of the data set ({like})"
         elif first.setdefault(path, line) != line:
@@ -190,38 +204,21 @@ def read_partition_file(
         elif group and (before := places.setdefault(group[0], place)) != place:
             what = f"group {group[0]!r} has one place: {before[1]} of client {before[0]!r} above"
         else:
-            held.setdefault(client, {name: [] for name in SPLITS})[split].append(index_of[path])
+            held.setdefault(place, []).append(index_of[path])
             continue
-        raise UserError(f"partition-file {file} line {line}: {what}")
-    _check_count(clients, len(held), f"partition-file {file} has {len(held)}")
-    if idle := [client for client, parts in held.items() if not parts["train"]]:
-        raise UserError(f"partition-file {file}: client {idle[0]!r} has no train image")
-    ids = sorted(held, key=int if all(map(str.isdigit, held)) else str)
-    sorted_ = ((np.array(sorted(held[c][name]), np.int64) for name in SPLITS) for c in ids)
-    return tuple(ids), tuple(ClientSplit(*parts) for parts in sorted_)
+        raise UserError(f"{where} line {line}: {what}")
+    known = dict.fromkeys(client for client, _ in held)
+    _check_count(clients, len(known), f"{where} has {len(known)}")
+    if idle := [client for client in known if (client, "train") not in held]:
+        raise UserError(f"{where}: client {idle[0]!r} has no train image")
+    ids = sorted(known, key=int if all(map(str.isdigit, known)) else str)
+    parts = ((np.array(sorted(held.get((c, s), ())), np.int64) for s in SPLITS) for c in ids)
+    return tuple(ids), tuple(ClientSplit(*one) for one in parts)
 
 
 def _check_count(clients: int, found: int, who: str) -> None:
     if clients not in (0, found):
         raise UserError(f"clients {clients} is not allowed: {who} (0 takes all)")
-
-
-def _file_rows(file: str) -> list[tuple[int, list[str]]]:
-    """Return line number and fields of every row after the header that is not empty."""
-    try:
-        with Path(file).expanduser().open(encoding="utf-8-sig", newline="") as text:
-            reader = csv.reader(text, strict=True)
-            header = next(reader, [])
-            rows = [(reader.line_num, row) for row in reader if row]
-    except OSError as error:
-        raise UserError(f"partition-file {file}: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"partition-file {file} is no CSV file: {brief(error)}") from error
-    bad = [f"line {n}: {','.join(row)!r}" for n, row in rows if len(row) != len(header)]
-    if header not in (HEADER, [*HEADER, "group"]) or not rows or bad:
-        what = bad[0] if bad else f"{','.join(header)!r} and {len(rows)} rows"
-        raise UserError(f"partition-file {file}: {what}, must be {','.join(HEADER)} [,group]")
-    return rows
 
 
 # --- who gets which example ----------------------------------------------------------------

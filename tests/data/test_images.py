@@ -16,7 +16,6 @@ from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.data.preparation import preparation
 from fedhet.errors import UserError
 from fedhet.export.model import export, load_model, predict
-from fedhet.models.zoo import build_model
 from fedhet.site.local_data import load_partition
 from fedhet.testing import simulate, small
 
@@ -265,30 +264,17 @@ def exported(config, model):
     return load_model(model)[0]
 
 
-def test_a_run_of_scans_keeps_its_range_or_the_window(tmp_path):
-    scans(tmp_path / "in", RNG.integers(0, 1000, (40, 16, 16)).astype(np.uint16))
-    keys = {"dataset": "image-folder", "data_path": str(tmp_path / "in"), "image_size": 16,
-            "clients": 2, "rounds": 1, "partition": "iid"}  # fmt: skip
-    for place, window, expected in (
-        ("own", {}, (0, 999)),
-        ("set", {"window": "0,4095"}, (0, 4095)),
-    ):
-        model = exported(small(tmp_path / place, **keys, **window), tmp_path / f"{place}-model")
-        fitted = model.parts["preparation"]
-        assert model.inputs.scan
-        assert (float(fitted.low), float(fitted.high)) == pytest.approx(expected, abs=3)
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("vit_b_16", "'vit_b_16' takes no image of shape"),
-        ("examples.tiny_net:make", r"takes image_size, .* of shape \(1, 20, 36\): let it"),
-    ],
-)
-def test_models_that_take_square_images_alone(name, reason):
-    with pytest.raises(UserError, match=reason):
-        build_model(name, classes=3, d=8, inputs=Inputs.image((20, 36), grey=True))
+def test_a_run_of_scans_takes_the_window_and_its_model_no_image_of_8_bits(folder, tmp_path):
+    scans(tmp_path / "own", RNG.integers(0, 1000, (40, 16, 16)).astype(np.uint16))
+    config = small(
+        tmp_path, dataset="image-folder", data_path=str(tmp_path / "own"), image_size=16,
+        clients=2, rounds=1, partition="iid", window="0,4095",
+    )  # fmt: skip
+    model = exported(config, tmp_path / "model")
+    fitted = model.parts["preparation"]
+    assert model.inputs.scan and (float(fitted.low), float(fitted.high)) == (0, 4095)
+    with pytest.raises(UserError, match="a/0.png' has 8 bits, and the images of training have"):
+        model.predict(folder)
 
 
 @pytest.mark.parametrize("method", ["pfedes", "fedclassavg"])

@@ -173,6 +173,7 @@ def test_what_ends_the_network_is_cut_and_what_stands_before_it_trains(name):
     [("cnn-1", 15, "image-size: 15 is not allowed: at least 16"),
      ("alexnet", 32, "'alexnet'.*a forward of two examples, image .*, fails"),
      ("maxvit_t", 32, "'maxvit_t'.*takes no image of"),
+     ("examples.tiny_net:make", (20, 36), r"takes image_size, .* of shape \(3, 20, 36\): let it"),
      ("vit_b_32", 40, "'vit_b_32'.*takes no image of .*indivisible")],
 )  # fmt: skip
 def test_a_network_that_does_not_fit_the_images(name, size, says):

@@ -231,16 +231,16 @@ class _Source:
         images = zip(paths, decode_all(Path(), [*paths], self.inputs), strict=True)
         while some := list(islice(images, EVALUATION_BATCH)):
             self._unreadable += [path for path, one in some if one.pixels is None]
-            good = {path: one for path, one in some if one.pixels is not None}
-            self._flags += [one.flags for one in good.values()]
-            if flat := [p for p, one in good.items() if self.inputs.scan and not one.flags & SCAN]:
+            good = [(p, one.pixels, one.flags) for p, one in some if one.pixels is not None]
+            self._flags += [flags for _, _, flags in good]
+            if flat := [p for p, _, flags in good if self.inputs.scan and not flags & SCAN]:
                 what = "has 8 bits, and the images of training have more"
                 raise UserError(f"'{flat[0]}' {what}: save all in one depth")
-            folders = [Path(path).absolute().parent.name for path in good]
+            folders = [Path(path).absolute().parent.name for path, _, _ in good]
             known = not {*folders}.isdisjoint(self.classes)
             if good:
-                pixels = np.stack([one.pixels for one in good.values()])
-                yield _about([*good], folders if known else ()), pixels
+                pixels = np.stack([one for _, one, _ in good])
+                yield _about([p for p, _, _ in good], folders if known else ()), pixels
 
     def _file(self, path: Path, given: str) -> Iterator[_Piece]:
         kind, npz = self.inputs.kind, holds(path, NPZ_SUFFIXES)

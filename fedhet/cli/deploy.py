@@ -5,7 +5,7 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime
 from multiprocessing import get_context
@@ -143,10 +143,10 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     read_key(plan.key)
     read_certificate(plan.ca)
     look_away()
-    if {"model", "device", "limits"} & config.keys():
+    if given := [option for option in ("limits", "model", "device") if option in config]:
         # Aside: the process that stays need not have torch in its memory.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            pool.submit(_refuse, plan).result()
+            pool.submit(_refuse, plan, given).result()
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
@@ -160,10 +160,12 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     _until_stopped(Node(plan, _say).run)
 
 
-def _refuse(plan: Any) -> None:
-    from fedhet.deploy.node_check import refuse
+def _refuse(plan: Any, given: Sequence[str]) -> None:
+    from fedhet.deploy.node_check import check
 
-    refuse(plan)
+    for _, good, text in check(plan, given):
+        if not good:
+            raise UserError(text)
 
 
 def _history(home: Path) -> None:
@@ -200,7 +202,7 @@ def _draft(out: Path, data: Path | None, preset: Path | None, key: Path) -> None
 
 
 def _examples(data: Path | None, partition: str | None, name: str) -> dict[str, str | int]:
-    """Flower's node configuration for own examples, or for a share of a public data set."""
+    """Return Flower's node configuration for them."""
     if (data is None) == (partition is None):
         other = "--partition K/N (share K of N of a public data set)"
         raise UserError(f"give --data FOLDER_OR_FILE (this site's own examples), or {other}")
@@ -220,10 +222,10 @@ def _model(name: str | None) -> str | None:
 
 def _file(path: Path, what: str, *, or_folder: bool = False) -> Path:
     """Return the absolute path of a file; UserError if it does not exist."""
-    found = plain_path(path)
-    if not (found.exists() if or_folder else found.is_file()):
-        raise UserError(f"{what}: '{found}' does not exist{near(found)}")
-    return found
+    whole = plain_path(path)
+    if not (whole.exists() if or_folder else whole.is_file()):
+        raise UserError(f"{what}: '{whole}' does not exist{near(whole)}")
+    return whole
 
 
 def _ca(key: Path, ca: Path | None) -> Path:

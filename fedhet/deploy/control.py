@@ -7,21 +7,18 @@ and where its Control API answers, on this machine only. ``--superlink tls`` nam
 import contextlib
 import shutil
 import socket
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedhet.config.schema import METRICS
 from fedhet.deploy import certs
 from fedhet.deploy.certs import CertificateFolder, read_certificate
-from fedhet.deploy.network import Waiting
 from fedhet.errors import Damaged, UserError
 from fedhet.files import read_json, write_json
 from fedhet.protocol.flower import Control, RunStatus
 
-RETRY = 1.0  # seconds between tries to reach a server that is waited for
 ANSWER = 10.0  # seconds within which a server on this machine takes a connection
 
 
@@ -72,23 +69,15 @@ class ServerFolder:
         except (OSError, ValueError) as error:
             raise UserError(f"'{self.inner.ca}' is not a certificate: {error}") from error
 
-    def check_running(
-        self, patience: float = 0.0, tell: Callable[[str], None] = lambda _: None
-    ) -> None:
-        """Wait ``patience`` seconds for the server, and ``tell`` so; UserError says what to do."""
+    def check_running(self) -> None:
+        """Raise UserError, which says what to do, unless the server takes a connection."""
         self.check_certificates()
-        waiting, until = Waiting(f"the server of '{self.tls}'", tell), time.monotonic() + patience
-        while True:
-            host, _, port = self.control().rpartition(":")
-            try:
-                socket.create_connection((host, int(port)), timeout=ANSWER).close()
-                return waiting.over()
-            except (OSError, ValueError) as error:
-                text = f"is not running: start it with `fedhet server {self.tls}`"
-                waiting.failed(f"it {text}")
-                if time.monotonic() >= until:
-                    raise UserError(f"--superlink: {waiting.what} {text}") from error
-            time.sleep(RETRY)
+        host, _, port = self.control().rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=ANSWER).close()
+        except (OSError, ValueError) as error:
+            text = f"is not running: start it with `fedhet server {self.tls}`"
+            raise UserError(f"--superlink: the server of '{self.tls}' {text}") from error
 
     def control(self) -> str:
         """Address of the Control API, ``host:port``; UserError if no server was started here."""

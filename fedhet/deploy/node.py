@@ -6,6 +6,7 @@ the sent code with the installed one, and lets a worker answer, which has torch 
 """
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -13,20 +14,21 @@ import signal
 import subprocess
 import threading
 import time
+import tomllib
+import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
 
 import httpx
 from filelock import FileLock, Timeout
 from flwr.app import Context, Error, Message
 
-from fedhet.deploy import bundle
+from fedhet import __version__
 from fedhet.deploy.certs import Certificates, read_key
 from fedhet.deploy.network import REFUSED, Waiting, knows, reach
 from fedhet.engines.system import QUIET, end_with_maker, environment, free_ports, guarded, script
@@ -34,7 +36,9 @@ from fedhet.errors import UserError, brief
 from fedhet.protocol.flower import (
     ENDED,
     OTHER_CODE,
+    PROJECT,
     Ids,
+    application,
     be_task,
     do_task,
     next_task,
@@ -51,6 +55,9 @@ RETRY = 5.0  # seconds before a SuperNode that ended is started again
 LONGEST = 15.0  # and before one that was refused several times in a row: each try costs 3 s of CPU
 PATIENCE = 15.0  # seconds for an orderly end
 IDLE = 600.0  # seconds without a message after which the process with torch ends
+COMPONENT = "fedhet.client_app:app"
+MANIFEST = ".info/CONTENT"  # of an application
+PROJECT_BYTES = 1 << 16  # ours has 1,500
 OWN = "fedhet: "  # how lines of our own ClientApp begin
 ADMITTED = re.compile(r"SuperNode ID: (\d+)")
 ASKS = re.compile(r"\[RUN (\d+)")  # before each message that has come
@@ -83,6 +90,38 @@ def said(process: subprocess.Popen[bytes]) -> Iterator[str]:
             yield lines.get(timeout=LOOK)
         except Empty:
             yield ""
+
+
+def difference(sent: bytes, own: Mapping[str, bytes]) -> str:
+    """Return in one line how a sent application differs from our ``own``; empty if it does not.
+
+    Files, each once, their contents and the component that Flower would run must be the same.
+    Nothing is written, and no more of a file is decompressed than the installed one has.
+    """
+
+    def start_of(name: str, size: int) -> bytes:  # and one byte more, if there is one
+        with archive.open(name) as file:
+            return file.read(size + 1)
+
+    try:
+        with zipfile.ZipFile(io.BytesIO(sent)) as archive:
+            about = tomllib.loads(start_of(PROJECT, PROJECT_BYTES).decode())
+            version = about["project"]["version"]
+            component = about["tool"]["flwr"]["app"]["components"]["clientapp"]
+            times = Counter(archive.namelist())
+            odd = {*times} ^ {*own, MANIFEST} | {name for name in times if times[name] > 1}
+            code = own.keys() - odd - {PROJECT}  # which Flower writes anew
+            odd |= {name for name in code if start_of(name, len(own[name])) != own[name]}
+    except Exception as error:  # bytes of the other side may be anything
+        return f"this run's application cannot be read ({type(error).__name__})"
+    if component != COMPONENT:
+        return f"this run's application is not fedhet: it runs {component!r:.80}"
+    if odd and version != __version__:
+        return f"this run's fedhet {version!s:.40} is not this site's {__version__}"
+    if odd:
+        text = f"{len(odd)} files differ, such as '{min(odd):.80}'"
+        return f"this run's fedhet {__version__} is not the one installed at this site: {text}"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -123,7 +162,7 @@ class MessageWorker:
         context = get_context("spawn")
         self._link, link = context.Pipe()
         out, printed = context.Pipe(duplex=False)
-        self.code = bundle.application()  # before it is imported
+        self.code = application()  # before it is imported
         self.run, self.last = 0, time.monotonic()
         self.process = context.Process(target=_work, args=(link, printed), daemon=True)
         self.process.start()
@@ -164,7 +203,8 @@ def _work(link: Connection, printed: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node
     end_with_maker(PATIENCE)
     os.environ.update(ENV)
-    app: Any = getattr(import_module(bundle.CLIENT_APP[0]), bundle.CLIENT_APP[1])
+    from fedhet.client_app import app  # noqa: PLC0415  (with torch)
+
     with contextlib.suppress(EOFError):
         while True:
             message, context, ids = link.recv()
@@ -306,7 +346,7 @@ class Node:
     ) -> tuple[Message, Context]:
         """Compare the sent code with ours, and let the worker answer."""
         worker, self._answers = self._ready(ids[0]), ids[0]
-        if different := bundle.difference(sent, worker.code):
+        if different := difference(sent, worker.code):
             reason = f"{different}: install the same version"
             self._tell(f"refused: {reason}")
             reply = Message(Error(OTHER_CODE, reason), reply_to=message)

@@ -1,7 +1,7 @@
 """``fedhet node --check``: find what would keep this node from taking part, without joining."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,30 +25,19 @@ from fedhet.site.local_data import choose_device
 from fedhet.sums.client import cannot_prove
 
 ENOUGH = 1 << 30  # bytes free for states and caches
-ERRORS = (UserError, OSError, ValueError, RuntimeError)
 
 
-def check(plan: NodePlan) -> Iterator[tuple[str, bool, str]]:
+def check(plan: NodePlan, only: Iterable[str] = ()) -> Iterator[tuple[str, bool, str]]:
     """Yield every finding as soon as it is known: what was looked at, whether it is good, words."""
-    for what, test in (
-        ("key", _key), ("limits", _limits), ("examples", _own_examples), ("model", _model),
-        ("connection", _connection), ("admission", _admission), ("disk", _disk),
-        ("device", _device),
-    ):  # fmt: skip
+    tests = {
+        "key": _key, "limits": _limits, "examples": _own_examples, "model": _model,
+        "connection": _connection, "admission": _admission, "disk": _disk, "device": _device,
+    }  # fmt: skip
+    for what in only or tests:
         try:
-            yield what, True, test(plan)
-        except ERRORS as error:
+            yield what, True, tests[what](plan)
+        except (UserError, OSError, ValueError, RuntimeError) as error:
             yield what, False, one_line(error)
-
-
-def refuse(plan: NodePlan) -> None:
-    """Raise UserError for the first option that cannot work with any server."""
-    for key, test in (("limits", _limits), ("model", _model), ("device", _device)):
-        if plan.config.get(key):
-            try:
-                test(plan)
-            except ERRORS as error:
-                raise UserError(one_line(error)) from error
 
 
 def _key(plan: NodePlan) -> str:
@@ -110,10 +99,10 @@ def _check_columns(file: RowFile, plan: NodePlan) -> None:
     except Refused:  # as the line about limits says
         return
     target = [limits.target] if limits.target else []
-    for name in (*target, *(limits.group or ()), *(limits.columns or ())):
-        if name not in file.columns:
-            hint = nearest(name, file.columns)
-            raise UserError(f"--limits name column '{name}', which the file lacks{hint}")
+    named = (*target, *(limits.group or ()), *(limits.columns or ()))
+    if lacks := [name for name in named if name not in file.columns]:
+        text = f"'{lacks[0]}', which the file lacks{nearest(lacks[0], file.columns)}"
+        raise UserError(f"--limits name column {text}")
     if target and limits.classes:
         values = (one for _, part in file.chunks(target, ()) for one in part[target[0]])
         counts = Counter(map(canonical, values))

@@ -13,7 +13,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fedhet.deploy.certs import CertificateFolder, Certificates, read_public
+from fedhet.deploy.certs import Certificates, read_public
 from fedhet.deploy.control import ServerFolder
 from fedhet.deploy.network import Waiting, address
 from fedhet.engines.system import environment, free_ports, guarded, script
@@ -80,18 +79,6 @@ def application(inner: int, ca: Path) -> ASGIApp:
     return serve
 
 
-def reverse_proxy(host: str, port: int, inner: int, tls: Path, ca: Path) -> uvicorn.Server:
-    """Return the reverse proxy at ``host:port``, with the server's certificate in ``tls``."""
-    own = CertificateFolder(tls)
-    config = uvicorn.Config(
-        application(inner, ca), host=host, port=port, ssl_keyfile=str(own.key),
-        ssl_certfile=str(own.certificate), timeout_graceful_shutdown=1, server_header=False,
-        lifespan="off", ws="none", log_config=None, access_log=False,
-    )  # fmt: skip
-    config.load()
-    return uvicorn.Server(config)
-
-
 @dataclass
 class FederationServer:
     """SuperLink and reverse proxy; the command ends if one of them ends."""
@@ -137,15 +124,21 @@ class FederationServer:
         stack.callback(_stop, link)
         # A SuperLink does not end before its connections.
         control = stack.enter_context(contextlib.closing(self.folder.connect()))
-        proxy = reverse_proxy(self.host, self.port, inner, tls.folder, self.folder.inner.ca)
+        proxy = uvicorn.Server(config := uvicorn.Config(
+            application(inner, self.folder.inner.ca), host=self.host, port=self.port,
+            ssl_keyfile=str(tls.key), ssl_certfile=str(tls.certificate), access_log=False,
+            timeout_graceful_shutdown=1, server_header=False, lifespan="off", ws="none",
+            log_config=None,
+        ))  # fmt: skip
+        config.load()
         thread = threading.Thread(target=proxy.run, daemon=True)
         waiting = Waiting("the SuperLink", self.say)
         certificates = Certificates([tls.certificate, tls.ca], self.say)
         until = time.monotonic() + START
         while True:
-            if certificates.look() and proxy.config.ssl is not None:
+            if certificates.look() and config.ssl is not None:
                 with contextlib.suppress(OSError):  # its key is not that of server.key
-                    proxy.config.ssl.load_cert_chain(tls.certificate, tls.key)
+                    config.ssl.load_cert_chain(tls.certificate, tls.key)
             if (code := link.poll()) is not None:
                 raise RunFailed(f"the SuperLink ended with code {code}: see {log}")
             if thread.ident and not thread.is_alive():
@@ -224,8 +217,3 @@ def _stop(link: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):  # and what it started
         os.killpg(link.pid, signal.SIGKILL)
     link.wait()
-
-
-if __name__ == "__main__":  # the reverse proxy alone: HOST PORT INNER TLS CA
-    own, port, inside, folder, authority = sys.argv[1:]
-    reverse_proxy(own, int(port), int(inside), Path(folder), Path(authority)).run()

@@ -4,7 +4,6 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from fedhet.deploy import bundle
 from fedhet.deploy.control import server_folder
 from fedhet.deploy.network import Waiting
 from fedhet.engines.launch import Launch, OnRounds, Reader, conclude, raise_unless_completed
@@ -52,19 +51,15 @@ def submit_remote(
 
 def _submit(launch: Launch, superlink: str, control: Control) -> int:
     """Submit the run and return its id; if it is rejected, the folder stays as it was."""
-    folder = launch.folder
-    aside = folder.summary.with_name(f".{folder.summary.name}.before")
+    folder, before = launch.folder, 0
     try:
         with contextlib.suppress(FileNotFoundError):
-            folder.summary.rename(aside)  # the old one must not be taken for this run's
-        try:
-            folder.wait_for("")  # what a server that was killed waited for
-            run_id = control.start(bundle.application(), launch.envelope())
-        except BaseException:
-            with undisturbed(), contextlib.suppress(FileNotFoundError):
-                aside.rename(folder.summary)
-            raise
-        aside.unlink(missing_ok=True)
+            before = folder.summary.stat().st_mtime_ns
+        folder.wait_for("")  # what a server that was killed waited for
+        run_id = control.start(launch.envelope())
+        with contextlib.suppress(FileNotFoundError):
+            if folder.summary.stat().st_mtime_ns == before:  # it must not be taken for this run's
+                folder.summary.unlink()
     except UserError as error:
         raise UserError(f"superlink: '{superlink}' rejects the run: {error}") from error
     except RunFailed as error:

@@ -117,7 +117,7 @@ def resume(
             f"run '{folder.path}' is of a Flower app of your own: give its ServerApp resume='...'"
         )
     check_given(named(config.flat()))
-    check(config, console.say, connection, config.start_timeout)
+    check(config, console.say, connection)
     if connection is None:
         kept = load_checkpoint(folder.checkpoint)
         if kept is not None and not kept.meta["simulated"]:
@@ -187,13 +187,8 @@ def _existing(path: Path) -> RunFolder:
     return folder
 
 
-def check(
-    config: RunConfig, say: Callable[[str], None], connection: str | None, patience: float = 0.0
-) -> None:
-    """Check what is quick to check: the server, or what a simulation asks of this machine.
-
-    A server that does not listen is waited for ``patience`` seconds.
-    """
+def check(config: RunConfig, say: Callable[[str], None], connection: str | None) -> None:
+    """Check what is quick to check: the server, or what a simulation asks of this machine."""
     if connection is None:
         if config.engine == "ray":
             check_ray_address(os.environ.get("RAY_ADDRESS", ""))
@@ -211,7 +206,7 @@ def check(
     ):  # fmt: skip
         if holds:
             raise UserError(text)
-    server_folder(connection).check_running(patience, say)
+    server_folder(connection).check_running()
 
 
 def remarks(dataset: Dataset, partition: Partition) -> list[str]:

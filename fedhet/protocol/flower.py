@@ -10,7 +10,7 @@ server's business, is imported when it is called.
 import contextlib
 import hashlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -26,24 +26,48 @@ from flwr.proto.node_pb2 import NodeInfo  # why: what `get_nodes` gives, which t
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity  # why: a message wants to know its process
 
+from fedhet import __version__
 from fedhet.errors import RunFailed, UserError, one_line
-from fedhet.files import parse_object
+from fedhet.files import parse_object, sources
 
 __all__ = ["NodeInfo", "NumPyClient", "Scalar"]
 
 # Codes of errors of our own, above Flower's: nothing came in time; a message was not sent; a reply
 # cannot be unpacked; a node's owner installed other code; the process with the message died.
 NO_REPLY, NOT_SENT, DAMAGED, OTHER_CODE, ENDED = range(1000, 1005)
+PROJECT = "pyproject.toml"
+# What Flower wants of an application; a SuperLink of ours installs no dependencies.
+ABOUT = f"""[project]
+name = "fedhet"
+version = "{__version__}"
+description = "Model-heterogeneous personalised federated learning"
+license = "Apache-2.0"
+[tool.flwr.app]
+publisher = "fedhet"
+config = {{config = ""}}
+[tool.flwr.app.components]
+serverapp = "fedhet.server_app:app"
+clientapp = "fedhet.client_app:app"
+"""  # `config` is that of fedhet.config.load.envelope
 Ids = tuple[int, int, int]  # of run, node and task
 Answer = Callable[[Message, Context, bytes, Ids], tuple[Message, Context]]
 _SIMULATING: ContextVar[bool | None] = ContextVar("simulating", default=None)
 
 
-def packed_app(files: Mapping[str, bytes]) -> bytes:
-    """Return the zip that Flower makes of an app's files, as ``flwr run`` sends it."""
+def application() -> dict[str, bytes]:
+    """Return the files of the application that we give to Flower, laid out as in a wheel.
+
+    A ``clients/`` at its top would hide somebody else's package.
+    """
+    ours = {f"fedhet/{name.removeprefix('fedhet/')}": path for name, path in sources()}
+    return {PROJECT: ABOUT.encode()} | {name: path.read_bytes() for name, path in ours.items()}
+
+
+def packed_app() -> bytes:
+    """Return the zip that Flower makes of them, as ``flwr run`` sends it."""
     from flwr.cli.build import build_fab_from_files  # why: the command writes it beside the app
 
-    return bytes(build_fab_from_files(dict(files))[0])
+    return bytes(build_fab_from_files(application())[0])
 
 
 def is_simulated(grid: Grid | None = None) -> bool:
@@ -108,19 +132,14 @@ def take_damaged_replies() -> Callable[[str, dict[str, bytes]], Message]:
 
 def _damaged(whole: bytes, error: Exception) -> Message:
     """Return an error in place of a reply, to the message that it names, if that can be read."""
-    from flwr.app.message import make_message  # why: a reply to no message at hand
-    from flwr.app.metadata import Metadata  # why: as above
     from flwr.proto.message_pb2 import Message as Sent  # why: what a reply is packed as
     from flwr.supercore.inflatable.inflatable_object import get_object_body  # why: as above
 
-    answered = ""
+    asked = Message(RecordDict(), 0, "train")
+    posted(asked, "unknown")
     with contextlib.suppress(Exception):  # bytes of the other side may be anything
-        answered = Sent.FromString(get_object_body(whole, Message)).metadata.reply_to_message_id
-    about = Metadata(
-        run_id=0, message_id="", src_node_id=0, dst_node_id=0, reply_to_message_id=answered,
-        group_id="", created_at=0.0, ttl=0.0, message_type="train",
-    )  # fmt: skip
-    return make_message(metadata=about, error=Error(DAMAGED, f"cannot be unpacked: {error!r:.200}"))
+        posted(asked, Sent.FromString(get_object_body(whole, Message)).metadata.reply_to_message_id)
+    return Message(Error(DAMAGED, f"cannot be unpacked: {error!r:.200}"), reply_to=asked)
 
 
 def posted(message: Message, identity: str = "") -> str:
@@ -213,12 +232,12 @@ class Control:
             runs.append(RunStatus(run.run_id, status, *about))
         return sorted(runs, key=lambda run: run.started, reverse=True)
 
-    def start(self, files: Mapping[str, bytes], envelope: str) -> int:
-        """Submit the app of these files with this run configuration; returns the run's id."""
+    def start(self, envelope: str) -> int:
+        """Submit our app with this run configuration; returns the run's id."""
         from flwr.common import serde  # why: app and run configuration as the call takes them
         from flwr.supercore.fab import Fab  # why: the app and its digest
 
-        content = packed_app(files)
+        content = packed_app()
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
         config = serde.user_config_to_proto({"config": envelope})
         answer = self._call("StartRun", fab=serde.fab_to_proto(fab), override_config=config)

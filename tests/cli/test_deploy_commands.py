@@ -244,8 +244,7 @@ def test_a_resumption_that_no_superlink_takes_changes_nothing(
         found = sorted(folder.path.rglob("*"))
         return {p: (p.stat().st_mode, p.is_file() and p.read_bytes()) for p in found}
 
-    def refuse(_app, _envelope):
-        assert folder.read_summary() == {}  # while it runs, an old ending must not pass for its own
+    def refuse(_envelope):
         raise ending
 
     before = contents()
@@ -253,3 +252,14 @@ def test_a_resumption_that_no_superlink_takes_changes_nothing(
     with pytest.raises(seen, match=says):
         submitted(folder, config=config.model_copy(update={"rounds": 4}), resume=True)
     assert contents() == before
+
+
+def test_an_old_ending_does_not_pass_for_that_of_a_resumed_run(superlink, monkeypatch, folder):
+    config = build_config({})
+    folder.write_summary(config, "completed", 0, "")
+    monkeypatch.setattr(submit, "ASK", 0.0)
+    superlink.start = Mock(return_value=1)
+    superlink.runs = Mock(return_value=[RunStatus(1, "finished:stopped", "2026", {}, "")])
+    with pytest.raises(RunFailed, match="stopped"):
+        submitted(folder, resume=True)
+    assert folder.read_summary()["status"] == "stopped"

@@ -1,19 +1,16 @@
 """What is said of a wait, and by a server that is started again."""
 
-import socket
 import threading
 from types import SimpleNamespace
 
 import pytest
 
-from fedhet.deploy import control, network
-from fedhet.deploy.certs import make
+from fedhet.deploy import network
 from fedhet.deploy.control import ServerFolder
 from fedhet.deploy.network import Waiting
 from fedhet.deploy.node import Node, NodePlan
 from fedhet.deploy.server import FederationServer
-from fedhet.engines.system import free_ports
-from fedhet.errors import RunFailed, UserError
+from fedhet.errors import RunFailed
 from fedhet.protocol.flower import NodeInfo, RunStatus
 
 OLD, NEW = "2020-01-01T00:00:00+00:00", "2999-01-01T00:00:00+00:00"
@@ -47,29 +44,6 @@ def test_one_answer_that_is_slow_is_waited_for_aloud(monkeypatch):
     with Waiting("'tls'", said.append).answer():
         pass
     assert len(said) == 2
-
-
-def test_a_server_that_is_not_up_yet_is_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(control, "RETRY", 0.05)
-    monkeypatch.setattr(network, "TOLD_AFTER", 0.1)
-    make(tmp_path / "tls", ["127.0.0.1"], [])
-    folder, (port,), said = ServerFolder(tmp_path / "tls"), free_ports(1), []
-    with pytest.raises(UserError, match="has no server yet"):  # nothing would change by waiting
-        folder.check_running(60.0, said.append)
-    folder.home.mkdir()
-    folder.prepare(port)
-    with pytest.raises(UserError, match=r"^--superlink: .* is not running: start it with `fedhet"):
-        folder.check_running()
-
-    def listen(line):
-        said.append(line)
-        if not listening:
-            listening.append(socket.create_server(("127.0.0.1", port)))
-
-    listening = []
-    folder.check_running(60.0, listen)
-    listening[0].close()
-    assert "is not running: start it with" in said[0] and said[1].endswith("answered")
 
 
 def node(number, name, status, since):

@@ -17,7 +17,7 @@ from helpers.flower_internals import check_app, packed_folder
 from helpers.programs import python
 
 import fedhet
-from fedhet.deploy import bundle
+from fedhet.protocol.flower import application
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -40,7 +40,7 @@ def members(app: Path) -> set[str]:
 
 def test_a_run_gives_flower_our_sources_and_nothing_else(tmp_path):
     app = tmp_path / "app"
-    for name, content in bundle.application().items():
+    for name, content in application().items():
         (app / name).parent.mkdir(parents=True, exist_ok=True)
         (app / name).write_bytes(content)
     inside = {f"fedhet/{name.removeprefix('fedhet/')}" for name in SOURCES}

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 from flwr.app import Context, RecordDict
 
-from fedhet.deploy import bundle
-from fedhet.deploy.node import Node, NodePlan
-from fedhet.protocol.flower import OTHER_CODE, be_one_process, packed_app, posted
+from fedhet import __version__
+from fedhet.deploy.node import Node, NodePlan, difference
+from fedhet.protocol.flower import OTHER_CODE, application, be_one_process, packed_app, posted
 from fedhet.protocol.messages import Instruction, request
 
 CLIENT, PROJECT = "fedhet/client_app.py", "pyproject.toml"
@@ -21,7 +21,7 @@ MARK = b"MARK\n"  # in a file: code that leaves one
 
 @pytest.fixture(scope="module")
 def sent():
-    with zipfile.ZipFile(io.BytesIO(packed_app(bundle.application()))) as archive:
+    with zipfile.ZipFile(io.BytesIO(packed_app())) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
@@ -111,15 +111,15 @@ def test_what_a_server_sends_is_refused_and_leaves_no_mark(site, sent, attack):
 @pytest.mark.parametrize("content", [b"", b"no zip", packed({"a": b""}), packed(
     {PROJECT: b"x" * (1 << 20)})])  # fmt: skip
 def test_what_is_no_application_is_refused_in_one_line(content):
-    assert "cannot be read" in bundle.difference(content, bundle.application())
+    assert "cannot be read" in difference(content, application())
 
 
 def test_another_version_and_a_file_that_comes_twice_are_named(sent):
-    own, version = bundle.application(), bundle.__version__
+    own, version = application(), __version__
     twice = packed(sent, (CLIENT, b"import os"))
-    assert f"such as '{CLIENT}'" in bundle.difference(twice, own)
+    assert f"such as '{CLIENT}'" in difference(twice, own)
     newer = sent[PROJECT].replace(f'"{version}"'.encode(), b'"9.9"')
-    found = bundle.difference(packed(sent | {PROJECT: newer, CLIENT: b""}), own)
+    found = difference(packed(sent | {PROJECT: newer, CLIENT: b""}), own)
     assert found == f"this run's fedhet 9.9 is not this site's {version}"
 
 

@@ -186,11 +186,11 @@ class Control:
         self._client: Any = ControlHttpClient.from_server_address(address, False, ca, own)
         self.close = self._client.close
 
-    def _call(self, name: str, **fields: Any) -> Any:
+    def _call(self, what: str, /, **fields: Any) -> Any:
         import httpx
 
         try:
-            return getattr(self._client, name)(getattr(control, f"{name}Request")(**fields))
+            return getattr(self._client, what)(getattr(control, f"{what}Request")(**fields))
         except httpx.HTTPStatusError as error:
             answer: dict[str, Any] = {}
             with contextlib.suppress(ValueError):

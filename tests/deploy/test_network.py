@@ -1,5 +1,6 @@
 """A node's way to its server: proxies, certificates, addresses, and what is said of them."""
 
+import contextlib
 import re
 import shutil
 import socket
@@ -13,9 +14,11 @@ from helpers.programs import ConnectProxy
 from fedhet.cli.app import execute
 from fedhet.cli.deploy import _address
 from fedhet.deploy import certs
+from fedhet.deploy.certs import read_public
 from fedhet.deploy.network import address, knows, reach, via
 from fedhet.engines.system import direct, free_ports
-from fedhet.errors import UserError
+from fedhet.errors import RunFailed, UserError
+from fedhet.protocol.flower import Control
 
 ELSEWHERE = "127.0.0.2"  # loopback, too, but not this machine's name for itself
 
@@ -122,3 +125,23 @@ def test_an_ipv6_address_is_written_in_brackets():
     assert _address("h") == "h:8443" and _address("h:9") == "h:9"
     with pytest.raises(UserError):
         _address("[::1]:x")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "outcome"),
+    [(200, b"", True), (409, b'{"code": 23}', False), (404, b'{"detail": "no"}', UserError),
+     (500, b"", RunFailed)],
+)  # fmt: skip
+def test_calls_of_the_control_api_succeed_or_say_whose_fault_it_is(tls, serve, status, body, outcome):
+    server = serve(tls, status=status, body=body)
+    with contextlib.closing(Control(server.where, tls.ca.read_bytes())) as control:
+        if isinstance(outcome, bool):
+            assert control.register("a", read_public(tls.client("a").with_suffix(".pub"))) is outcome
+        else:
+            with pytest.raises(outcome):
+                control.register("a", b"key")
+        if outcome is True:
+            assert control.nodes() == control.runs() == control.runs(run_id=1) == []
+            control.stop(1)
+            with pytest.raises(UserError, match="no run id"):
+                control.start("{}")

@@ -169,7 +169,6 @@ def _refuse(plan: Any, given: Sequence[str]) -> None:
 
 
 def _history(home: Path) -> None:
-    """Print every question to a node, and below it what it answered."""
     from fedhet.site.limits import History, asked
 
     lines, last = History(home).lines(), ""
@@ -183,7 +182,6 @@ def _history(home: Path) -> None:
 
 
 def _draft(out: Path, data: Path | None, preset: Path | None, key: Path) -> None:
-    """Write a file of limits that allows runs like those of a configuration, on this data."""
     from fedhet.config.load import load_noted
     from fedhet.site.limits import draft
     from fedhet.site.local_data import open_private
@@ -202,7 +200,6 @@ def _draft(out: Path, data: Path | None, preset: Path | None, key: Path) -> None
 
 
 def _examples(data: Path | None, partition: str | None, name: str) -> dict[str, str | int]:
-    """Return Flower's node configuration for them."""
     if (data is None) == (partition is None):
         other = "--partition K/N (share K of N of a public data set)"
         raise UserError(f"give --data FOLDER_OR_FILE (this site's own examples), or {other}")

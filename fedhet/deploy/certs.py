@@ -151,16 +151,16 @@ def _client(name: str, what: str) -> str:
 
 def _names(servers: Sequence[str]) -> list[x509.GeneralName]:
     """Subject alternative names; UserError for one that is neither a host name nor an address."""
-    names: dict[str, x509.GeneralName] = {}
-    for server in [*servers, *LOOPBACK]:
+    names: list[x509.GeneralName] = []
+    for server in dict.fromkeys([*servers, *LOOPBACK]):
         try:
-            names[server] = x509.IPAddress(ipaddress.ip_address(server))
+            names.append(x509.IPAddress(ipaddress.ip_address(server)))
         except ValueError:
             if not _HOST.fullmatch(server) or re.fullmatch(r"[0-9.]+", server):
                 text = "is neither a host name nor an IP address (no scheme, no port)"
                 raise UserError(f"--server: '{server}' {text}") from None
-            names[server] = x509.DNSName(server)
-    return list(names.values())
+            names.append(x509.DNSName(server))
+    return names
 
 
 def _write(folder: Path, files: Mapping[Path, bytes]) -> None:
@@ -293,9 +293,8 @@ def validity(certificate: x509.Certificate) -> str:
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if end < datetime.now(UTC):
         return f"expired on {end:%Y-%m-%d %H:%M} UTC"
-    clock = "is this machine's clock right?"
-    early = begin > datetime.now(UTC)
-    return f"is valid from {begin:%Y-%m-%d %H:%M} UTC on only: {clock}" if early else ""
+    clock = f"is valid from {begin:%Y-%m-%d %H:%M} UTC on only: is this machine's clock right?"
+    return clock if begin > datetime.now(UTC) else ""
 
 
 def warning(certificate: x509.Certificate) -> str:

@@ -227,10 +227,9 @@ class Node:
     _joined: bool = False  # once: from then on a new CA is waited for
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
-    @property
-    def online(self) -> Path:
-        """A file with the node's id, while the server has it as connected."""
-        return self.plan.log.parent / "online"
+    def __post_init__(self) -> None:
+        # A file with the node's id, while the server has it as connected.
+        self.online = self.plan.log.parent / "online"
 
     def run(self) -> None:
         """Run until a signal raises an exception; raise UserError if it cannot start."""
@@ -320,7 +319,6 @@ class Node:
         return stale
 
     def _answer_tasks(self, process: subprocess.Popen[bytes], port: int) -> None:
-        """Answer the tasks of a SuperNode, one after the other, until it has ended."""
         address = f"127.0.0.1:{port}"
         with contextlib.closing(runtime_api(address)) as client:
             while process.poll() is None:

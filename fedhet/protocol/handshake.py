@@ -104,18 +104,15 @@ def check_names(what: str, names: Sequence[str], most: int) -> None:
 def check_name(policy: str, client: str, node: int, online: Mapping[int, NodeInfo]) -> None:
     """Raise ValueError unless ``node`` may be ``client``, by ``client-keys``."""
     # The SuperLink knows the name under which a node's key was registered, if there is one.
-    registered = online.get(node, NodeInfo()).name
-    if policy == OFF or registered == client:
-        return
-    if registered:
+    registered, wrong = online.get(node, NodeInfo()).name, ""
+    if registered not in {"", client}:
         wrong = f"is not allowed: this node's key is registered under the name '{registered}'"
-    elif policy == REGISTERED:
+    elif policy == REGISTERED and not registered:
         wrong = "is not allowed: this node's key is not registered under a name"
-    elif client in {one.name for one in online.values()}:
+    elif not registered and client in {one.name for one in online.values()}:
         wrong = "is the name of another node's key"
-    else:
-        return
-    raise ValueError(f"client id '{client}' {wrong} (client-keys={policy})")
+    if wrong and policy != OFF:
+        raise ValueError(f"client id '{client}' {wrong} (client-keys={policy})")
 
 
 class Roster:
@@ -141,10 +138,8 @@ class Roster:
     def sample(self, seed: int, round_: int, cohort: int) -> list[str]:
         """Return the clients of a round, by (seed, round) and the ids alone."""
         ids = self.ids
-        chosen = generator(seed, "sample", round_=round_).choice(
-            len(ids), size=min(cohort, len(ids)), replace=False
-        )
-        return [ids[i] for i in sorted(chosen)]
+        draw, size = generator(seed, "sample", round_=round_), min(cohort, len(ids))
+        return [ids[i] for i in sorted(draw.choice(len(ids), size=size, replace=False))]
 
     def refuse(self, node: int, reason: str) -> None:
         """Refuse a node, with the reason. Its declared name is not recorded: it may be false."""
@@ -435,13 +430,11 @@ class Handshake:
         return new
 
     def _ask(self, mail: Mail, refused: Mapping[int, str]) -> None:
-        """Put a query to each node into the mail, with the reason if it is refused."""
         for node, why in refused.items():
             what = self.instruction(refused=why[: messages.LONGEST_TEXT])
             mail.waiting.append(messages.request(messages.QUERY, node, what, QUERY_TTL))
 
     def _answered(self, asked: Message, message: Message) -> list[str]:
-        """Take in one answer; return the id of the new client, if it is one."""
         node, reply = asked.metadata.dst_node_id, messages.read_reply(message)
         if self._asked.pop(node, None) is None:
             return []  # it has gone since, or has answered a reminder

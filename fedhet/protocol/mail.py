@@ -19,7 +19,7 @@ from fedhet.protocol.messages import QUERY_BYTES, Reply, read_reply
 
 log = logging.getLogger("fedhet")
 
-SIMULATION_POLL = 0.01
+SIMULATION_POLL = 0.02
 NETWORK_POLL = 0.25
 WINDOW = 64  # messages under way in a simulation of Flower's own
 FOREVER = 1e9  # seconds that a simulation's message may take
@@ -65,7 +65,6 @@ class Mail:
         self._took: list[float] = []  # seconds of those that are answered
         self._pulled: SimpleQueue[tuple[Sequence[str], list[Message] | Exception]] = SimpleQueue()
         self._pulling: set[str] = set()  # ids that a thread pulls at the moment
-        self._news = time.monotonic()
         self._pull_seconds = 0.0  # of the last poll
 
     def __bool__(self) -> bool:
@@ -102,8 +101,6 @@ class Mail:
                     del self.pending[identity]
                 self._took.append(time.monotonic() - sent.since)
                 done.append((sent.message, reply))
-        if done:
-            self._news = time.monotonic()
         return done
 
     def _under_way(self) -> list[_Sent]:
@@ -136,10 +133,7 @@ class Mail:
 
     def pause(self) -> None:
         """Wait until the next poll is due; polls take at most a fifth of a SuperLink's time."""
-        if self.simulated:
-            time.sleep(min(10, 1 + 2 * (time.monotonic() - self._news)) * self.interval)
-        else:
-            time.sleep(max(self.interval, 4 * self._pull_seconds))
+        time.sleep(max(self.interval, 0.0 if self.simulated else 4 * self._pull_seconds))
 
     def _pull(self, identities: Sequence[str]) -> Iterable[Message]:
         """Return the replies that are there, on a network; raise what a pull raised."""

@@ -21,21 +21,17 @@ def read(path) -> x509.Certificate:
     return x509.load_pem_x509_certificate(path.read_bytes())
 
 
-def test_private_keys_are_private_from_the_start(tmp_path):
-    old = os.umask(0)  # a careless umask must not open a private key
-    try:
-        places = make(tmp_path / "tls", ["fl.example.org"], ["a", "hospital-b"])
-    finally:
-        os.umask(old)
-    for path in (places.key, places.ca_key, places.client("a"), places.client("hospital-b")):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert stat.S_IMODE((tmp_path / "tls" / "clients").stat().st_mode) == 0o700
-
-
 def test_a_client_has_a_key_as_ssh_keygen_writes_it_and_a_certificate_under_its_name(tmp_path):
     """flower-supernode wants an elliptic curve key in OpenSSH's format."""
-    places = make(tmp_path, ["fl.example.org"], ["a"])
-    make(tmp_path, [], ["later"])  # ca.key is still there
+    old = os.umask(0)  # a careless umask must not open a private key
+    try:
+        places = make(tmp_path / "tls", ["fl.example.org"], ["a"])
+        make(tmp_path / "tls", [], ["later"])  # ca.key is still there
+    finally:
+        os.umask(old)
+    for path in (places.key, places.ca_key, places.client("a"), places.client("later")):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "tls" / "clients").stat().st_mode) == 0o700
     for name in ("a", "later"):
         key = load_ssh_private_key(places.client(name).read_bytes(), password=None)
         public = places.client(name).with_name(f"{name}.pub").read_bytes()
@@ -47,8 +43,8 @@ def test_a_client_has_a_key_as_ssh_keygen_writes_it_and_a_certificate_under_its_
         assert found.public_key() == key.public_key()
     places.ca_key.unlink()  # put away, as it should be
     with pytest.raises(UserError, match=r"ca\.key"):
-        make(tmp_path, [], ["last"])
-    assert not (tmp_path / "clients" / "last").exists()
+        make(tmp_path / "tls", [], ["last"])
+    assert not places.client("last").exists()
 
 
 def test_the_server_certificate_names_the_server_and_loopback(tmp_path):

@@ -82,6 +82,9 @@ def test_what_cannot_be_right_is_named(check, server, home):
     wrong, _ = check()
     assert list(wrong) == ["admission"]
     assert "tls/clients/a" in wrong["admission"] and ".pub" in wrong["admission"]
+    server.status = 401
+    wrong, _ = check()
+    assert list(wrong) == ["admission"] and "signature: the clocks differ" in wrong["admission"]
 
 
 WRONG_LIMITS = (
@@ -100,12 +103,6 @@ def test_limits_are_wrong_that_name_what_the_site_lacks(check, home, text, what,
     (home / "own.csv").write_text("a,b\n1,2\n")
     wrong, _ = check(data="own.csv", more=("--limits", str(home / "limits.yaml")))
     assert list(wrong) == [what] * (what is not None) and says in wrong.get(what, ""), wrong
-
-
-def test_clocks_that_differ_are_said(check, server):
-    server.status = 401
-    wrong, _ = check()
-    assert list(wrong) == ["admission"] and "signature: the clocks differ" in wrong["admission"]
 
 
 def test_a_disk_that_is_full(check, home, monkeypatch):

@@ -1,8 +1,7 @@
 """Nodes that bring pretrained networks: frozen, with adapters and whole ones in one run."""
 
-import numpy as np
 import pytest
-from helpers.pretrained import WORDS, bert, vit, wav, weights
+from helpers.pretrained import WORDS, bert, vit, weights
 from network.federation import simulated_hash
 
 pytestmark = pytest.mark.network
@@ -21,17 +20,6 @@ def sentences(folder):
                     "vocabulary": 100, "classes": "x,y,z", "models": "fasttext"}  # fmt: skip
 
 
-def windows(folder):
-    draws = np.random.default_rng(7)
-    for k in range(3):
-        y = np.arange(60 + k) % 3
-        x = draws.integers(-900, 900, size=(60 + k, 1, 64)) + 300 * y[:, None, None]
-        np.savez(folder / f"{k}.npz", x=x.astype(np.int16), y=np.array([*"abc"])[y])
-    own = wav(folder.parent / "wav")
-    models = [f"hf:{own} frozen", f"hf:{own} lora=2", f"hf:{own}"]
-    return models, {"dataset": "signals", "classes": "a,b,c", "models": "conv1d-5"}
-
-
 def pictures(folder):
     """Networks of three libraries over shares of one data set."""
     files = {name: weights(folder.parent / name, name) for name in ("timm:test_vit", "resnet18")}
@@ -41,7 +29,7 @@ def pictures(folder):
     return models, {"dataset": "synthetic:300x4", "models": "cnn-5"}
 
 
-@pytest.mark.parametrize("make", [sentences, windows, pictures])
+@pytest.mark.parametrize("make", [sentences, pictures])
 def test_nodes_own_networks_equal_the_simulation(federation, tmp_path, make):
     """What a node keeps and computes is what the simulation does; no path of it goes up."""
     data = tmp_path / "sites"

@@ -182,10 +182,8 @@ def test_a_simulation_waits_for_nobody_who_was_refused(network, monkeypatch, cap
 
 
 def test_missing_nodes_are_waited_for_and_the_run_starts_without_them_or_ends(network, monkeypatch):
-    monkeypatch.setattr(handshakes, "PATIENT", 0.0)
     monkeypatch.setattr(handshakes, "time", Clock())
-    said = []
-    network.online = {100, 102}
+    said, network.online = [], {100, 102}
     Handshake(network, "x", Roster()).wait(3, 0.5, said.append)
     assert "1 of 3 have come" in said[0] and "is already taken" in said[0]
     assert "starting with 1 of 3 clients" in said[-1]

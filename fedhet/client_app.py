@@ -192,12 +192,12 @@ class Request:
             raise Refused("this run began with secure-sum=masked, which is now off")
         return store
 
-    def client(self, protection: UploadProtection | None = None) -> MethodClient[Any]:
+    def client(self) -> MethodClient[Any]:
         """Return the method's client, for this message."""
         return self.method.client(Setup(
             self.config, self.data, self.what.classes, self.model(), self.device(),
             self.store(self.data.client), simulated=self.simulated, limits=self.limits,
-            protection=protection or UploadProtection(),
+            protection=self.part or UploadProtection(),
         ))  # fmt: skip
 
     def member(self) -> Member:
@@ -211,6 +211,37 @@ class Request:
         fewest = max(self.config.sum_min, self.limits.min_sum or 0)  # a site's may be stricter
         terms = SumTerms(fewest, self.config.sum_threshold)
         return Member(self.store(client), self.what.experiment, client, terms)
+
+    def about(self, kind: type[messages.Wired]) -> messages.Wired:
+        """Return what the record ``sum`` says; raise Refused if it is no ``kind``."""
+        with errors.refusing(Code.INSTRUCTION):
+            record = self.message.content.config_records.get(messages.SUM)
+            about, opens = messages.from_wire(kind, record or {}), self.kind == messages.UNMASK
+            if isinstance(about, Survivors) and (about.boxes is not None) != opens:
+                raise ValueError("boxes: only messages that unmask have them")
+        return about
+
+    @cached_property
+    def part(self) -> SumProtection | None:
+        """This client's part of the sum that is asked for; None if none is."""
+        kind, config, what, method = self.kind, self.config, self.what, self.method.strategy
+        if not config.summed or kind not in {messages.TRAIN, messages.OWNERS, messages.CONFUSION}:
+            return None
+        data, cohort = self.data, self.about(Cohort)
+        with errors.refusing(Code.INSTRUCTION):  # for a size that fits no word
+            masks.fraction_bits(cohort.size, config.sum_range)
+        # The digest of all that must be the same for everybody whose vectors are summed.
+        record = self.message.content.array_records.get("arrays")
+        sent = bytes(record[messages.PACKED].data) if record else b""
+        may = "all" if cohort.shared is None else ",".join(map(str, cohort.shared))
+        same: list[masks.Part] = [kind, sent, self.text, cohort.size, int(what.evaluate), may]
+        digest = hashlib.sha256(masks.encode([*same, *what.classes])).digest()
+        member, fewest = self.member(), self.limits.min_class or 0
+        part = SumProtection(data, config, method, what, cohort, digest, member, fewest)
+        counted = config.sum_owners > 1 and (kind == messages.CONFUSION or method.sends_class_rows)
+        if kind != messages.OWNERS and counted != (part.shared is not None):
+            raise Refused("owners of classes must be counted before their rows are summed")
+        return part
 
 
 Handler = Callable[[Request], Reply]
@@ -228,40 +259,26 @@ def _answered(handler: Handler, own: OwnSite | None, message: Message, context: 
             without_denormals(), giving({} if own is None else own.objects),
             history.asked(message, run_config) as replies,
         ):  # fmt: skip
-            replies.append(handler(Request(message, context, run_config, history, own)))
+            asked = Request(message, context, run_config, history, own)
+            part, before = asked.part, None
+            if part is not None:
+                before = part.member.repeated(part.what.round, part.cohort, part.sent)
+            replies.append(before or handler(asked))
             return answer(message, replies[-1])
     except (Exception, SystemExit) as error:  # a client's fault, which the server is told
         return answer(message, _failure(error, message, context))
 
 
 def query(asked: Request) -> Reply:
-    """Say who this node is: client id, classes and images, model, device."""
-    config, refused = asked.config, asked.what.refused
+    """Say who this node is: client id, classes and images, model, device.
+
+    Raises, with the reason, for what would fail in every round.
+    """
+    config, node, refused = asked.config, asked.node, asked.what.refused
     if refused:
         say(lambda: f"this run does without this node: {one_line(refused)}")
         return Reply({})
-    data = asked.data
-    _check_own_choices(asked)
-    say(lambda: f"run {config.name or config.method}: state in {asked.store(data.client).folder}")
-    info: dict[str, Any] = {
-        "client": data.client, "clients": data.clients,
-        "classes": [name for name in data.dataset.classes if name not in asked.untold],
-        "model": parse(asked.model()).public, "device": str(asked.device()),
-        "inputs": json.dumps(data.dataset.inputs.dump()),
-    }  # fmt: skip
-    if config.summed:
-        with coded(Code.PROOF):
-            key = asked.member().key(NodeCertificate.of(asked.node))
-        return Reply(info | {"sum-key": list(astuple(key))})
-    asked.store(data.client)  # refused where the run began with masked sums
-    counts, images = data.class_counts(), len(data.split.train)
-    own = {"seen": list(counts), "images": list(counts.values()), "train-images": images}
-    return Reply(info | own)
-
-
-def _check_own_choices(asked: Request) -> None:
-    """Raise in the handshake, with the reason, for what would fail in every round."""
-    config, node, of = asked.config, asked.node, asked.data.dataset
+    data, of = asked.data, asked.data.dataset
     if config.summed and node.get("data-dir") and not config.classes:
         text = "secure-sum needs `classes` in the run's configuration: without it, the names of"
         raise Refused(f"{text} this node's folders would be its class list", Code.CLASSES)
@@ -270,22 +287,33 @@ def _check_own_choices(asked: Request) -> None:
         with coded(Code.MODEL), torch.random.fork_rng(devices=[]):
             width = config.representation
             build_model(str(node["model"]), classes=len(of.classes), d=width, inputs=of.inputs)
+    folder = asked.store(data.client).folder  # refused where the run began with masked sums
+    say(lambda: f"run {config.name or config.method}: state in {folder}")
+    info: dict[str, Any] = {
+        "client": data.client, "clients": data.clients,
+        "classes": [name for name in of.classes if name not in asked.untold],
+        "model": parse(asked.model()).public, "device": str(asked.device()),
+        "inputs": json.dumps(of.inputs.dump()),
+    }  # fmt: skip
+    if config.summed:
+        with coded(Code.PROOF):
+            key = asked.member().key(NodeCertificate.of(node))
+        return Reply(info | {"sum-key": list(astuple(key))})
+    counts, images = data.class_counts(), len(data.split.train)
+    own = {"seen": list(counts), "images": list(counts.values()), "train-images": images}
+    return Reply(info | own)
 
 
 def train(asked: Request) -> Reply:
     """Train for one round."""
-    started, what, message = time.monotonic(), asked.what, asked.message
-    part, before = _part_of(asked)
-    if before is not None:
-        return before
-    client = asked.client(part)
+    started, what, message, client = time.monotonic(), asked.what, asked.message, asked.client()
     arrays, images, metrics = client.fit(read_arrays(message), to_wire(what))
     own, digest = {k: float(v) for k, v in metrics.items()}, client.saved_digest
-    if part is None:
+    if asked.part is None:
         told = {"num-examples": float(images)} | own
         reply = what.reply(asked.data.client, told, arrays, digest=digest)
     else:
-        reply = part.trained(own, digest)
+        reply = asked.part.trained(own, digest)
     asked.limits.check("max_upload_bytes", sum(array.nbytes for array in reply.arrays))
     seconds = time.monotonic() - started
     scored = ", ".join(
@@ -300,47 +328,10 @@ def train(asked: Request) -> Reply:
     return reply
 
 
-def _digest_of_sent(asked: Request, cohort: Cohort) -> bytes:
-    """Return SHA-256 of all that must be the same for everybody whose vectors are summed."""
-    record, what = asked.message.content.array_records.get("arrays"), asked.what
-    sent = bytes(record[messages.PACKED].data) if record else b""
-    may = "all" if cohort.shared is None else ",".join(map(str, cohort.shared))
-    about: list[masks.Part] = [asked.kind, sent, asked.text, cohort.size, int(what.evaluate), may]
-    return hashlib.sha256(masks.encode([*about, *what.classes])).digest()
-
-
-def _about_sum(asked: Request, kind: type[messages.Wired]) -> messages.Wired:
-    """Return what the record ``sum`` of a request says; raise Refused if it is no ``kind``."""
-    with errors.refusing(Code.INSTRUCTION):
-        record = asked.message.content.config_records.get(messages.SUM)
-        about, opens = messages.from_wire(kind, record or {}), asked.kind == messages.UNMASK
-        if isinstance(about, Survivors) and (about.boxes is not None) != opens:
-            raise ValueError("boxes: only messages that unmask have them")
-    return about
-
-
-def _part_of(asked: Request) -> tuple[SumProtection | None, Reply | None]:
-    """Return a client's part of the sum that is asked for, if any, and the answer that it gave."""
-    kind, config, what, method = asked.kind, asked.config, asked.what, asked.method.strategy
-    if not config.summed:
-        return None, None
-    data = asked.data
-    cohort = _about_sum(asked, Cohort)
-    with errors.refusing(Code.INSTRUCTION):
-        masks.fraction_bits(cohort.size, config.sum_range)  # raises for a size that fits no word
-    sent = _digest_of_sent(asked, cohort)
-    member, fewest = asked.member(), asked.limits.min_class or 0
-    part = SumProtection(data, config, method, what, cohort, sent, member, fewest)
-    rows = kind == messages.CONFUSION or method.sends_class_rows
-    if kind != messages.OWNERS and (rows and config.sum_owners > 1) != (part.shared is not None):
-        raise Refused("owners of classes must be counted before their rows are summed")
-    return part, member.repeated(what.round, cohort, sent)
-
-
 def introduce(asked: Request) -> Reply:
     """Keep the keys of the other members of the run's sums; say whose are not accepted."""
     with errors.refusing(Code.INSTRUCTION):
-        keys = _about_sum(asked, Introduction).by_client()
+        keys = asked.about(Introduction).by_client()
     member, node = asked.member(), NodeCertificate.of(asked.node)
     strangers = member.introduce(keys, node.ca if node is not None else None)
     return Reply({"client": member.client, "strangers": strangers})
@@ -348,7 +339,7 @@ def introduce(asked: Request) -> Reply:
 
 def sign(asked: Request) -> Reply:
     """Sign the list of survivors. Needs no examples."""
-    survivors = _about_sum(asked, Survivors)
+    survivors = asked.about(Survivors)
     member, what, node = asked.member(), asked.what, NodeCertificate.of(asked.node)
     if node is None:
         raise Refused("this node has no certificate", Code.PROOF)
@@ -358,27 +349,23 @@ def sign(asked: Request) -> Reply:
 
 def open_shares(asked: Request) -> Reply:
     """Open the boxes for this client, which unmask the round's sum. Needs no examples."""
-    survivors = _about_sum(asked, Survivors)
+    survivors = asked.about(Survivors)
     return Reply(to_wire(asked.member().open_shares(asked.what.round, survivors)))
 
 
 def owners(asked: Request) -> Reply:
     """Answer with this client's part of a sum: its classes."""
-    part, before = _part_of(asked)
-    if part is None:
+    if asked.part is None:
         raise Refused("this run has no sums", Code.INSTRUCTION)
-    return before or part.owners()
+    return asked.part.owners()
 
 
 def confusion(asked: Request) -> Reply:
     """Count after the last round how often each class was taken for each other one."""
     what = asked.what
-    part, before = _part_of(asked)
-    if before is not None:
-        return before
-    matrix = asked.client(part).confusion_matrix(what.generation, what.digest)
-    if part is not None:
-        return part.confusion(matrix.numpy())
+    matrix = asked.client().confusion_matrix(what.generation, what.digest)
+    if asked.part is not None:
+        return asked.part.confusion(matrix.numpy())
     places = matrix.nonzero()
     cells = torch.cat([places, matrix[tuple(places.T)][:, None]], dim=1)
     return what.reply(asked.data.client, confusion=cells.flatten().tolist())
@@ -402,10 +389,19 @@ def _failure(error: BaseException, message: Message, context: Context) -> Reply:
     """Return the error reply: a code and a log number, or the text in a simulation."""
     known = (code for kind, code in KNOWN.items() if isinstance(error, kind))
     code, text = next(known, Code.UNEXPECTED), brief(error)[:LONGEST]
+    about = {"about": error.about} if isinstance(error, UserError) and error.about else {}
     if isinstance(error, UserError) and error.code:
         code = Code(error.code)
     if code is Code.UNEXPECTED:
-        _show(error, message, context)
+        frames = traceback.extract_tb(error.__traceback__)
+        key = (type(error), *((frame.filename, frame.lineno) for frame in frames))
+        if shown.get(key) is None:  # else the same error in the same place was printed before
+            shown.put(key, True)
+            config: Mapping[str, Any] = message.content.config_records.get("config") or {}
+            round_ = config.get("round")  # of anybody: any value
+            where = f", round {round_}" if type(round_) is int and round_ > 0 else ""
+            step = f"client {own_name(context)}, {message.metadata.message_type}{where}"
+            print(errors.shortened(error, step), file=sys.stderr, flush=True)
         text += errors.place(error)
     if isinstance(error, torch.OutOfMemoryError):
         text = f"out of GPU memory: fewer actors, or a smaller batch-size, need less ({text})"
@@ -416,21 +412,7 @@ def _failure(error: BaseException, message: Message, context: Context) -> Reply:
         text = one_line(f"{text} ({error.__cause__})")  # what is wrong with the site's own file
     number = 1 + secrets.randbelow(errors.MOST)
     print(f"fedhet: failed (no. {number}): {text}", file=sys.stderr, flush=True)
-    about = {"about": error.about} if isinstance(error, UserError) and error.about else {}
     return Reply({"error": code.value, "log": number, "state-lost": lost, **about})
-
-
-def _show(error: BaseException, message: Message, context: Context) -> None:
-    """Print the traceback, unless one of the same error in the same place was printed before."""
-    frames = traceback.extract_tb(error.__traceback__)
-    key = (type(error), *((frame.filename, frame.lineno) for frame in frames))
-    if shown.get(key) is None:
-        shown.put(key, True)
-        config: Mapping[str, Any] = message.content.config_records.get("config") or {}
-        round_ = config.get("round")  # of anybody: any value
-        where = f", round {round_}" if type(round_) is int and round_ > 0 else ""
-        step = f"client {own_name(context)}, {message.metadata.message_type}{where}"
-        print(errors.shortened(error, step), file=sys.stderr, flush=True)
 
 
 # --- the apps ----------------------------------------------------------------------------------

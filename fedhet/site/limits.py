@@ -269,10 +269,8 @@ class Limits(Schema):
     def broken(self, name: str, instead: str, allowed: str = "", about: str = "") -> Refused:
         """Return the error of a run that has something else ``instead`` of what is allowed."""
         value = "only masked sums" if name == "secure_sum" else shown(getattr(self, name))
-        least = "at least " * name.startswith("min_")
-        text = (
-            f"limit {kebab(name)}: this site allows {allowed or f'{least}{value}'}, and {instead}"
-        )
+        what = allowed or f"{'at least ' * name.startswith('min_')}{value}"
+        text = f"limit {kebab(name)}: this site allows {what}, and {instead}"
         return Refused(text, Code.LIMIT, about or kebab(name))
 
     def said(self) -> list[str]:
@@ -391,48 +389,42 @@ def check_run(
         return
     named, others = {*config.classes, *dict(config.labels)}, {*history.runs()} - {experiment}
     form = {*form_of(config).items()} ^ {*dict(limits.form or ()).items()}
-    noise, few = noise_multiplier(config), math.inf if limits.min_sum is None else limits.min_sum
-    key, epochs = longest(config)
+    noise, (key, epochs) = noise_multiplier(config), longest(config)
     size = config.cohort(config.clients) if config.summed and config.clients else math.inf
     today = history.today() if history.new else 0
     spent = history.epsilon(experiment) if limits.total_epsilon else 0.0
     cost, divides = spent + config.dp_epsilon, "the run divides the target"
-
-    def above(name: str, value: float) -> bool:
-        return value > (math.inf if (most := getattr(limits, name)) is None else most)
-
-    for name, broken, instead in (
-        ("target", config.target != limits.target, f"target is {config.target!r}"),
-        ("classes", any(v for _, v in config.labels), f"{divides} by labels of its own"),
-        ("classes", named != {*(limits.classes or ())},
+    rules: tuple[tuple[str, Callable[[Any], object], str], ...] = (
+        ("target", lambda v: config.target != v, f"target is {config.target!r}"),
+        ("classes", lambda _: any(v for _, v in config.labels), f"{divides} by labels of its own"),
+        ("classes", lambda v: named != {*v},
          f"the run asks for {', '.join(sorted(named)) or 'others'}"),
-        ("labels", dict(config.labels) != dict(limits.labels or ()), f"{divides} in another way"),
-        ("group", {*config.group} != {*(limits.group or ())},
+        ("labels", lambda v: dict(config.labels) != dict(v), f"{divides} in another way"),
+        ("group", lambda v: {*config.group} != {*v},
          f"group is {', '.join(config.group) or 'empty'}"),
-        ("form", form, f"the run has {min(form)[0] if form else ''} otherwise"),
-        ("max_queries", above("max_queries", today + history.new), f"{today} were answered"),
-        ("max_runs", above("max_runs", len(others) + 1), f"{len(others)} others have trained here"),
-        ("total_epsilon", not config.dp_clip, "the run adds no noise (dp-clip)"),
-        ("total_epsilon", above("total_epsilon", cost / (1 + 1e-9)),
+        ("form", lambda _: form, f"the run has {min(form)[0] if form else ''} otherwise"),
+        ("max_queries", lambda v: today + history.new > v, f"{today} were answered"),
+        ("max_runs", lambda v: len(others) >= v, f"{len(others)} others have trained here"),
+        ("total_epsilon", lambda _: not config.dp_clip, "the run adds no noise (dp-clip)"),
+        ("total_epsilon", lambda v: cost / (1 + 1e-9) > v,
          f"earlier runs cost {spent:.4g} and this one may cost {config.dp_epsilon:g}"),
-        ("max_epochs", above("max_epochs", epochs), f"{key} is {epochs}"),
-        ("max_rounds", above("max_rounds", config.rounds), f"rounds is {config.rounds}"),
-        ("methods", config.method not in (limits.methods or ()), f"method is {config.method}"),
-        ("shared_models", shares_model and not limits.shared_models,
+        ("max_epochs", lambda v: epochs > v, f"{key} is {epochs}"),
+        ("max_rounds", lambda v: config.rounds > v, f"rounds is {config.rounds}"),
+        ("methods", lambda v: config.method not in v, f"method is {config.method}"),
+        ("shared_models", lambda v: shares_model and not v,
          f"method {config.method} shares a model"),
-        ("min_noise", not config.summed and noise < (limits.min_noise or 0),
-         f"the run has {noise:.4g}"),
-        ("min_sum_noise", config.summed and noise < (limits.min_sum_noise or 0),
-         f"the run has {noise:.4g}"),
-        ("secure_sum", not config.summed, f"secure-sum is {config.secure_sum}"),
-        ("secure_sum", not config.sum_metrics, "sum-metrics is false"),
-        ("secure_sum", config.sum_min < SUM_MIN, f"sum-min is {config.sum_min}"),
-        ("secure_sum", config.sum_owners < SUM_MIN, f"sum-owners is {config.sum_owners}"),
-        ("min_sum", size < few, f"a round has {size} clients"),
-        ("min_noise", config.summed and limits.min_sum_noise is None,
+        ("min_noise", lambda v: not config.summed and noise < v, f"the run has {noise:.4g}"),
+        ("min_sum_noise", lambda v: config.summed and noise < v, f"the run has {noise:.4g}"),
+        ("secure_sum", lambda _: not config.summed, f"secure-sum is {config.secure_sum}"),
+        ("secure_sum", lambda _: not config.sum_metrics, "sum-metrics is false"),
+        ("secure_sum", lambda _: config.sum_min < SUM_MIN, f"sum-min is {config.sum_min}"),
+        ("secure_sum", lambda _: config.sum_owners < SUM_MIN, f"sum-owners is {config.sum_owners}"),
+        ("min_sum", lambda v: size < v, f"a round has {size} clients"),
+        ("min_noise", lambda _: config.summed and limits.min_sum_noise is None,
          "the run adds noise to sums, for which min-sum-noise is"),
-    ):  # fmt: skip
-        if broken and getattr(limits, name) is not None:
+    )  # fmt: skip
+    for name, breaks, instead in rules:
+        if (value := getattr(limits, name)) is not None and breaks(value):
             raise limits.broken(name, instead)
     limits.check_columns(columns_of(config), named=True)
 

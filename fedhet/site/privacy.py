@@ -3,18 +3,17 @@
 Per upload the update is clipped to the L2 norm S (``dp-clip``) and N(0, sigma^2) is added to every
 float, on the client itself. ``dp-epsilon`` and ``dp-delta`` are the budget of all that one client
 uploads in a run. T uploads with noise sigma each are together as private as one with mu = sqrt(T) S
-/ sigma (Gaussian differential privacy; Dong, Roth, Su 2019, arXiv 1905.02383, corollary 3.3),
-exactly, also where an upload depends on earlier ones. A Gaussian mechanism of that mu is (epsilon,
-delta)-private exactly for the delta of Balle and Wang 2018, arXiv 1805.06530, theorem 8. A client
-can be asked in every round, so sigma is for T = ``rounds``; amplification by sampling is not
-counted. Protected is the update against being replaced by none (sensitivity S); between two updates
-that are both there the distance may be 2 S, and mu is twice as large.
+/ sigma (Gaussian differential privacy; Dong, Roth, Su 2019, arXiv 1905.02383, corollary 3.3), also
+where an upload depends on earlier ones. A mechanism of that mu is (epsilon, delta)-private exactly
+for the delta of Balle and Wang 2018, arXiv 1805.06530, theorem 8. A client can be asked in every
+round, so T is ``rounds``; amplification by sampling is not counted. Protected is the update against
+being replaced by none (sensitivity S); between two updates that are there mu is twice as large.
 
 With ``secure-sum`` the noise is on the sum: each of at least m clients adds a share of
 sigma / sqrt(m), whole steps of the words' grid, drawn from a discrete Gaussian (Kairouz, Liu,
 Steinke 2021, arXiv 2102.06387). At a width of thousands of steps sums of them differ from a
-discrete Gaussian by e^-1000 and less. Rounding moves a vector of L entries by up to sqrt(L) / 2
-steps, which the sensitivity has on top of ``dp-clip``.
+discrete Gaussian by e^-1000 and less. Rounding a vector of L entries adds sqrt(L) / 2 steps to the
+sensitivity.
 
 The account lies beside the private states, so an old generation gives nothing back. An upload is
 entered before it leaves; the same update again is the same bytes and costs nothing, since its noise
@@ -199,21 +198,15 @@ class Budget:
     def check(self, round_: int, source: int) -> None:
         """Refuse a round in which this client could not upload, before it trains.
 
-        Raises Refused if the budget is spent, if it is not the one that the run began with, or if
-        the account is gone or damaged while there is a state of this run.
+        In a client's first round (``source`` 0) open the account. Raises Refused if the budget is
+        spent, if it is not the one that the run began with, or if the account is gone or damaged.
         """
-        if not self.config.dp_clip:
-            if self.account is not None:
-                raise Refused("this run began with noise (dp-clip), which is now off", Code.BUDGET)
-            return
-        if self.account is None:
-            if source > 0:
-                text = f"the account of the privacy budget is missing for generation {source}"
-                raise Refused(text, Code.STATE)
-            return
-        self._check_agreed(self.account)
-        if self.account.uploads >= self.config.rounds and self.account.round != round_:
-            raise self._spent(self.account)
+        if self.config.dp_clip:
+            with self._changing(first=source == 0) as account:
+                if account.uploads >= self.config.rounds and account.round != round_:
+                    raise self._spent(account)
+        elif self.account is not None:
+            raise Refused("this run began with noise (dp-clip), which is now off", Code.BUDGET)
 
     def noised(
         self, upload: Sequence[Array], received: Sequence[Array], round_: int
@@ -225,7 +218,6 @@ class Budget:
         client takes its place, which no other machine ever sees.
         """
         if not any(array.size for array in upload if array.dtype.kind == "f"):
-            self.open()
             return list(upload)
         digest, drawn = self._booked(round_, [*upload, *received])
         rng = drawn if self.simulated else np.random.default_rng(int(digest, 16))
@@ -259,17 +251,12 @@ class Budget:
                 account.uploads, account.round, account.digest = account.uploads + 1, round_, digest
         return digest, generator(self.config.seed, "dp", self.client, round_)
 
-    def open(self) -> None:
-        """Open an account for a client that sends nothing: the next round must find one."""
-        with self._changing():
-            pass
-
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[Account]:
+    def _changing(self, *, first: bool = False) -> Iterator[Account]:
         """Take up the account as it is now, checked again, and write down what becomes of it."""
         with self.store.alone():
-            before, account = self.account, self._read()
-            if account is None and before is not None:
+            account = self._read()
+            if account is None and not first:
                 raise Refused("the account of the privacy budget is missing", Code.STATE)
             account = account or Account(_agreed(self.config), secrets.token_hex(32))
             self._check_agreed(account)
@@ -293,12 +280,10 @@ class Budget:
     @property
     def epsilon(self) -> float:
         """What this client's uploads have cost until now, at ``dp-delta``."""
-        if self.account is None or not self.config.dp_clip:
-            return 0.0
-        return self.account.epsilon
+        return self.account.epsilon if self.account is not None else 0.0
 
     def _spent(self, account: Account) -> Refused:
-        cost = f"{account.uploads} uploads of this client have cost epsilon {self.epsilon:.6g}"
+        cost = f"{account.uploads} uploads of this client have cost epsilon {account.epsilon:.6g}"
         text = f"privacy budget spent: {cost} of dp-epsilon={self.config.dp_epsilon:g}"
         return Refused(text, Code.BUDGET)
 

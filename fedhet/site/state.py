@@ -38,8 +38,6 @@ Bundle = dict[str, Tensor]
 LOCK = ".lock"
 BEST_FILE = "best.safetensors"
 DESCRIPTION = "client.json"  # the note that says what the generations belong to
-
-
 # Notes of keep-best: the newest score and the best one, each with its generation.
 VALIDATION, BEST = "validation", "best"
 PREDICTIONS = "predictions"  # tensors of keep-predictions: <part>/row, y and p
@@ -79,12 +77,10 @@ class FileStore:
         try:
             return self._read(self.path(generation), generation, digest)
         except Refused:
-            if self.best() == generation and not digest:
-                return self._read(self.folder / BEST_FILE, generation, digest)
             aside = self._aside(generation)
-            if not digest or not aside.exists():
+            if not (aside.exists() if digest else self.best() == generation):
                 raise
-            return self._read(aside, generation, digest)
+            return self._read(aside if digest else self.folder / BEST_FILE, generation, digest)
 
     def best(self) -> int | None:
         """Return the generation that :meth:`keep_best` kept; None: there is none."""
@@ -225,7 +221,6 @@ class FileStore:
 
 # --- a client's modules -----------------------------------------------------------------------
 
-
 Modules = dict[str, nn.Module]
 
 
@@ -244,34 +239,32 @@ def instance(
     else whatever the last client left there: :func:`fill` them. Buffers that no state keeps are as
     if they had just been built.
     """
-    if (kept := _BUILT.get(key)) is None:
-        modules = build("init")
-        unkept = _unkept(modules)
+    kept = _BUILT.get(key)
+    built = build("init") if kept is None or fresh or kept[2] is None else {}
+    if kept is None:
+        unkept = {name: buffer.clone() for name, buffer in _unkept(built).items()}
         others = _unkept(build("other")) if unkept else {}
         same = all(torch.equal(unkept[name], others[name]) for name in unkept)
-        for module in modules.values():
+        for module in built.values():
             module.to(device).to(memory_format=torch.channels_last)
-        fixed = Fixed(modules.values())
-        _BUILT.put(key, (modules, fixed, unkept if same else None))
-        return modules, fixed
+        fixed = Fixed(built.values())
+        _BUILT.put(key, (built, fixed, unkept if same else None))
+        return built, fixed
     modules, fixed, always = kept
-    built = build("init") if fresh or always is None else {}
-    if fresh:
-        for name, module in modules.items():
-            module.load_state_dict(built[name].state_dict())
+    for name, module in modules.items() if fresh else ():
+        module.load_state_dict(built[name].state_dict())
     unkept = _unkept(built) if always is None else always
-    for name, buffer in _unkept(modules, copied=False).items():
+    for name, buffer in _unkept(modules).items():
         buffer.copy_(unkept[name])
     return modules, fixed
 
 
-def _unkept(modules: Modules, *, copied: bool = True) -> Bundle:
-    """Return the non-persistent buffers of ``modules`` by name, or copies of them."""
+def _unkept(modules: Modules) -> Bundle:
+    """Return the non-persistent buffers of ``modules`` by name."""
     buffers: Bundle = {}
     for name, module in modules.items():
-        states = module.state_dict().keys()
-        named = ((k, b) for k, b in module.named_buffers() if k not in states)
-        buffers |= {f"{name}/{k}": b.detach().clone() if copied else b for k, b in named}
+        states, named = module.state_dict().keys(), module.named_buffers()
+        buffers |= {f"{name}/{k}": b.detach() for k, b in named if k not in states}
     return buffers
 
 

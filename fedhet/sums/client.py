@@ -54,10 +54,13 @@ class Commitment:
     attempt: int
     digest: str  # hexadecimal, of cohort and payload
     cohort: tuple[str, ...]
+    fewest_alive: int  # survivors that it masked under, m
     answered: tuple[str, ...] = ()  # the survivors for whom it opened shares
     signed: tuple[str, ...] = ()  # the survivors that it signed
-    fewest_alive: int = 0  # survivors that it masked under, m; 0: nobody of the cohort may be gone
     reply: dict[str, Any] = field(default_factory=dict)  # texts, numbers and packed arrays
+
+
+NOTHING = Commitment(0, 0, "", (), 0)  # attempts count from 1
 
 
 @dataclass(frozen=True)
@@ -110,8 +113,7 @@ class Member:
     def __init__(self, store: FileStore, run: str, client: str, terms: SumTerms) -> None:
         self.store, self.run, self.client, self.terms = store, run, client, terms
         self.keys: dict[str, SumKey] = {}  # everybody's, its own among them
-        self.public: dict[str, bytes] = {}
-        self.kept: Commitment | None = None
+        self.kept = NOTHING
 
     def key(self, node: NodeCertificate | None) -> SumKey:
         """Return the client's public key with its proof. The first call makes both.
@@ -176,18 +178,18 @@ class Member:
         """
         self._read()
         kept, names, members = self.kept, cohort.members, tuple(sorted(cohort.members))
-        same = kept and (kept.round, kept.attempt, kept.cohort) == (round_, cohort.attempt, members)
-        if kept and same and self._digest(members, sent).hex() == kept.digest:
+        same = (kept.round, kept.attempt, kept.cohort) == (round_, cohort.attempt, members)
+        if same and self._digest(members, sent).hex() == kept.digest:
             note = kept.reply
             return Reply(note["info"], note["metrics"], unpack(base64.b64decode(note["arrays"])))
-        count, keys = len(names), {self.public.get(client, client) for client in names}
+        count, keys = len(names), {self.keys[c].public if c in self.keys else c for c in names}
         refuse({
             "not-in-cohort": self.client not in names,
             "stranger-in-cohort": not set(names) <= set(self.keys),
             "member-named-twice": len(keys) < count,
             "cohort-too-small": count < self.terms.min_members,
             "threshold-too-low": not count // 2 < self.terms.needed(count) <= count,
-            "attempt-not-new": kept is not None and cohort.attempt <= kept.attempt,
+            "attempt-not-new": cohort.attempt <= kept.attempt,
         })  # fmt: skip
         return None
 
@@ -202,7 +204,7 @@ class Member:
             members, seed = tuple(sorted(cohort.members)), os.urandom(masks.SECRET_BYTES)
             alive = self.terms_for(members).survivors(len(members))
             digest, words = self._digest(members, sent).hex(), reply.arrays[0]
-            kept = Commitment(round_, cohort.attempt, digest, members, fewest_alive=alive)
+            kept = Commitment(round_, cohort.attempt, digest, members, alive)
             secrets = self._secrets(kept)
             masked = words + masks.stream(seed, len(words))
             for other in members:
@@ -254,13 +256,10 @@ class Member:
     def _may_speak(self, round_: int, survivors: Survivors) -> tuple[Commitment, tuple[str, ...]]:
         """Return the commitment and V in order, if this client may answer for V at all."""
         kept, alive = self.kept, tuple(sorted(survivors.members))
-        asked = (round_, survivors.attempt)
-        refuse({"unmask-without-upload": not kept or (kept.round, kept.attempt) != asked})
-        assert kept is not None
         # Check the terms of the upload and the present ones, since they may have changed.
-        masked_under, count = kept.fewest_alive or len(kept.cohort), len(kept.cohort)
-        fewest = max(masked_under, self.terms_for(kept.cohort).survivors(count))
+        fewest = max(kept.fewest_alive, self.terms_for(kept.cohort).survivors(len(kept.cohort)))
         refuse({
+            "unmask-without-upload": (kept.round, kept.attempt) != (round_, survivors.attempt),
             "member-named-twice": len(set(alive)) < len(alive),
             "survivors-not-the-cohort": not set(alive) <= set(kept.cohort),
             "not-a-survivor": self.client not in alive,
@@ -287,12 +286,12 @@ class Member:
         return masks.encode(["alive", self.run, kept.round, kept.attempt, digest, survivors])
 
     def _digest(self, members: Sequence[str], sent: bytes) -> bytes:
-        return masks.cohort_digest({c: self.public[c] for c in members}, sent)
+        return masks.cohort_digest({c: self.keys[c].public for c in members}, sent)
 
     def _secrets(self, kept: Commitment) -> masks.Secrets:
         digest = bytes.fromhex(kept.digest)
         attempt: list[masks.Part] = [self.run, kept.round, kept.attempt, digest]
-        public = {client: self.public[client] for client in kept.cohort}
+        public = {client: self.keys[client].public for client in kept.cohort}
         return masks.Secrets(self.client, self.private, public, attempt)
 
     @contextlib.contextmanager
@@ -301,7 +300,6 @@ class Member:
         with self.store.alone():
             self._read()
             yield
-            assert self.kept is not None
             self.store.write_note(LAST, asdict(self.kept))
 
     def _read(self) -> None:
@@ -312,8 +310,7 @@ class Member:
         with self._sound():
             self.private = X25519PrivateKey.from_private_bytes(bytes.fromhex(own["private"]))
             self.keys = {client: SumKey.load(key) for client, key in (others or {}).items()}
-            self.public = {client: key.public for client, key in self.keys.items()}
-            self.kept = from_wire(Commitment, last) if last is not None else None
+            self.kept = from_wire(Commitment, last) if last is not None else NOTHING
 
     def _sound(self) -> contextlib.AbstractContextManager[None]:
         text = f"the notes of client '{self.client}' for sums are damaged"
@@ -399,6 +396,4 @@ class SumProtection(UploadProtection):
             fewest = self.member.terms_for(cohort.members).fewest(len(cohort.members))
             sigma = share_steps(config, len(vector), bits, fewest)
             steps += budget.share(vector, sigma, self.what.round, attempt=cohort.attempt)
-        elif budget is not None:
-            budget.open()
         self._steps.append(steps)

@@ -160,12 +160,12 @@ def split(
     The member at position i has secret + c_1 x + c_2 x^2 + ... at x = i + 1, 66 bytes, big endian;
     coefficients are the operating system's.
     """
-    coefficients, shares = [draw(PRIME) for _ in range(threshold - 1)], []
+    coefficients = [*(draw(PRIME) for _ in range(threshold - 1)), int.from_bytes(secret, "big")]
+    shares = []
     for x in range(1, members + 1):
         value = 0
         for coefficient in coefficients:
-            value = (value + coefficient) * x % PRIME
-        value = (value + int.from_bytes(secret, "big")) % PRIME
+            value = (value * x + coefficient) % PRIME
         shares.append(value.to_bytes(SHARE_BYTES, "big"))
     return shares
 

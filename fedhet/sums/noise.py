@@ -64,24 +64,18 @@ def discrete_gaussian(sigma: int, count: int, source: RandomBits) -> Steps:
     """
     if not 1 <= sigma <= LARGEST:
         raise ValueError(f"sigma of {sigma} steps: 1 to {LARGEST} are allowed")
-    draws = np.zeros(0, np.int64)
-    while draws.size < count:  # about every second candidate is kept
-        draws = np.concatenate([draws, _candidates(sigma, 2 * (count - draws.size) + 16, source)])
+    scale, square, draws = sigma + 1, sigma * sigma, np.zeros(0, np.int64)
+    while draws.size < count:  # algorithm 3 keeps about every second draw of a discrete Laplace
+        drawn = _discrete_laplace(scale, 2 * (count - draws.size) + 16, source)
+        away = np.abs(drawn).astype(np.float64) - square / scale
+
+        def exponent(index: int, drawn: Steps = drawn) -> Fraction:
+            distance = abs(int(drawn[index])) * scale - square
+            return Fraction(distance * distance, 2 * square * scale * scale)
+
+        kept = _exp_coins(away * away / (2.0 * square), exponent, source)
+        draws = np.concatenate([draws, drawn[kept]])
     return draws[:count]
-
-
-def _candidates(sigma: int, count: int, source: RandomBits) -> Steps:
-    """Return those of ``count`` draws of a discrete Laplace that algorithm 3 keeps."""
-    scale, square = sigma + 1, sigma * sigma
-    drawn = _discrete_laplace(scale, count, source)
-    size = np.abs(drawn)
-
-    def exponent(index: int) -> Fraction:
-        distance = int(size[index]) * scale - square
-        return Fraction(distance * distance, 2 * square * scale * scale)
-
-    distance = size.astype(np.float64) - square / scale
-    return drawn[_exp_coins(distance * distance / (2.0 * square), exponent, source)]
 
 
 def _discrete_laplace(scale: int, count: int, source: RandomBits) -> Steps:
@@ -91,8 +85,7 @@ def _discrete_laplace(scale: int, count: int, source: RandomBits) -> Steps:
     size = offset + scale * _successes(offset.size, source)
     negative = source.below(2, size.size) == 1
     proper = ~negative | (size > 0)  # zero must not come twice
-    signed: Steps = np.where(negative, -size, size)[proper]
-    return signed
+    return np.where(negative, -size, size)[proper]
 
 
 def _exp_coins(exponent: NDArray[np.float64], exact: Exact, source: RandomBits) -> Coins:
@@ -110,8 +103,7 @@ def _exp_coins(exponent: NDArray[np.float64], exact: Exact, source: RandomBits) 
 
 def _successes(count: int, source: RandomBits) -> Steps:
     """Return how often coins with chance exp(-1) fall before one does not."""
-    found = np.zeros(count, np.int64)
-    active = np.arange(count)
+    found, active = np.zeros(count, np.int64), np.arange(count)
     while active.size:
         active = active[_fraction_coins(np.ones(active.size), lambda _: Fraction(1), source)]
         found[active] += 1

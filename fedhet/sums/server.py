@@ -8,13 +8,13 @@ has a higher number, also after a crash. What is held of one client goes with th
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from flwr.app import Message
 from numpy.typing import NDArray
 
 from fedhet.config.schema import BESIDE_ACCURACY, METRICS
@@ -26,7 +26,7 @@ from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake, Roster
 from fedhet.protocol.mail import exchange
 from fedhet.protocol.messages import QUERY_BYTES, Reply
-from fedhet.protocol.payload import Array, Payload, blank
+from fedhet.protocol.payload import Array, ModelArrays, Payload, blank
 from fedhet.records.ledger import Ledger, next_attempt
 from fedhet.records.summary import EVERYBODY, UNSUMMED
 from fedhet.sums import masks
@@ -35,31 +35,35 @@ from fedhet.sums.masks import Cohort, Introduction, Opened, SumKey, SumTerms, Su
 
 log = logging.getLogger("fedhet")
 AGAIN = 5.0  # seconds after which a survivor that failed to answer is asked again, on a network
-TRIES = 2  # in a simulation, where nobody comes back
 PATIENCE = 60.0  # seconds that a round waits for a client to take in the others' keys
 
 
-class Collector:
-    """What came of one attempt of a cohort at a sum of ``length`` words."""
+class Attempt:
+    """One attempt at a sum of ``length`` words: what has come of it."""
 
-    def __init__(self, cohort: Sequence[str], length: int, terms: SumTerms) -> None:
-        self.cohort, self.length, self.terms = sorted(cohort), length, terms
-        self.needed = terms.needed(len(cohort))
-        self.min_survivors = terms.survivors(len(cohort))
+    def __init__(self, about: Cohort, length: int, terms: SumTerms, round_: int) -> None:
+        self.about, self.length, self.terms, self.round = about, length, terms, round_
+        self.cohort, count = sorted(about.members), len(about.members)
+        self.needed, self.min_survivors = terms.needed(count), terms.survivors(count)
+        self.limit = 4 * length + masks.BOX_BYTES * count + QUERY_BYTES  # bytes of an upload
         self.survivors: list[str] = []
         self.gone: list[str] = []  # D: members whose upload never came
+        self.signatures: dict[str, bytes] = {}  # of the list of survivors
+        self.refused: dict[str, str] = {}  # who does not help to unmask, and why
         self._total = np.zeros(length, np.uint32)
         self._uploaded: dict[str, Array] = {}  # the boxes of each
         self._opened: dict[str, Opened] = {}  # the answer of each
 
-    def take(self, client: str, arrays: Sequence[Array]) -> None:
-        """Add one upload: words and boxes; raise Rejected if it is not as agreed."""
+    def take(self, client: str, arrays: Sequence[Array]) -> Payload:
+        """Add one upload, words and boxes; return its traffic. Rejected if it is not as agreed."""
         if client not in self.cohort or client in self._uploaded:
             raise Rejected(f"'{client}' is not a member, or has already uploaded")
         boxes = blank((len(self.cohort), masks.BOX_BYTES), np.uint8)
         check_shapes(arrays, [blank((self.length,), np.uint32), boxes])
         self._total += arrays[0]
         self._uploaded[client] = arrays[1]
+        # Words count as the floats that they stand for.
+        return ModelArrays((arrays[0].view(np.float32), arrays[1]))
 
     def close(self) -> list[str]:
         """End the uploads; return V, those who are summed, or raise Rejected if they are few."""
@@ -87,8 +91,11 @@ class Collector:
             raise Rejected("boxes of clients that are not survivors")
         self._opened[client] = opened
 
-    def missing(self) -> list[str]:
-        """Return survivors without whose answer there is no sum; none: it can be had."""
+    def missing(self, kind: str = messages.UNMASK) -> list[str]:
+        """Return survivors without whose answer to a ``kind`` there is no sum; none: go on."""
+        if kind == messages.AGREE:
+            enough = len(self.signatures) >= self.needed
+            return [c for c in self.survivors if not enough and c not in self.signatures]
         closed = Counter(owner for opened in self._opened.values() for owner in opened.closed)
         short = len(self._opened) - max(closed.values(), default=0) < self.needed
         return [c for c in self.survivors if (self.gone or short) and c not in self._opened]
@@ -122,117 +129,6 @@ class Collector:
                 mask = masks.stream(opened.seeds[place * size :][:size], self.length)
                 total = total - mask if other > client else total + mask
         return total
-
-
-# --- with messages ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SumUpload(Payload):
-    """What goes up: words (L,) uint32, which count as the floats that they stand for."""
-
-    words: Array
-    boxes: Array
-
-    @property
-    def floats(self) -> int:
-        """One for each word."""
-        return self.words.size
-
-
-class Attempt(Collector):
-    """An attempt at a sum of ``length`` words, whose messages that unmask count in ``ledger``."""
-
-    def __init__(
-        self, handshake: Handshake, ledger: Ledger, round_: int, about: Cohort, length: int
-    ) -> None:
-        config, keys = handshake.config, handshake.roster.keys
-        self.agrees = all(c in keys and keys[c].certificate for c in about.members)
-        terms = SumTerms(config.sum_min, config.sum_threshold, agreed=self.agrees)
-        super().__init__(about.members, length, terms)
-        self.handshake, self.config, self.counts = handshake, config, ledger.round.counts
-        self.round, self.about = round_, about
-        self.limit = 4 * length + masks.BOX_BYTES * len(about.members) + QUERY_BYTES  # of an upload
-        self._refused: dict[str, str] = {}  # who does not help to unmask, and why
-        self._signatures: dict[str, bytes] = {}  # of who is left
-
-    def upload(self, client: str, reply: Reply) -> Payload:
-        """Add one upload and return its traffic; raise Rejected if it is not as agreed."""
-        check_origin(self.handshake.roster.infos[client], reply, self.round)
-        self.take(client, reply.arrays)
-        return SumUpload(*reply.arrays)
-
-    def sum(self, deadline: float) -> Vector:
-        """Return the sum (L,) float64; raise Rejected if it cannot be had until then."""
-        count, config = len(self.close()), self.config
-        if count < config.min_replies:
-            raise Rejected(f"{count} of min-replies={config.min_replies} uploads came")
-        try:
-            # Where a member is gone and keys have proofs, the survivors first sign who is left.
-            if self.gone and self.agrees:
-                self._ask(messages.AGREE, deadline)
-                if self._silent(messages.AGREE):
-                    signed = f"{len(self._signatures)} of {self.needed} survivors signed"
-                    raise Rejected(f"{signed} the list of survivors")
-            self._ask(messages.UNMASK, deadline)
-            words, largest = self.total(), config.sum_range
-            total = masks.from_words(words, masks.fraction_bits(self.about.size, largest))
-            if (np.abs(total) > count * largest).any():  # masks of other payloads, or a false seed
-                raise Rejected(f"the sum has entries beyond {count} x sum-range={largest:g}")
-        except Rejected as error:
-            why = "; ".join(f"client {c}: {reason}" for c, reason in self._refused.items())
-            raise Rejected(f"{error} ({why})" if why else str(error)) from error
-        return total
-
-    def _silent(self, kind: str) -> list[str]:
-        if kind == messages.UNMASK:
-            return self.missing()
-        enough = len(self._signatures) >= self.needed
-        return [c for c in self.survivors if not enough and c not in self._signatures]
-
-    def _take(self, kind: str, client: str, reply: Reply) -> bool:
-        """Take an answer, and note one that is refused; return whether there are enough."""
-        self.counts["uplink_message_bytes"] += reply.message_bytes
-        if reply.says("undelivered"):
-            log.info("client %s does not answer: %s", client, reply.error)
-            return False
-        try:
-            check_origin(self.handshake.roster.infos[client], reply, self.round)
-            if kind == messages.UNMASK:
-                self.answer(client, messages.from_wire(Opened, reply.info))
-            else:
-                signature = reply.info.get("signature")
-                if not isinstance(signature, bytes) or not 0 < len(signature) <= masks.LONGEST:
-                    raise Rejected("reply without a signature")
-                self._signatures[client] = signature
-        except ValueError as error:
-            self._refused[client] = str(error)
-        return not self._silent(kind)
-
-    def _ask(self, kind: str, deadline: float) -> None:
-        """Send messages of a kind to those that are missing, until nobody is or the time is up."""
-        grid, nodes = self.handshake.grid, self.handshake.roster.nodes
-        simulated, tries = is_simulated(grid), 0
-        limit = QUERY_BYTES + (masks.SHARE_BYTES + masks.SECRET_BYTES) * len(self.cohort)
-        while (left := deadline - time.monotonic()) > 0:
-            silent = [client for client in self._silent(kind) if client not in self._refused]
-            if not silent or (simulated and tries == TRIES):
-                break
-            if tries and not simulated:
-                time.sleep(min(AGAIN, left))
-                self.handshake.query(patience=0.0)
-            tries += 1
-            about, requests = Survivors(tuple(self.survivors), self.about.attempt), {}
-            signed = tuple(self._signatures.get(c, b"") for c in self.survivors if self._signatures)
-            for client in (client for client in silent if client in nodes):
-                if kind == messages.UNMASK:
-                    boxes = self.boxes_for(client).tobytes()
-                    about = replace(about, boxes=boxes, signatures=signed)
-                what = self.handshake.instruction(round=self.round)
-                requests[client] = messages.request(kind, nodes[client], what, left, about=about)
-            sent = sum(map(messages.message_bytes, requests.values()))
-            self.counts["downlink_message_bytes"] += sent
-            exchange(grid, requests, left, lambda _: limit, partial(self._take, kind))
 
 
 # --- the rounds of a run ---------------------------------------------------------------------
@@ -317,19 +213,15 @@ class SumAggregator:
         self.roster = handshake.roster
         self.evaluates = not config.sum_metrics  # an accuracy of one client alone is not told
         self.metrics = SumMetrics(config.sum_range, ranges)
-        self.introduced: dict[str, set[tuple[str, SumKey]]] = {}  # keys that a client was told
-        self.strange: dict[str, set[str]] = {}  # of whom a client does not accept the key
+        self._told: dict[str, SumKey] = {}  # everybody's keys, as clients were told them
+        self.strange: dict[str, set[str]] = {}  # whose of them a client that was told refuses
         self._short = min(PATIENCE, 0.25 * config.round_timeout)  # seconds of a small exchange
         self.counts_owners = config.sum_owners > 1 and by_class
         self.shared: tuple[int, ...] | None = None  # classes whose rows may be summed
         self._counted: list[str] | None = None  # of whom: a resumed run counts again
         self.few = 0  # classes whose rows may not
         self._attempt: Attempt | None = None
-
-    @property
-    def about(self) -> Cohort | None:
-        """What a train message says of the sum."""
-        return self._attempt.about if self._attempt is not None else None
+        self.about: Cohort | None = None  # what a train message says of the sum
 
     def limit(self, expected: Payload | None) -> int:
         """Return the bytes above which a reply is refused unread."""
@@ -348,47 +240,46 @@ class SumAggregator:
             return []
         length = self.length + len(self.metrics) * self.config.sum_metrics
         self._attempt = self._new(round_, clients, length)
+        self.about = self._attempt.about
         return clients if len(clients) >= self._attempt.min_survivors else []
 
     def _new(self, round_: int, members: list[str], length: int) -> Attempt:
-        size = max(self.config.cohort(len(self.roster.ids)), len(members))
+        config, keys = self.config, self.roster.keys
+        size = max(config.cohort(len(self.roster.ids)), len(members))
         about = Cohort(tuple(sorted(members)), next_attempt(self.attempts), size, self.shared)
-        return Attempt(self.handshake, self.ledger, round_, about, length)
+        agreed = all(c in keys and keys[c].certificate for c in members)
+        terms = SumTerms(config.sum_min, config.sum_threshold, agreed=agreed)
+        return Attempt(about, length, terms, round_)
 
     def _introduced(self, members: list[str]) -> list[str]:
-        """Tell everybody online the keys that are new to them; return who accepts each other."""
+        """Tell everybody online all keys, anew where one is; return who accepts each other."""
         shake, roster, requests = self.handshake, self.roster, {}
-        every, new = set(roster.keys.items()), dict[str, set[str]]()
-        for client in sorted(roster.nodes):
-            if due := every - self.introduced.get(client, set()):
-                ids, keys = zip(*sorted(due, key=lambda pair: pair[0]), strict=True)
-                about = Introduction(ids, tuple(part for key in keys for part in astuple(key)))
-                kind, node, what = messages.INTRODUCE, roster.nodes[client], shake.instruction()
-                requests[client] = messages.request(kind, node, what, PATIENCE, about=about)
-                new[client] = set(about.members)
+        if self._told != roster.keys:
+            self._told, self.strange = dict(roster.keys), {}
+        parts = [part for _, key in sorted(self._told.items()) for part in astuple(key)]
+        about, what = Introduction(tuple(sorted(self._told)), tuple(parts)), shake.instruction()
+        for client in sorted(roster.nodes.keys() - self.strange.keys()):
+            to = messages.INTRODUCE, roster.nodes[client], what, PATIENCE
+            requests[client] = messages.request(*to, about=about)
         for client, reply in exchange(shake.grid, requests, self._short):
             strangers = reply.info.get("strangers")
             if not reply.error and isinstance(strangers, list | tuple):
-                self.introduced[client] = every
-                known = self.strange.get(client, set()) - new[client]
-                self.strange[client] = known.union(map(str, strangers))
-                continue
-            self.introduced.pop(client, None)
-            if client in members:
+                self.strange[client] = set(map(str, strangers))
+            elif client in members:
                 why = reply.error or "its answer is invalid"
                 self.ledger.fail(client, f"not introduced: {why}")
-        members = [c for c in members if c in self.introduced]
+        members = [c for c in members if c in self.strange]
         # Those whom most do not accept are left out, and then those who do not accept all.
         refusals = Counter(name for other in members for name in self.strange[other])
         trusted, agreeing = {m for m in members if 2 * refusals[m] < len(members)}, []
         for client in members:
             names = ", ".join(sorted(self.strange[client] & trusted))
-            if client in trusted and not names:
-                agreeing.append(client)
-                continue
             many = f"{refusals[client]} of {len(members)} do not accept its key"
             refused = many if client not in trusted else f"it does not accept the keys of {names}"
-            self.ledger.fail(client, f"{refused} for the sums")
+            if client in trusted and not names:
+                agreeing.append(client)
+            else:
+                self.ledger.fail(client, f"{refused} for the sums")
         return agreeing
 
     def _count_owners(self, round_: int, members: list[str], deadline: float) -> list[str]:
@@ -431,16 +322,86 @@ class SumAggregator:
         members = attempt.cohort if len(attempt.cohort) >= attempt.min_survivors else []
         about, message = attempt.about, self.handshake.message
         requests = {c: message(kind, c, attempt.round, about=about) for c in members}
-        sent = sum(map(messages.message_bytes, requests.values()))
-        attempt.counts["downlink_message_bytes"] += sent
-        grid = self.handshake.grid
-        for client, reply in exchange(grid, requests, timeout, lambda _: attempt.limit):
-            attempt.counts["uplink_message_bytes"] += reply.message_bytes
+        for client, reply in self._exchange(requests, timeout, attempt.limit):
             try:
-                attempt.upload(client, reply)
+                check_origin(self.roster.infos[client], reply, attempt.round)
+                attempt.take(client, reply.arrays)
             except Rejected as reason:
                 self.ledger.fail(client, f"{kind.rpartition('.')[2]}: {reason}")
-        return attempt.sum(deadline)
+        return self._sum(attempt, deadline)
+
+    def _exchange(
+        self, requests: Mapping[str, Message], timeout: float, limit: int,
+        enough: Callable[[str, Reply], bool] = lambda *_: False,
+    ) -> list[tuple[str, Reply]]:  # fmt: skip
+        """Exchange messages as :func:`exchange` does, which count as traffic of this round."""
+        counts, grid = self.ledger.round.counts, self.handshake.grid
+        counts["downlink_message_bytes"] += sum(map(messages.message_bytes, requests.values()))
+        replies = exchange(grid, requests, timeout, lambda _: limit, enough)
+        counts["uplink_message_bytes"] += sum(reply.message_bytes for _, reply in replies)
+        return replies
+
+    def _sum(self, attempt: Attempt, deadline: float) -> Vector:
+        """Have the masks taken off; raise Rejected if the sum (L,) cannot be had until then."""
+        count, config = len(attempt.close()), self.config
+        if count < config.min_replies:
+            raise Rejected(f"{count} of min-replies={config.min_replies} uploads came")
+        try:
+            # Where a member is gone and keys have proofs, the survivors first sign who is left.
+            if attempt.gone and attempt.terms.agreed:
+                self._unmask(attempt, messages.AGREE, deadline)
+                if attempt.missing(messages.AGREE):
+                    signed = f"{len(attempt.signatures)} of {attempt.needed} survivors signed"
+                    raise Rejected(f"{signed} the list of survivors")
+            self._unmask(attempt, messages.UNMASK, deadline)
+            words, largest = attempt.total(), config.sum_range
+            total = masks.from_words(words, masks.fraction_bits(attempt.about.size, largest))
+            if (np.abs(total) > count * largest).any():  # masks of other payloads, or a false seed
+                raise Rejected(f"the sum has entries beyond {count} x sum-range={largest:g}")
+        except Rejected as error:
+            why = "; ".join(f"client {c}: {reason}" for c, reason in attempt.refused.items())
+            raise Rejected(f"{error} ({why})" if why else str(error)) from error
+        return total
+
+    def _unmask(self, attempt: Attempt, kind: str, deadline: float) -> None:
+        """Ask those that are missing, again and again on a network, until nobody is."""
+        shake, signed, asked = self.handshake, attempt.signatures, False
+        limit = QUERY_BYTES + (masks.SHARE_BYTES + masks.SECRET_BYTES) * len(attempt.cohort)
+        about = Survivors(tuple(attempt.survivors), attempt.about.attempt)
+
+        def take(client: str, reply: Reply) -> bool:
+            if reply.says("undelivered"):
+                log.info("client %s does not answer: %s", client, reply.error)
+                return False
+            try:
+                check_origin(self.roster.infos[client], reply, attempt.round)
+                if kind == messages.UNMASK:
+                    attempt.answer(client, messages.from_wire(Opened, reply.info))
+                else:
+                    signature = reply.info.get("signature")
+                    if not isinstance(signature, bytes) or not 0 < len(signature) <= masks.LONGEST:
+                        raise Rejected("reply without a signature")
+                    attempt.signatures[client] = signature
+            except ValueError as error:
+                attempt.refused[client] = str(error)
+            return not attempt.missing(kind)
+
+        while (left := deadline - time.monotonic()) > 0:
+            silent = [c for c in attempt.missing(kind) if c not in attempt.refused]
+            if not silent or (asked and is_simulated(shake.grid)):  # where nobody comes back
+                break
+            if asked:
+                time.sleep(min(AGAIN, left))
+                shake.query(patience=0.0)
+            asked, requests, nodes = True, {}, self.roster.nodes
+            by_place = tuple(signed.get(c, b"") for c in attempt.survivors if signed)
+            for client in (client for client in silent if client in nodes):
+                if kind == messages.UNMASK:
+                    boxes = attempt.boxes_for(client).tobytes()
+                    about = replace(about, boxes=boxes, signatures=by_place)
+                what = shake.instruction(round=attempt.round)
+                requests[client] = messages.request(kind, nodes[client], what, left, about=about)
+            self._exchange(requests, left, limit, take)
 
     def check(
         self, round_: int, replies: Sequence[tuple[str, Reply]], method: object, deadline: float
@@ -455,13 +416,13 @@ class SumAggregator:
                 check_trained(info, reply, round_, self.config, self.ranges)
                 if self.config.sum_metrics and reply.metrics.keys() - {SPENT}:
                     raise Rejected("reply with single metrics, which this run sums (sum-metrics)")
-                taken[client] = Valid(info, attempt.upload(client, reply), reply)
+                taken[client] = Valid(info, attempt.take(client, reply.arrays), reply)
             except Rejected as reason:
                 self.ledger.reject(client, str(reason), reply)
             else:
                 self.ledger.spend(client, reply.metrics)
         try:
-            total = attempt.sum(deadline)
+            total = self._sum(attempt, deadline)
         except Rejected as error:
             self.ledger.skip(f"the sum failed: {error}")
             return None

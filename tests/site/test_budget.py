@@ -82,6 +82,7 @@ def test_what_the_run_began_with_is_what_counts(tmp_path, store):
     plain, summed = tiny(tmp_path, **DP), tiny(tmp_path, **DP | SUMS)
     upload(opened(store, plain), 1)
     other = FileStore(tmp_path / "sums", sync=False)
+    opened(other, summed).check(1, 0)
     opened(other, summed).share(np.ones(5), 100, 1, attempt=1)
     opened(other, summed).check(2, 1)
     sums = ({"sum_min": 2}, {"secure_sum": "off"})

@@ -22,7 +22,7 @@ from fedhet.site.state import FileStore
 from fedhet.sums import masks
 from fedhet.sums.client import KEYS, LAST, Member
 from fedhet.sums.masks import SumTerms, Survivors
-from fedhet.sums.server import Collector
+from fedhet.sums.server import Attempt
 
 LENGTH = 5
 CA_KEY = generate_private_key(SECP384R1())
@@ -78,9 +78,10 @@ class Group:
         store = self.member(name).store
         store.write_note(note, edit(store.read_note(note)))
 
-    def upload(self, names: Sequence[str], attempt: int = 1) -> Collector:
+    def upload(self, names: Sequence[str], attempt: int = 1) -> Attempt:
         """Return the uploads of some members, where all have masked theirs."""
-        collector = Collector(self.names, len(self.words["a"]), self.terms)
+        about = masks.Cohort(tuple(self.names), attempt, len(self.names))
+        collector = Attempt(about, len(self.words["a"]), self.terms, 1)
         for name in self.names:
             masked = self.mask(name, attempt)
             if name in names:
@@ -96,7 +97,7 @@ class Group:
         told = Survivors(tuple(survivors), 1, bytes(82 * len(survivors)), signed)
         self.member(name).open_shares(1, told)
 
-    def answers(self, collector: Collector, names: Sequence[str]) -> None:
+    def answers(self, collector: Attempt, names: Sequence[str]) -> None:
         for name in names:
             told = told_to(name, collector)
             collector.answer(name, self.member(name).open_shares(1, told))
@@ -105,7 +106,7 @@ class Group:
         return np.sum([self.words[n] for n in names], axis=0, dtype=np.uint32).tolist()
 
 
-def told_to(name: str, collector: Collector, attempt: int = 1) -> Survivors:
+def told_to(name: str, collector: Attempt, attempt: int = 1) -> Survivors:
     return Survivors(collector.survivors, attempt, collector.boxes_for(name).tobytes())
 
 

@@ -32,6 +32,12 @@ def summed(tmp_path, **changes):
     return small(tmp_path, **(DP | values | changes))
 
 
+def opened(store, config, **how):
+    budget = Budget(store, config, "0", **how)
+    budget.check(1, 0)
+    return budget
+
+
 def part_of(tmp_path, config):
     client = make_client(config, 0, tmp_path / "s")
     strategy, setup = find_method(config.method).strategy, client.setup
@@ -47,7 +53,7 @@ def test_any_sum_that_can_be_had_has_the_noise_of_the_run(tmp_path, members):
     config = summed(tmp_path, clients=members)
     least = SumTerms(config.sum_min, config.sum_threshold).fewest(members)
     steps, names = share_steps(config, LENGTH, BITS, least), "abcdef"[:members]
-    accounts = (Budget(FileStore(tmp_path / n, sync=False), config, n) for n in names)
+    accounts = [opened(FileStore(tmp_path / n, sync=False), config) for n in names]
     shares = [one.share(np.zeros(LENGTH), steps, 1, attempt=1) for one in accounts]
     wanted = (2.0**BITS + math.sqrt(LENGTH) / 2) * noise_multiplier(config)  # dp-clip is 1
     for gone in range(members - least + 1):
@@ -73,7 +79,7 @@ def test_a_vector_is_clipped_and_its_counts_are_not(tmp_path):
     sent = HeaderRows(np.arange(4), np.full((4, 8), 5, np.float32), np.full(4, 2, np.float32))
     rows = sent.weight[ids] + np.float32(3)
     upload = HeaderRows(ids, rows, sent.bias[ids])  # a step of 3 in 16 entries: a norm of 12
-    budget = Budget(client.setup.store, config, "0", simulated=True)
+    budget = opened(client.setup.store, config, simulated=True)
     assert part.protect(upload, sent, 1, budget).flat == []
     header, owners = np.zeros((4, 9)), np.isin(np.arange(4), ids).astype(np.int64)
     header[ids, :8] = 3 / 12
@@ -90,9 +96,7 @@ def test_the_same_update_again_is_free_and_another_share_is_not(tmp_path):
     update = np.ones(2000)
 
     def share(steps, vector=update, attempt=1):
-        budget = Budget(store, config, "0")
-        budget.check(1, 0)
-        return budget.share(vector, steps, 1, attempt=attempt)
+        return opened(store, config).share(vector, steps, 1, attempt=attempt)
 
     # Another is one of a larger cohort, of another update, or once more, without somebody: the
     # difference of the sums then has fresh noise of all the others.

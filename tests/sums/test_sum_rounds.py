@@ -14,7 +14,7 @@ from fedhet.engines.launch import FIRST_NODE
 from fedhet.errors import Damaged, UserError
 from fedhet.protocol.messages import AGREE, OWNERS, TRAIN, UNMASK, Reply, answer, arrays_of
 from fedhet.records.run_folder import RunFolder
-from fedhet.sums.server import Attempt
+from fedhet.sums.server import SumAggregator
 from fedhet.testing import simulate, small
 
 N = 5
@@ -246,15 +246,15 @@ def test_owners_are_counted_again_when_others_take_part(tmp_path):
 
 def test_who_goes_offline_after_the_count_is_left_out_and_others_counted(tmp_path, monkeypatch):
     """On a network the server looks who is there while it waits for the sum of owners."""
-    total, totals = Attempt.sum, []
+    total, totals = SumAggregator._sum, []
 
-    def leave(self, deadline):
-        totals.append(total(self, deadline))
+    def leave(self, attempt, deadline):
+        totals.append(total(self, attempt, deadline))
         if len(totals) == 1:
-            del self.handshake.roster.nodes["4"]
+            del self.roster.nodes["4"]
         return totals[-1]
 
-    monkeypatch.setattr(Attempt, "sum", leave)
+    monkeypatch.setattr(SumAggregator, "_sum", leave)
     folder, grid = simulate(config(tmp_path, **OWNED, sum_owners=3, rounds=2))
     first, second = folder.read_rounds()
     assert [(f["client"], f["reason"]) for f in first["failures"]] == [("4", "offline")]

@@ -104,21 +104,16 @@ class Request:
     """
 
     def __init__(
-        self,
-        message: Message,
-        context: Context,
-        run_config: Mapping[str, Any],
-        history: History = NOTHING,
-        own: OwnSite | None = None,
-    ) -> None:
+        self, message: Message, context: Context, run_config: Mapping[str, Any],
+        history: History = NOTHING, own: OwnSite | None = None,
+    ) -> None:  # fmt: skip
         self.message, self.context, self.own = message, context, own
         self.kind, self.node = message.metadata.message_type, context.node_config
         self.untold: Sequence[str] = ()  # names of classes of this node's own that take no part
         self.limits = limits.read_limits(self.node)
         limits.check_modules(self.limits, run_config)  # before any of them is imported
-        self.text = str(run_config.get("config", ""))
-        if not self.text:  # plain `flwr run`: the scalars are the configuration
-            self.text = envelope(from_run_config(run_config)[0], {})
+        # Of plain `flwr run` the scalars are the configuration.
+        self.text = str(run_config.get("config") or envelope(from_run_config(run_config)[0], {}))
         self.config = parsed(self.text)
         set_process(self.config)
         self.simulated = is_simulated()
@@ -382,16 +377,12 @@ def evaluate(asked: Request) -> Reply:
     return asked.what.reply(asked.data.client, numbers)
 
 
-# --- failures ----------------------------------------------------------------------------------
-
-
 def _failure(error: BaseException, message: Message, context: Context) -> Reply:
     """Return the error reply: a code and a log number, or the text in a simulation."""
     known = (code for kind, code in KNOWN.items() if isinstance(error, kind))
-    code, text = next(known, Code.UNEXPECTED), brief(error)[:LONGEST]
-    about = {"about": error.about} if isinstance(error, UserError) and error.about else {}
-    if isinstance(error, UserError) and error.code:
-        code = Code(error.code)
+    code, text, about = next(known, Code.UNEXPECTED), brief(error)[:LONGEST], {}
+    if isinstance(error, UserError):
+        code, about = Code(error.code or code), {"about": error.about} if error.about else {}
     if code is Code.UNEXPECTED:
         frames = traceback.extract_tb(error.__traceback__)
         key = (type(error), *((frame.filename, frame.lineno) for frame in frames))

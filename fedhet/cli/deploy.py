@@ -171,7 +171,7 @@ def _refuse(plan: Any, given: Sequence[str]) -> None:
 def _history(home: Path) -> None:
     from fedhet.site.limits import History, asked
 
-    lines, last = History(home).lines(), ""
+    lines, last = History(home).lines, ""
     for line in lines:
         if line["question"] != last:
             print(asked(line))

@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,14 +66,12 @@ class History:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
         self.new = False  # whether the question at hand was not asked before
-        self._lines: list[dict[str, Any]] | None = None
 
+    @cached_property
     def lines(self) -> list[dict[str, Any]]:
-        """Return all lines, the oldest first; raise Refused for a damaged file."""
-        if self._lines is None:
-            with refusing(Code.STATE, kinds=(OSError, ValueError)):
-                self._lines = read_jsonl(self.folder / NAME) if self.folder else []
-        return self._lines
+        """All lines, the oldest first; Refused for a damaged file."""
+        with refusing(Code.STATE, kinds=(OSError, ValueError)):
+            return read_jsonl(self.folder / NAME) if self.folder else []
 
     def missing(self) -> bool:
         """Return whether there are states of runs, but no history of them."""
@@ -103,7 +102,7 @@ class History:
         return max(spent, default=float(line["dp-epsilon"]))  # without account: all of it
 
     def _answered(self) -> list[dict[str, Any]]:
-        return [one for one in self.lines() if one["answer"].startswith(ANSWERED)]
+        return [one for one in self.lines if one["answer"].startswith(ANSWERED)]
 
     @contextlib.contextmanager
     def asked(self, message: Message, run_config: Mapping[str, Any]) -> Iterator[list[Reply]]:
@@ -123,12 +122,11 @@ class History:
         self._add(line | {"answer": "; ".join([ANSWERED, *filter(None, map(told_by, replies))])})
 
     def _add(self, line: dict[str, Any]) -> None:
-        lines = self.lines()
-        if any(_same(one) == _same(line) for one in lines):
+        if any(_same(one) == _same(line) for one in self.lines):
             return
         assert self.folder is not None
         path = self.folder / NAME
-        if len(lines) >= MOST_LINES:
+        if len(self.lines) >= MOST_LINES:
             raise Refused(f"'{path}' is full: --new-data begins anew", Code.STATE)
         with refusing(Code.STATE, kinds=(OSError,)):  # which names the file
             private_folder(self.folder)
@@ -137,9 +135,9 @@ class History:
                 file.write(json.dumps(line) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-        known = any(one["question"] == line["question"] for one in lines)
+        known = any(one["question"] == line["question"] for one in self.lines)
         about = line["run"] if known else asked(line)
-        self._lines = [*lines, line]
+        self.lines.append(line)
         say(lambda: f"question: {about}: {line['stage']}: {one_line(line['answer'], 2000)}")
 
 
@@ -336,8 +334,8 @@ def draft(config: RunConfig, dataset: Dataset, *, certified: bool) -> str:
     lines = ["# What a run may do at this site; `fedhet node --check` says it in plain words."]
     for key, value in values.items():
         if value or key in {"modules", "group", "form"}:  # which allow nothing then
-            lines.append(f"# {Limits.model_fields[key].description}")
-            lines.append(f"{kebab(key)}: {json.dumps(value, ensure_ascii=False)}")
+            about = Limits.model_fields[key].description
+            lines += [f"# {about}", f"{kebab(key)}: {json.dumps(value, ensure_ascii=False)}"]
     return "\n".join([*lines, "# total-epsilon: 8", ""])
 
 
@@ -377,12 +375,7 @@ def check_modules(limits: Limits, run_config: Mapping[str, Any]) -> None:
 
 
 def check_run(
-    limits: Limits,
-    config: RunConfig,
-    history: History = NOTHING,
-    experiment: str = "",
-    *,
-    shares_model: bool = False,
+    limits: Limits, config: RunConfig, history: History, experiment: str, *, shares_model: bool
 ) -> None:
     """Raise Refused for the first limit that a run breaks; no round is beyond its ``rounds``."""
     if not limits.model_fields_set:  # nothing is limited but what comes down

@@ -185,9 +185,6 @@ def check_no_weights(config: RunConfig) -> None:
             raise UserError(f"{text} files: {other}")
 
 
-# --- on the device ----------------------------------------------------------------------------
-
-
 # Examples cross to a GPU once, as long as a client is dealt the same ones and 1 GiB has room.
 _ON_DEVICE: Recent[tuple[object, ...], Examples] = Recent(
     1 << 30, lambda kept: kept.examples.nbytes + kept.labels.nbytes
@@ -200,10 +197,8 @@ def choose_device(config: RunConfig, node: Mapping[str, Any]) -> torch.device:
     Raises UserError if a named CUDA device is not there.
     """
     name = str(node.get("device") or config.device)
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = torch.device(("cuda" if count else "cpu") if name == "auto" else name)
     if device.type == "cuda" and (device.index or 0) >= count:
         text = f"device: '{name}' is not available: torch finds {count} CUDA device(s)"
         raise UserError(f"{text}; use auto or cpu")
@@ -216,12 +211,9 @@ def forget() -> None:
 
 
 def examples_of(
-    data: LocalData,
-    part: str,
-    classes: Sequence[str],
-    device: torch.device,
+    data: LocalData, part: str, classes: Sequence[str], device: torch.device,
     prepare: Callable[[Tensor], Tensor] = normalise,
-) -> Examples:
+) -> Examples:  # fmt: skip
     """Return the examples of ``part`` (train, val, test) on the device, with global class ids.
 
     Raises UserError naming a class of this client that the global list lacks.

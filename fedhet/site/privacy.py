@@ -166,7 +166,6 @@ def _comparable(upload: Sequence[Array], received: Sequence[Array]) -> bool:
 
 # --- the account ------------------------------------------------------------------------------
 
-
 NOTE = "privacy"  # the note's name in the store
 
 
@@ -293,9 +292,6 @@ def _agreed(config: RunConfig) -> dict[str, Any]:
     keys = ["dp_clip", "dp_epsilon", "dp_delta", "rounds"]
     keys += ["secure_sum", "sum_min", "sum_threshold"] * config.summed
     return {key: getattr(config, key) for key in keys}
-
-
-# --- how an upload is protected ----------------------------------------------------------------
 
 
 class UploadProtection:

@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fedhet.errors import Code, Damaged, Refused
+from fedhet.errors import Code, Damaged, Refused, refusing
 from fedhet.files import private_folder, read_json, read_tensors, replacing, sync
 from fedhet.plugins import MAC, sign
 from fedhet.training.loop import Fixed, Recent
@@ -140,8 +140,9 @@ class FileStore:
         before, aside = self.generations(), self.generations(".aside")
         accepted = [g for g in aside if g < source]
         undone = [g for g in before if g > source]
-        if generation in undone and self._digest(generation) == digest:
-            undone.remove(generation)
+        with contextlib.suppress(OSError, Damaged):  # a repeated message saves the same again
+            if read_tensors(self.path(generation), "pt")[1].get("digest") == digest:
+                undone = [g for g in undone if g != generation]
         for old in undone if accepted == aside else []:
             with contextlib.suppress(FileNotFoundError):
                 self.path(old).replace(self._aside(old))
@@ -157,11 +158,6 @@ class FileStore:
     def _aside(self, generation: int) -> Path:
         return self.path(generation).with_suffix(".aside")
 
-    def _digest(self, generation: int) -> str:
-        with contextlib.suppress(OSError, Damaged):
-            return read_tensors(self.path(generation), "pt")[1].get("digest", "")
-        return ""
-
     def describe(self, description: Mapping[str, Any]) -> None:
         """Write ``client.json``, with the run's experiment id."""
         about = {"run": self.folder.parent.name, **description}
@@ -170,15 +166,11 @@ class FileStore:
     def read_note(self, name: str) -> dict[str, Any] | None:
         """Return what was last written under ``name``; None: nothing. Refused: damaged."""
         path = self.folder / f"{name}.json"
-        try:
-            note = read_json(path)
-        except FileNotFoundError:
-            return None
-        except (OSError, Damaged) as error:
-            raise Refused(f"state '{path}': cannot be read: {error}", Code.STATE) from error
-        if not note:
-            raise Refused(f"state '{path}': is damaged: its digest differs", Code.STATE)
-        return note
+        with refusing(Code.STATE, kinds=(OSError, Damaged)):  # which names the file
+            note = read_json(path) if path.exists() else None
+            if note == {}:
+                raise Damaged.at(f"'{path}'", "", "empty")
+            return note
 
     def write_note(self, name: str, note: Mapping[str, Any]) -> None:
         """Keep ``note`` (JSON) beside the generations, whichever of them are kept."""
@@ -192,12 +184,9 @@ class FileStore:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Lock the client within this block, since a repeated message may run in parallel."""
-        try:
+        with refusing(Code.STATE, kinds=OSError):  # which names the file
             self._make()
             locked = FileLock(self.folder / LOCK, mode=0o600).acquire()
-        except OSError as error:
-            text = f"state '{self.folder}': cannot be locked: {error}"
-            raise Refused(text, Code.STATE) from error
         with locked:
             yield
 
@@ -302,12 +291,10 @@ def fill(modules: Mapping[str, nn.Module], bundle: Bundle) -> None:
 
     Raise RuntimeError as well if pretrained weights beside the bundle are others than its round's.
     """
-    parts: dict[str, Bundle] = {}
-    for name, tensor in bundle.items():
-        owner, _, rest = name.partition("/")
-        parts.setdefault(owner, {})[rest] = tensor
     for name, module in modules.items():
-        own, digest = parts.get(name, {}), getattr(module, "network_sha256", None)
+        parts = ((key.partition("/"), tensor) for key, tensor in bundle.items())
+        own = {rest: tensor for (owner, _, rest), tensor in parts if owner == name}
+        digest = getattr(module, "network_sha256", None)
         if digest is not None and not torch.equal(digest.cpu(), own.get("network_sha256", digest)):
             raise RuntimeError("the pretrained weights are not those that the state was trained on")
         state = module.state_dict()

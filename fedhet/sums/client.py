@@ -94,8 +94,7 @@ def cannot_prove(node: Mapping[str, Any]) -> str:
     """Return why a node's key for sums would not be proved to other members; empty if it would."""
     name = str(node.get("name") or node.get("partition-id", ""))
     try:
-        certified = NodeCertificate.of(node)
-        if certified is None:
+        if (certified := NodeCertificate.of(node)) is None:
             return f"there is no certificate '{name}.crt' beside this node's key"
         proof = masks.prove(certified.key, certified.certificate, "", name, bytes(masks.KEY_BYTES))
         masks.check_proof(proof, certified.ca, "", name)
@@ -161,8 +160,7 @@ class Member:
                     strange.append(client)
                 else:  # an unchecked certificate proves nothing; a checked one may be a renewed one
                     self.keys[client] = key if ca is not None else before
-            notes = {client: key.dump() for client, key in self.keys.items()}
-            self.store.write_note(KEYS, notes)
+            self.store.write_note(KEYS, {name: key.dump() for name, key in self.keys.items()})
         return strange
 
     def terms_for(self, cohort: Sequence[str]) -> SumTerms:
@@ -355,8 +353,7 @@ class SumProtection(UploadProtection):
             entries = contribution.SumMetrics(self.config.sum_range, self.method.metric_ranges)
             sizes = {"val": len(self.data.split.val), "test": len(self.data.split.test)}
             summed = contribution.coarse(numbers, sizes, self.fewest) if self.fewest else numbers
-            images = {contribution.IMAGES: float(sum(self.own.images))}
-            self._put(entries.vector({**summed, **images}))
+            self._put(entries.vector({**summed, contribution.IMAGES: sum(self.own.images)}))
             shown = {name: value for name, value in numbers.items() if name == contribution.SPENT}
         return self._masked(shown, digest=digest)
 

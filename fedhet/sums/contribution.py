@@ -130,9 +130,8 @@ class SumMetrics:
 
     def __init__(self, largest: float, own: Ranges) -> None:
         self.largest = largest
-        bounds = {name: max(map(abs, pair)) for name, pair in sorted(own.items())}
         self.scales = dict.fromkeys(ACCURACIES, 100.0) | {"train_loss": 1.0}
-        self.scales |= {name: max(1.0, bound / largest) for name, bound in bounds.items()}
+        self.scales |= {n: max(1.0, *(abs(b) / largest for b in own[n])) for n in sorted(own)}
         self.scales[IMAGES] = 0.0  # two parts of its own
         self.chained = 2 * len(self.scales)
         for name, metric in sorted(BESIDE_ACCURACY.items()):

@@ -35,8 +35,6 @@ from pydantic.dataclasses import dataclass as wired
 from fedhet.errors import Code, Refused, refusing
 from fedhet.protocol.messages import WIRE, Id, from_wire
 
-# --- bytes ------------------------------------------------------------------------------------
-
 Part = str | int | bytes
 
 
@@ -263,9 +261,6 @@ def certified_key(certificate: bytes) -> ec.EllipticCurvePublicKey:
     return key
 
 
-# --- how many are needed ---------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class SumTerms:
     """What is asked of every sum: its minimum of members, and the threshold (0: a majority).
@@ -286,10 +281,10 @@ class SumTerms:
 
         With an agreement the threshold and ``min_members`` are enough: as t > n/2, no two lists of
         survivors have the signatures of t honest members. Without it a server can tell every member
-        other survivors, and nobody sees what the others were told. To learn the sum of s members
-        alone it needs t - s shares of their self masks from others, and the pair seeds of those
-        others, who gave shares instead, from the s themselves: each opens n - m of them at most.
-        With m >= n + min_members - t no s below ``min_members`` is enough.
+        other survivors. To learn the sum of s members alone it needs t - s shares of their self
+        masks from others, and the pair seeds of those others, who gave shares instead, from the s
+        themselves: each opens n - m of them at most. With m >= n + min_members - t no s below
+        ``min_members`` is enough.
         """
         needed = self.needed(members)
         told = 0 if self.agreed else min(members, members + self.min_members - needed)

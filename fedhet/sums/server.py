@@ -192,22 +192,15 @@ class SumAggregator:
 
     The loop over rounds uses it as it does :class:`fedhet.strategies.base.PlainAggregator`. A
     method's sums are ``length`` floats of each client, rows of classes if ``by_class``, and metrics
-    within ``ranges``. The file ``attempts`` counts attempts. Keys are told after a crash of the
-    server again, and a key once a renewed certificate proves it.
+    within ``ranges``. The file ``attempts`` counts attempts.
     """
 
     train_share = 0.75  # of a round's time that waiting for training may take
 
     def __init__(
-        self,
-        handshake: Handshake,
-        ledger: SumLedger,
-        length: int,
-        ranges: Ranges,
-        *,
-        by_class: bool,
-        attempts: Path,
-    ) -> None:
+        self, handshake: Handshake, ledger: SumLedger, length: int, ranges: Ranges, *,
+        by_class: bool, attempts: Path,
+    ) -> None:  # fmt: skip
         self.handshake, self.ledger, self.config = handshake, ledger, (config := handshake.config)
         self.length, self.ranges, self.attempts = length, ranges, attempts
         self.roster = handshake.roster

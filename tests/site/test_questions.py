@@ -215,7 +215,7 @@ def test_the_history_names_all_that_a_run_was_sent_each_once(tmp_path):
         config = tiny(tmp_path, rounds=2, name=name, **sums)
         simulate(config, before=deployed(tmp_path / name), simulated=False)
     plain, masked = (
-        {line["stage"]: line["answer"] for line in History(tmp_path / n / "states/101").lines()}
+        {line["stage"]: line["answer"] for line in History(tmp_path / n / "states/101").lines}
         for n in ("plain", "masked")
     )
     assert list(plain) == ["handshake", "training", "confusion matrix"]
@@ -241,7 +241,7 @@ def test_other_data_are_noticed_until_the_node_begins_anew(tmp_path, known):
     folder, _ = simulate(config, before=deployed(tmp_path), tamper=change, simulated=False)
     reasons = [f["reason"] for record in folder.read_rounds() for f in record["failures"]]
     assert any("other data than before" in reason for reason in reasons)
-    old = History(tmp_path / "states" / "101").lines()
+    old = History(tmp_path / "states" / "101").lines
     aside = begin_anew(tmp_path / "states" / "101")
-    assert History(aside).lines() == old and not History(aside.parent).lines()
+    assert History(aside).lines == old and not History(aside.parent).lines
     assert begin_anew(aside.parent) is None and not History(aside.parent).missing()

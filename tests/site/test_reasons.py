@@ -13,6 +13,7 @@ from hostile.deployed import Deployed, files
 from fedhet.clients.fedssa import FedSSAClient
 from fedhet.config.schema import kebab
 from fedhet.errors import RunFailed
+from fedhet.files import read_tensors
 from fedhet.protocol.messages import instruction
 from fedhet.records.run_folder import RunFolder
 from fedhet.site.state import FileStore
@@ -135,7 +136,7 @@ def test_a_state_that_is_not_finite_is_never_the_newest(tmp_path, capfd):
 def test_generations_that_a_client_goes_back_to(tmp_path):
     client = Deployed(tmp_path, "fedssa")
     store = FileStore(next(client.folder.glob("*/0")), sync=False)
-    digests = {g: store._digest(g) for g in store.generations()}
+    digests = {g: read_tensors(store.path(g), "pt")[1]["digest"] for g in store.generations()}
     assert sorted(digests) == [1, 2]
 
     def ask(round_, generation, state):

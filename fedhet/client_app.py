@@ -47,7 +47,6 @@ from fedhet.sums.client import Member, NodeCertificate, SumProtection, cannot_pr
 from fedhet.sums.masks import Cohort, Introduction, SumTerms, Survivors
 from fedhet.training.loop import Recent, without_denormals
 
-LONGEST = 400  # characters of an error's text; the server cuts a reason at 500
 # Failures that are not bugs, each with its code. They are reported without a traceback.
 KNOWN: dict[type[Exception], Code] = {
     Damaged: Code.CONFIGURATION,  # before its base
@@ -371,16 +370,15 @@ def evaluate(asked: Request) -> Reply:
     if asked.config.summed and asked.config.sum_metrics:
         raise Refused("with sum-metrics a single accuracy is not sent", Code.INSTRUCTION)
     _, images, metrics = asked.client().evaluate([], to_wire(asked.what))
-    numbers = {k: float(v) for k, v in metrics.items()}
-    if not asked.config.summed:
-        numbers["num-examples"] = float(images)
-    return asked.what.reply(asked.data.client, numbers)
+    told = {} if asked.config.summed else {"num-examples": float(images)}
+    return asked.what.reply(asked.data.client, told | {k: float(v) for k, v in metrics.items()})
 
 
 def _failure(error: BaseException, message: Message, context: Context) -> Reply:
     """Return the error reply: a code and a log number, or the text in a simulation."""
     known = (code for kind, code in KNOWN.items() if isinstance(error, kind))
-    code, text, about = next(known, Code.UNEXPECTED), brief(error)[:LONGEST], {}
+    code, about = next(known, Code.UNEXPECTED), {}
+    text = brief(error)[:400]  # the server cuts a reason at 500 characters
     if isinstance(error, UserError):
         code, about = Code(error.code or code), {"about": error.about} if error.about else {}
     if code is Code.UNEXPECTED:

@@ -289,7 +289,8 @@ def resolve_clients(config: RunConfig) -> RunConfig:
     """Return the configuration with a number for ``clients: 0``: of file or data, else 10."""
     clients, kind = config.clients or DEFAULT_CLIENTS, config.partition
     if not config.clients and (kind in {"file", "natural"} or kind.startswith(PREFIX)):
-        clients = len(local_data.reload_partition(config, 0)[1].ids)
+        local_data.load_partition.cache_clear()  # a new run wants the files as they are now
+        clients = len(local_data.load_partition(config, 0)[1].ids)
     return config.model_copy(update={"clients": clients})
 
 
@@ -301,7 +302,8 @@ def check_simulation(config: RunConfig) -> tuple[Dataset, Partition]:
         tracker_package(config.tracker)
     local_data.choose_device(config, {})
     load.check_replies(config)
-    dataset, partition = local_data.reload_partition(config, config.clients)
+    local_data.load_partition.cache_clear()  # a new run wants the files as they are now
+    dataset, partition = local_data.load_partition(config, config.clients)
     if is_given(config.dataset) and (few := set(dataset.site_names) - set(partition.ids)):
         raise UserError(f"data: client '{min(few)}' has too few examples to train and to test")
     inputs, strategy = dataset.inputs, find_method(config.method).strategy

@@ -45,7 +45,6 @@ SHOWN = (
     "gaps", "ignore", "split-by", "window",
     "rounds", "secure-sum", *SUMS, "dp-clip", "dp-epsilon", "dp-delta",
 )  # fmt: skip
-DAY = timedelta(hours=24)
 MOST_LINES = 10_000  # of a history, some thousand runs
 
 MIN_CLASS = 5  # examples, of a node with data of its own
@@ -80,7 +79,7 @@ class History:
 
     def today(self) -> int:
         """Return how many different questions were answered in the last 24 hours."""
-        since = (datetime.now(UTC) - DAY).isoformat()
+        since = (datetime.now(UTC) - timedelta(hours=24)).isoformat()
         return len({one["question"] for one in self._answered() if one["time"] >= since})
 
     def runs(self) -> dict[str, dict[str, Any]]:

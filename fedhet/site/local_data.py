@@ -22,7 +22,6 @@ from fedhet.models.names import parse
 from fedhet.rng import generator
 from fedhet.training.loop import Examples, Recent
 
-FOLDER = "image-folder"  # what a path alone means
 NODE_KEYS = {
     "partition-id", "num-partitions", "data-dir", "name", "model", "device", "state-dir",
     "limits", "key", "certificate", "ca",
@@ -101,15 +100,9 @@ def open_examples(config: RunConfig, name: str, path: str, *, declared: bool = F
 
 @lru_cache(maxsize=2)
 def load_partition(config: RunConfig, clients: int) -> tuple[Dataset, Partition]:
-    """Return the pooled dataset and its partition, which are kept: messages ask this."""
+    """Return the pooled dataset and its partition; kept, since messages ask this, for one run."""
     dataset = load_dataset(config)
     return dataset, make_partition(dataset, config.model_copy(update={"clients": clients}))
-
-
-def reload_partition(config: RunConfig, clients: int) -> tuple[Dataset, Partition]:
-    """Return :func:`load_partition` of the files as they are now, as a new run wants them."""
-    load_partition.cache_clear()
-    return load_partition(config, clients)
 
 
 def load_local(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -> LocalData:
@@ -154,7 +147,7 @@ def open_private(config: RunConfig, path: str) -> Dataset:
         told = f"the node would send the values of column '{config.target}' as their names"
         text = f"target: a run over nodes must name the classes (labels or classes), or {told}"
         raise Refused(text, Code.CLASSES)
-    return open_examples(config, config.dataset if files else FOLDER, path, declared=True)
+    return open_examples(config, config.dataset if files else "image-folder", path, declared=True)
 
 
 def assigned_model(

@@ -46,8 +46,6 @@ from fedhet.sums.noise import RandomBits, discrete_gaussian
 if TYPE_CHECKING:
     from fedhet.site.state import FileStore  # imports torch
 
-TAIL = 8.0  # standard deviations of noise that an entry has room for
-
 
 def log_delta(epsilon: float, mu: float) -> float:
     """Return log delta of a Gaussian mechanism with sensitivity / sigma = ``mu`` at ``epsilon``.
@@ -113,7 +111,7 @@ def share_steps(config: RunConfig, entries: int, bits: int, clients: int) -> int
     """
     sensitivity = config.dp_clip + math.sqrt(entries) / 2 * 2.0**-bits
     share = sensitivity * noise_multiplier(config) / math.sqrt(clients)
-    needed = config.dp_clip + TAIL * share
+    needed = config.dp_clip + 8.0 * share  # an entry has room for eight deviations of the noise
     if needed > config.sum_range:
         noise = f"dp-epsilon={config.dp_epsilon:g} (standard deviation of a share: {share:.4g})"
         text = f"sum-range: {config.sum_range:g} is too small for the noise of {noise}"

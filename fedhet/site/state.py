@@ -35,7 +35,6 @@ from fedhet.training.loop import Fixed, Recent
 
 Bundle = dict[str, Tensor]
 
-LOCK = ".lock"
 BEST_FILE = "best.safetensors"
 DESCRIPTION = "client.json"  # the note that says what the generations belong to
 # Notes of keep-best: the newest score and the best one, each with its generation.
@@ -186,7 +185,7 @@ class FileStore:
         """Lock the client within this block, since a repeated message may run in parallel."""
         with refusing(Code.STATE, kinds=OSError):  # which names the file
             self._make()
-            locked = FileLock(self.folder / LOCK, mode=0o600).acquire()
+            locked = FileLock(self.folder / ".lock", mode=0o600).acquire()
         with locked:
             yield
 

@@ -315,9 +315,6 @@ class Member:
         return refusing(Code.STATE, text, (KeyError, TypeError, ValueError))
 
 
-# --- parts of a sum ----------------------------------------------------------------------------
-
-
 class _Summing(Protocol):  # the class of a strategy
     noise_on_steps: bool
 

@@ -88,7 +88,6 @@ def from_words(words: Words, bits: int) -> Vector:
 
 SALT = b"fedhet-sum/1"
 KEY_BYTES = 32
-TAG_BYTES = 16  # of a sealed box
 
 
 def cohort_digest(keys: Mapping[str, bytes], payload: bytes | None = None) -> bytes:
@@ -147,7 +146,7 @@ class Secrets:
 PRIME = 2**521 - 1
 SHARE_BYTES = 66
 SECRET_BYTES = 32  # of a self mask, or of the seed of a pair
-BOX_BYTES = SHARE_BYTES + TAG_BYTES  # of a sealed share
+BOX_BYTES = SHARE_BYTES + 16  # of a sealed share, with its tag
 
 
 def split(
@@ -293,9 +292,8 @@ class SumTerms:
     def fewest(self, members: int) -> int:
         """Return of how few members the sum can be had, also by a server that lies to each."""
         alive = self.survivors(members)
-        if self.agreed or alive == members:
-            return alive
-        return self.needed(members) + alive - members
+        told_apart = not self.agreed and alive < members
+        return self.needed(members) + alive - members if told_apart else alive
 
 
 # --- what crosses the wire beside payloads ----------------------------------------------------

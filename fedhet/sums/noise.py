@@ -85,7 +85,8 @@ def _discrete_laplace(scale: int, count: int, source: RandomBits) -> Steps:
     size = offset + scale * _successes(offset.size, source)
     negative = source.below(2, size.size) == 1
     proper = ~negative | (size > 0)  # zero must not come twice
-    return np.where(negative, -size, size)[proper]
+    signed: Steps = np.where(negative, -size, size)[proper]
+    return signed
 
 
 def _exp_coins(exponent: NDArray[np.float64], exact: Exact, source: RandomBits) -> Coins:

@@ -46,19 +46,14 @@ def test_every_upload_is_booked_until_the_budget_is_spent(tmp_path, store):
         opened(store, config).check(4, 3)
 
 
-def test_the_same_upload_again_is_the_same_bytes_and_free(tmp_path, store):
+def test_another_upload_in_the_same_round_costs_and_has_its_own_noise(tmp_path, store):
+    """The same again is the same bytes, and free."""
     config = tiny(tmp_path, **DP)
-    first = upload(opened(store, config), 1)
-    again = upload(opened(store, config), 1)
+    first, again = (upload(opened(store, config), 1) for _ in "ab")
     np.testing.assert_array_equal(first[0], ZEROS[0])
     np.testing.assert_array_equal(first[1], again[1])
     assert first[1].std() == pytest.approx(sigma(config), rel=0.02)
     assert opened(store, config).epsilon == epsilon_spent(config, 1)
-
-
-def test_another_upload_in_the_same_round_costs_and_has_its_own_noise(tmp_path, store):
-    config = tiny(tmp_path, **DP)
-    first = upload(opened(store, config), 1)
     other = [ZEROS[0], ZEROS[1] + np.float32(1e-4)]
     second = upload(opened(store, config), 1, other)
     assert abs(np.corrcoef(first[1], second[1])[0, 1]) < 0.05

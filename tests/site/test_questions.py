@@ -137,11 +137,6 @@ def test_a_history_that_is_gone_or_damaged_allows_no_counted_run(site):
     assert site.ask()["error"] == "state"
 
 
-def test_a_full_history_takes_no_new_question(site, monkeypatch):
-    monkeypatch.setattr("fedhet.site.limits.MOST_LINES", 1)
-    assert "seen" in site.ask() and "seen" in site.ask() and site.ask(seed=1)["error"] == "state"
-
-
 @pytest.mark.parametrize("limit", ["secure-sum: required", "min-sum: 3", "min-sum-noise: 0.1"])
 def test_a_limit_on_sums_needs_a_certificate(site, limit):
     """Without one a server could invent the other members, and learn the single upload."""
@@ -150,11 +145,16 @@ def test_a_limit_on_sums_needs_a_certificate(site, limit):
     site.refused(limit.partition(":")[0], **noise)
 
 
-def test_the_state_folder_has_a_limit(site):
+def test_history_and_state_folder_have_a_limit_and_only_questions_are_noted(site, monkeypatch):
+    site.send(request("query", 100, Instruction("run-1", refused="no"), 60), PLAIN)
+    assert not site.history.exists()
     site.limit("max-disk: 1000")
     assert "seen" in site.ask()
     (site.folder / "state" / "large").write_bytes(bytes(2000))
     site.refused("max-disk")
+    del site.node["limits"]
+    monkeypatch.setattr("fedhet.site.limits.MOST_LINES", 2)
+    assert "seen" in site.ask() and site.ask(seed=1)["error"] == "state"
 
 
 def test_runs_are_counted_and_their_epsilon_is_added_up(tmp_path):
@@ -183,11 +183,6 @@ def test_a_training_message_of_a_run_without_handshake_is_a_question_too(site):
     message = request("train", 100, Instruction("run-9", round=1, classes=("0", "1")), 60)
     info = site.send(message, PLAIN | {"seed": 9}).content["info"]
     assert (info["error"], info["about"]) == ("limit", "max-queries")
-
-
-def test_messages_that_are_no_questions_are_not_in_the_history(site):
-    site.send(request("query", 100, Instruction("run-1", refused="no"), 60), PLAIN)
-    assert not site.history.exists()
 
 
 def test_the_limits_that_are_drafted_allow_the_sites_own_preset_and_no_other_question(site, capsys):

@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import Context, RecordDict
-from sums.test_protocol import Group, certificate, refused, told_to
+from sums.test_protocol import CA, CA_KEY, Group, certificate, refused, told_to
 
 from fedhet.client_app import Request
 from fedhet.config.load import envelope
@@ -122,25 +122,21 @@ def test_a_run_that_began_with_masked_sums_keeps_them(tmp_path) -> None:
 # --- who may say that a key is whose --------------------------------------------------------------
 
 
-CA_KEY, KEY, OTHER = (generate_private_key(SECP384R1()) for _ in range(3))
-CA = certificate("ca", CA_KEY, "ca", CA_KEY)
+KEY, STRANGER = (generate_private_key(SECP384R1()) for _ in range(2))
 OWN = certificate("a", KEY, "ca", CA_KEY)
 PUBLIC = bytes(32)
 
 
-@pytest.mark.parametrize(
-    ("proof", "text"),
-    [
-        (prove(OTHER, certificate("a", OTHER, "ca", OTHER), "run", "a", PUBLIC), "our CA"),
-        (prove(OTHER, OWN, "run", "a", PUBLIC), "not signed"),
-        (prove(KEY, certificate("b", KEY, "ca", CA_KEY), "run", "a", PUBLIC), "another name"),
-        (prove(KEY, OWN, "old run", "a", PUBLIC), "not signed"),
-        (prove(KEY, certificate("a", KEY, "ca", CA_KEY, (-2, -1)), "run", "a", PUBLIC), "clock"),
-        (SumKey(PUBLIC, b"rubbish"), "our CA"),
-        (SumKey(PUBLIC), "without a proof"),
-        (replace(prove(KEY, OWN, "run", "a", PUBLIC), public=b"\x01" * 32), "not signed"),
-    ],
-)
+@pytest.mark.parametrize(("proof", "text"), [
+    (prove(STRANGER, certificate("a", STRANGER, "ca", STRANGER), "run", "a", PUBLIC), "our CA"),
+    (prove(STRANGER, OWN, "run", "a", PUBLIC), "not signed"),
+    (prove(KEY, certificate("b", KEY, "ca", CA_KEY), "run", "a", PUBLIC), "another name"),
+    (prove(KEY, OWN, "old run", "a", PUBLIC), "not signed"),
+    (prove(KEY, certificate("a", KEY, "ca", CA_KEY, (-2, -1)), "run", "a", PUBLIC), "clock"),
+    (SumKey(PUBLIC, b"rubbish"), "our CA"),
+    (SumKey(PUBLIC), "without a proof"),
+    (replace(prove(KEY, OWN, "run", "a", PUBLIC), public=b"\x01" * 32), "not signed"),
+])  # fmt: skip
 def test_nobody_elses_is(proof, text) -> None:
     with pytest.raises(Refused, match=text):
         check_proof(proof, CA, "run", "a")

@@ -70,8 +70,11 @@ class Group:
         return Member(store, "run", name, terms or self.terms)
 
     def mask(self, name: str, attempt: int = 1):
-        cohort = masks.Cohort(tuple(self.names), attempt, len(self.names))
-        return self.member(name).mask(1, cohort, PAYLOAD, Reply({}, {}, [self.words[name]])).arrays
+        cohort, reply = self.cohort(attempt), Reply({}, {}, [self.words[name]])
+        return self.member(name).mask(1, cohort, PAYLOAD, reply).arrays
+
+    def cohort(self, attempt: int) -> masks.Cohort:
+        return masks.Cohort(tuple(self.names), attempt, len(self.names))
 
     def change(self, name: str, note: str, edit) -> None:
         store = self.member(name).store
@@ -79,12 +82,10 @@ class Group:
 
     def upload(self, names: Sequence[str], attempt: int = 1) -> Attempt:
         """Return the uploads of some members, where all have masked theirs."""
-        about = masks.Cohort(tuple(self.names), attempt, len(self.names))
-        collector = Attempt(about, len(self.words["a"]), self.terms, 1)
-        for name in self.names:
-            masked = self.mask(name, attempt)
-            if name in names:
-                collector.take(name, masked)
+        collector = Attempt(self.cohort(attempt), LENGTH, self.terms, 1)
+        masked = {name: self.mask(name, attempt) for name in self.names}
+        for name in names:
+            collector.take(name, masked[name])
         return collector
 
     def sign(self, names: Sequence[str], survivors: Sequence[str], attempt=1):
@@ -96,17 +97,9 @@ class Group:
         told = Survivors(tuple(survivors), 1, bytes(82 * len(survivors)), signed)
         self.member(name).open_shares(1, told)
 
-    def answers(self, collector: Attempt, names: Sequence[str]) -> None:
-        for name in names:
-            told = told_to(name, collector)
-            collector.answer(name, self.member(name).open_shares(1, told))
 
-    def sum(self, names: Sequence[str]) -> list[int]:
-        return np.sum([self.words[n] for n in names], axis=0, dtype=np.uint32).tolist()
-
-
-def told_to(name: str, collector: Attempt, attempt: int = 1) -> Survivors:
-    return Survivors(collector.survivors, attempt, collector.boxes_for(name).tobytes())
+def told_to(name: str, collector: Attempt) -> Survivors:
+    return Survivors(collector.survivors, 1, collector.boxes_for(name).tobytes())
 
 
 def refused(code: str, ask, *given) -> None:
@@ -129,25 +122,25 @@ def test_any_permitted_dropout_gives_exactly_the_sum_and_no_other(data, size: in
         return
     survivors = collector.close()
     speaking = survivors[data.draw(st.integers(0, size // 2)) :]
-    cohort.answers(collector, speaking)
+    for name in speaking:
+        told = told_to(name, collector)
+        collector.answer(name, cohort.member(name).open_shares(1, told))
     if len(speaking) < (size // 2 + 1 if len(alive) == size else len(alive)):
         with pytest.raises(Rejected, match="no answer from"):
             collector.total()
         return
-    assert collector.total().tolist() == cohort.sum(survivors)
-    whole = masks.from_words(collector.total(), 20)
+    words = np.sum([cohort.words[n] for n in survivors], axis=0, dtype=np.uint32)
+    assert collector.total().tolist() == words.tolist()
+    whole = masks.from_words(words, 20)
     assert np.allclose(whole, sum(cohort.vectors[n] for n in survivors), atol=size * 2.0**-20)
 
 
-@pytest.mark.parametrize(
-    ("cohort", "threshold", "word"),
-    [
-        ("ab", 0, "cohort-too-small"), ("bcd", 0, "not-in-cohort"),
-        ("abx", 0, "stranger-in-cohort"), ("abbc", 0, "member-named-twice"),
-        ("abce", 0, "member-named-twice"),  # one key under two names
-        *(("abcd", threshold, "threshold-too-low") for threshold in (1, 2, 5)),  # two answers
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("cohort", "threshold", "word"), [
+    ("ab", 0, "cohort-too-small"), ("bcd", 0, "not-in-cohort"),
+    ("abx", 0, "stranger-in-cohort"), ("abbc", 0, "member-named-twice"),
+    ("abce", 0, "member-named-twice"),  # one key under two names
+    *(("abcd", threshold, "threshold-too-low") for threshold in (1, 2, 5)),  # two answers
+])  # fmt: skip
 def test_a_member_joins_no_cohort_that_would_give_it_away(cohort, threshold, word) -> None:
     whole = Group(4, SumTerms(3, threshold))
     whole.change("a", KEYS, lambda keys: keys | {"e": keys["c"]})
@@ -184,15 +177,12 @@ def test_boxes_of_another_attempt_or_with_one_bit_flipped_do_not_open() -> None:
     assert opened.closed == ("b", "c") and not shares[1:3].any() and shares[0].any()
 
 
-@pytest.mark.parametrize(
-    ("size", "terms", "survivors", "fewest"),
-    [
-        (3, SumTerms(), 3, 3), (5, SumTerms(), 5, 5), (5, SumTerms(3, 4), 4, 3),
-        (10, SumTerms(), 7, 3), (5, SumTerms(agreed=True), 3, 3),
-        (10, SumTerms(3, 9), 9, 8), (100, SumTerms(), 52, 3), (100, SumTerms(3, 90), 90, 80),
-        (100, SumTerms(20), 69, 20), (2, SumTerms(), 3, 3),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("size", "terms", "survivors", "fewest"), [
+    (3, SumTerms(), 3, 3), (5, SumTerms(), 5, 5), (5, SumTerms(3, 4), 4, 3),
+    (10, SumTerms(), 7, 3), (5, SumTerms(agreed=True), 3, 3), (10, SumTerms(3, 9), 9, 8),
+    (100, SumTerms(), 52, 3), (100, SumTerms(3, 90), 90, 80), (100, SumTerms(20), 69, 20),
+    (2, SumTerms(), 3, 3),
+])  # fmt: skip
 def test_how_few_may_be_summed(size, terms, survivors, fewest) -> None:
     assert terms.survivors(size) == survivors
     if size >= terms.min_members:

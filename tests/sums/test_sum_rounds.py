@@ -48,11 +48,10 @@ def whole(tmp_path_factory):
 
     def run(mode: str = "masked", **changes) -> RunFolder:
         key = (mode, *sorted(changes.items()))
-        if key not in made:
-            folder = tmp_path_factory.mktemp("whole")
-            with without_masks() if mode == "unmasked" else contextlib.nullcontext():
-                asked_for = "off" if mode == "off" else "masked"
-                made[key] = simulate(config(folder, asked_for, **changes))[0]
+        with without_masks() if mode == "unmasked" else contextlib.nullcontext():
+            if key not in made:
+                asked_for = tmp_path_factory.mktemp("whole"), mode.replace("unm", "m")
+                made[key] = simulate(config(*asked_for, **changes))[0]
         return made[key]
 
     return run
@@ -189,8 +188,6 @@ def test_of_five_nodes_with_certificates_two_may_be_missing_if_the_others_sign(t
     assert not [m for m in grid.sent if asked(m) == (UNMASK, 3, attempt)]
 
 
-# --- owners of classes ---------------------------------------------------------------------------
-
 # Five clients with two of three classes each, three or four owners: whoever leaves, two are left.
 OWNED = {"method": "fedssa", "dataset": "synthetic:90x3", "classes_per_client": 2}
 
@@ -264,18 +261,13 @@ def test_who_goes_offline_after_the_count_is_left_out_and_others_counted(tmp_pat
     assert len(less) == 3 - first["unsummed_classes"] < 3
 
 
-# --- keys of a configuration ----------------------------------------------------------------------
-
-MISTAKES = (
+@pytest.mark.parametrize(("changes", "line"), [
     ({"aggregation": "median"}, "aggregation: 'median' has no effect: secure-sum=masked"),
     ({"max_update_ratio": 0}, "max-update-ratio: '0' has no effect: secure-sum"),
     ({"clients": 2}, "sum-min: 3 is more than the 2 clients of a round"),
     ({"sum_threshold": 6}, "sum-threshold: 6 is not allowed with 5 clients a round: 0, or 3"),
     ({"sum_range": 1e9}, "sum-range: 1e\\+09 is too large: 5 clients with entries up to 1e"),
-)
-
-
-@pytest.mark.parametrize(("changes", "line"), MISTAKES)
+])  # fmt: skip
 def test_what_does_not_go_with_sums_is_one_line(tmp_path, changes, line):
     with pytest.raises(UserError, match=f"^{line}"):
         config(tmp_path, **changes)

@@ -149,9 +149,6 @@ def test_the_search_finds_what_is_there(tmp_path, monkeypatch) -> None:
     assert sum(piece in everything for piece in pieces) > len(pieces) / 4
 
 
-# --- clients that lie ------------------------------------------------------------------------
-
-
 def shares(content: RecordDict, message: Message) -> None:
     says(shares=bytes(len(content["info"]["shares"])))(content, message)
 

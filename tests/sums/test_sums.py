@@ -78,9 +78,6 @@ def test_the_sum_gives_what_the_plain_path_gives(tmp_path, method, changes):
     assert not empty.values.any() and empty.counts.any()  # no noise would cover these
 
 
-# --- noise --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("method", "changes"), [
     ("lg_fedavg", {}), ("fedmrl", {}), ("fedssa", {}),
     ("fedssa", {"upload_rows": "whole", "download_rows": "whole"}),
@@ -96,9 +93,6 @@ def test_with_noise_steps_from_what_was_sent_are_summed(tmp_path, method, change
     steps.combine(sum(vectors(steps, moved).values()), 1)  # what noise and clip would be put on
     for name, array in without.arrays().items():
         np.testing.assert_allclose(steps.arrays()[name], array, rtol=1e-5, atol=1e-6)
-
-
-# --- few owners ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", BY_CLASS)
@@ -123,9 +117,6 @@ def test_rows_of_a_class_with_few_owners_are_zeros_and_stay(tmp_path, method):
             assert (array[stay] == before[name][stay]).all()
             if not short and name not in {"counts", "owners"}:
                 assert (array[1] != before[name][1]).any()
-
-
-# --- what cannot be summed ------------------------------------------------------------------------
 
 
 def test_every_method_is_summed_or_says_why_not():

@@ -76,8 +76,7 @@ def without_examples(client: str, classes: Sequence[str], inputs: Inputs) -> Loc
 
 def reading_of(config: RunConfig, *, declared: bool = False) -> Reading:
     """Return which column of the data's file is what; ``declared`` as on a node."""
-    own = {key: getattr(config, key) for key in DataKeys.model_fields}
-    return Reading(**own, declared=declared)
+    return Reading(**{k: getattr(config, k) for k in DataKeys.model_fields}, declared=declared)
 
 
 def load_dataset(config: RunConfig) -> Dataset:

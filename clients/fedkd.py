@@ -29,19 +29,17 @@ class FedKDClient(AveragingClient[FedKDParams]):
     def expect_download(self, came: LowRank) -> Payload | None:
         """Return the student, or with ``compress-down`` an update, whose ranks fix its shapes."""
         student = get_parameters(self.shared())
-        if not self.params.compress_down or (came.ranks == WHOLE).any():
+        if (came.ranks == WHOLE).all():
             return whole(student)
-        return LowRank(came.ranks, tuple(blanks(came.ranks, [blank.shape for blank in student])))
+        if not self.params.compress_down:
+            raise Refused("an update came, not the student: its ranks say so")
+        return LowRank(came.ranks, tuple(blanks(came.ranks, [array.shape for array in student])))
 
     def check_download(self, payload: LowRank) -> None:
-        """Check for the student, or for an update of a bounded norm."""
-        whole_ones = payload.ranks == WHOLE
-        if whole_ones.all():
-            return
-        if whole_ones.any() or not self.params.compress_down:
-            raise Refused("the ranks fit neither the student nor an update")
-        shapes = [array.shape for array in get_parameters(self.shared())]
-        self.setup.limits.check("max_download_norm", update_norm(payload, shapes))
+        """Bound the norm of an update."""
+        if not (payload.ranks == WHOLE).all():
+            shapes = [array.shape for array in get_parameters(self.shared())]
+            self.setup.limits.check("max_download_norm", update_norm(payload, shapes))
 
     def receive(self, payload: LowRank) -> None:
         """Take the student itself, or the update of the one received before."""

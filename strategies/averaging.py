@@ -68,9 +68,15 @@ def means_of(total: Vector, like: Sequence[Array]) -> tuple[Array, ...]:
     """
     if not total[-1] > 0:
         return tuple(like)
-    parts = np.split(total[:-1], np.cumsum([array.size for array in like])[:-1])
-    pairs = zip(parts, like, strict=True)
-    return tuple((part / total[-1]).astype(np.float32).reshape(one.shape) for part, one in pairs)
+    return pieces_of((total[:-1] / total[-1]).astype(np.float32), like)
+
+
+def pieces_of(flat: Array, like: Sequence[Array]) -> tuple[Array, ...]:
+    """Return ``flat`` (L,) cut into the shapes of ``like``; ValueError for another length."""
+    *parts, left = np.split(flat, np.cumsum([one.size for one in like], dtype=np.int64))
+    if left.size:
+        raise ValueError(f"{left.size} numbers are left over")
+    return tuple(part.reshape(one.shape) for part, one in zip(parts, like, strict=True))
 
 
 @dataclass(frozen=True)

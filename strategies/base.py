@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from fedhet.config.schema import P, RunConfig
 from fedhet.data.inputs import Inputs
-from fedhet.errors import Rejected, RunFailed, UserError, brief, distinct, one_line
+from fedhet.errors import Damaged, Rejected, RunFailed, UserError, brief, distinct, one_line
 from fedhet.files import client_order
 from fedhet.protocol import checks, messages
 from fedhet.protocol.checks import FLOAT32, Checked, Valid
@@ -101,7 +101,6 @@ class MethodStrategy(Strategy, Generic[P]):
     not_summed: ClassVar[str] = "its strategy has no `contribution` and `combine`"
     sends_class_rows: ClassVar[bool] = False  # whether uploads are rows per class
     state: ClassVar[Sequence[str]] = ()  # names of attributes that are the global arrays
-    growing: ClassVar[Sequence[str]] = ()  # names of `arrays` whose length varies over rounds
     refuses: ClassVar[Mapping[str, str]] = {}  # kinds of input that it cannot work with, and why
     unweighted: ClassVar[str] = ""  # why weights of clients have no effect, if they have none
     # Whether `aggregate` uses `weight` of uploads, or weights of its own times their `late`.
@@ -211,30 +210,6 @@ class MethodStrategy(Strategy, Generic[P]):
         """
         return {name: getattr(self, name) for name in self.state}
 
-    def check_arrays(self, arrays: Mapping[str, Array]) -> None:
-        """Raise Rejected for ``arrays`` of a checkpoint that :meth:`load` cannot take.
-
-        Called after :meth:`initialise`. Names, their order, dtypes and shapes (n, ...) must be
-        those of :meth:`arrays`. Only arrays in ``growing`` may have another length n. All numbers
-        must be finite. The arrays are then loaded.
-        """
-        current = self.arrays()
-        if list(arrays) != list(current):
-            raise Rejected(f"{len(arrays)} arrays; the method has {len(current)}, or other names")
-        for name, array in arrays.items():
-            like = current[name]
-            if name in self.growing and array.ndim:
-                like = np.empty((len(array), *like.shape[1:]), dtype=like.dtype)
-            here, expected = checks.form(array), checks.form(like)
-            if here != expected:
-                raise Rejected(f"array '{name}' is {here}, expected {expected}")
-            if not np.isfinite(array).all():
-                raise Rejected(f"array '{name}' holds NaN or infinity")
-        try:
-            self.load(arrays)
-        except (ValueError, IndexError, RuntimeError) as error:  # lengths that do not fit
-            raise Rejected(f"the arrays do not fit each other: {brief(error)}") from error
-
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Take ``arrays`` (n, ...), of :meth:`arrays`' dtypes, instead of the own ones."""
         for name in self.state:
@@ -262,7 +237,11 @@ class MethodStrategy(Strategy, Generic[P]):
             folder.check_unbegun()
         else:
             folder.take_up(kept.meta)
-            self.load(kept.arrays)
+            try:
+                self.load(kept.arrays)
+            except (KeyError, ValueError, RuntimeError) as error:  # another version's
+                why = f"does not fit the method: {brief(error)}"
+                raise Damaged(f"'{folder.checkpoint}' {why}") from error
             self.ledger.load(kept.meta)
             self.finished = int(kept.meta["round"])
         self.aggregator: PlainAggregator | SumAggregator

@@ -43,7 +43,6 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
 
     not_summed = "its clients are sent means over the others alone; use method=fedproto"
     bounded = False  # probabilities need no bound
-    growing = ("owners", "labels", "vectors")
 
     @property
     def width(self) -> int:

@@ -38,7 +38,7 @@ from fedhet.protocol.checks import check_shapes
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, LowRank, ModelArrays, Payload, blank
 from fedhet.rng import one_thread
-from fedhet.strategies.averaging import AveragingStrategy
+from fedhet.strategies.averaging import AveragingStrategy, pieces_of
 from fedhet.strategies.base import Reference, Upload
 from fedhet.strategies.rules import ROBUST
 
@@ -73,26 +73,21 @@ def compress(updates: Sequence[Array], share: float | None) -> LowRank:
     for update in updates:
         if not np.isfinite(update).all():
             raise RunFailed("the update is not finite: use a smaller lr, or grad-clip")
-        rank, parts = (DENSE, [update]) if share is None else _factors(update, share)
+        rank, parts = DENSE, [update]
+        if share is not None and update.ndim > 1:
+            matrix = torch.from_numpy(update.reshape(len(update), -1).astype(np.float64))
+            try:
+                with one_thread():
+                    u, s, v = (t.numpy() for t in torch.linalg.svd(matrix, full_matrices=False))
+            except RuntimeError as error:  # torch.linalg.LinAlgError
+                text = f"the decomposition of an update of shape {list(update.shape)} does not"
+                raise RunFailed(f"{text} converge: use compress=off") from error
+            fewest = smallest_rank(s, share)
+            if fewest * (sum(matrix.shape) + 1) < update.size:
+                rank, parts = fewest, [u[:, :fewest], s[:fewest], v[:fewest]] * (fewest > 0)
         ranks.append(rank)
         tensors += [part.astype(np.float32) for part in parts]
     return LowRank(np.array(ranks, dtype=np.int64), tuple(tensors))
-
-
-def _factors(update: Array, share: float) -> tuple[int, list[Array]]:
-    if update.ndim < 2:
-        return DENSE, [update]
-    matrix = torch.from_numpy(update.reshape(len(update), -1).astype(np.float64))
-    try:
-        with one_thread():
-            u, s, v = (t.numpy() for t in torch.linalg.svd(matrix, full_matrices=False))
-    except RuntimeError as error:  # torch.linalg.LinAlgError
-        text = f"the decomposition of an update of shape {list(update.shape)} does not converge"
-        raise RunFailed(f"{text}: use compress=off") from error
-    rank = smallest_rank(s, share)
-    if rank * (sum(matrix.shape) + 1) >= update.size:
-        return DENSE, [update]
-    return rank, [u[:, :rank], s[:rank], v[:rank]] if rank else []
 
 
 def dense(payload: LowRank, shapes: Sequence[Shape]) -> list[Array]:
@@ -166,7 +161,6 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
 
     not_summed = "factors do not add up to the sum of updates; use method=fml"
     upload_type = LowRank
-    growing = ("update-ranks", "update")  # both are empty before the first update
     aggregations = ROBUST
     shares_small_model = True
     plans_rounds = True  # the energy grows from t-start to t-end over all rounds
@@ -217,17 +211,17 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         self.tensors = apply(self.update, self.tensors)
         return {} if share is None else {"energy": share}
 
-    def _mean(self, uploads: Sequence[Upload]) -> list[Array]:
+    def _mean(self, uploads: Sequence[Upload]) -> Sequence[Array]:
         """Return the updates' mean, trimmed mean or median, float32."""
-        payloads = [upload.payload for upload in uploads]
         if self.rule.name != "mean":
-            single = [[a.astype(np.float32) for a in dense(p, self.shapes)] for p in payloads]
-            return [self.rule.middle_of(list(column)) for column in zip(*single, strict=True)]
-        total = [np.zeros(shape, dtype=np.float64) for shape in self.shapes]
-        for upload, payload in zip(uploads, payloads, strict=True):
-            for mean, update in zip(total, dense(payload, self.shapes), strict=True):
-                np.add(mean, upload.weight * update, out=mean)
-        return [mean.astype(np.float32) for mean in total]
+            dense_ones = (dense(upload.payload, self.shapes) for upload in uploads)
+            each = ([update.astype(np.float32) for update in one] for one in dense_ones)
+            return [self.rule.middle_of(list(column)) for column in zip(*each, strict=True)]
+        totals = [np.zeros(shape) for shape in self.shapes]
+        for upload in uploads:
+            for total, update in zip(totals, dense(upload.payload, self.shapes), strict=True):
+                np.add(total, upload.weight * update, out=total)
+        return [total.astype(np.float32) for total in totals]
 
     def arrays(self) -> dict[str, Array]:
         """Return the student's parameters; with ``compress-down`` the last update as well."""
@@ -238,14 +232,10 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         return super().arrays() | update | {"update": np.concatenate(factors)}
 
     def load(self, arrays: Mapping[str, Array]) -> None:
-        """Inverse of :meth:`arrays`; raise ValueError for factors that the ranks do not tell."""
+        """Inverse of :meth:`arrays`; raise ValueError for factors of other ranks."""
         super().load(arrays)
         if self.params.compress_down:
-            ranks, flat = arrays["update-ranks"], arrays["update"]
-            self.updated = int(arrays["updated"][0])
+            ranks = arrays["update-ranks"]
             like = blanks(ranks, self.shapes) if ranks.size else []
-            if sum(one.size for one in like) != flat.size:
-                raise ValueError("the factors of the last update are not as many as its ranks say")
-            parts = np.split(flat, np.cumsum([one.size for one in like])[:-1]) if like else []
-            factors = (part.reshape(one.shape) for part, one in zip(parts, like, strict=True))
-            self.update = LowRank(ranks, tuple(factors))
+            self.update = LowRank(ranks, pieces_of(arrays["update"], like))
+            self.updated = int(arrays["updated"][0])

@@ -34,7 +34,8 @@ import numpy as np
 from fedhet.config.schema import Params
 from fedhet.errors import Rejected, UserError
 from fedhet.protocol.handshake import ClientInfo
-from fedhet.protocol.payload import Adapters, Array, Payload
+from fedhet.protocol.payload import Adapters, Array, Payload, blank
+from fedhet.strategies.averaging import pieces_of
 from fedhet.strategies.base import MethodStrategy, Reference, Upload
 
 log = logging.getLogger("fedhet")
@@ -90,7 +91,6 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
     """Averages the maps, or the factors, of adapters of unequal ranks."""
 
     upload_type = Adapters
-    growing = ("shapes", "factors")  # both are empty before the first round
     not_summed = "its clients' adapters differ in shape; use method=lg_fedavg"
     weighs_late = True
 
@@ -187,10 +187,7 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
         }
 
     def load(self, arrays: Mapping[str, Array]) -> None:
-        """Inverse of :meth:`arrays`; raise ValueError for factors that the shapes do not tell."""
-        self.digest, self.layers, rest = arrays["digest"], [], arrays["factors"]
-        for m, n, rank in np.maximum(arrays["shapes"], 0).tolist():
-            b, a, rest = np.split(rest, [m * rank, (m + n) * rank])
-            self.layers.append((b.reshape(m, rank), a.reshape(rank, n)))
-        if rest.size:
-            raise ValueError("the factors are more than their shapes say")
+        """Inverse of :meth:`arrays`; raise ValueError for factors of other shapes."""
+        like = [blank(shape) for m, n, r in arrays["shapes"].tolist() for shape in ((m, r), (r, n))]
+        factors = pieces_of(arrays["factors"], like)
+        self.digest, self.layers = arrays["digest"], list(zip(*[iter(factors)] * 2, strict=True))

@@ -28,8 +28,6 @@ from fedhet.files import check_entries, check_folder, plain_path
 from fedhet.models.names import small_name
 from fedhet.models.zoo import build_model
 from fedhet.plugins import APPS_DATA, check_given, is_given, named
-from fedhet.protocol.handshake import Roster
-from fedhet.protocol.payload import Array
 from fedhet.records import verification
 from fedhet.records.ledger import load_checkpoint
 from fedhet.records.run_folder import OWNER, RunFolder
@@ -156,7 +154,7 @@ def check_whole(folder: RunFolder, config: RunConfig, *, accept_lost: bool = Fal
     """Raise Damaged if anything in a run folder does not fit the rest of it."""
     started = load.build_config(folder.started_config())
     started = started.model_copy(update={"state_dir": config.state_dir})
-    verification.verify(folder, started, _check_arrays).raise_for(accept_lost=accept_lost)
+    verification.verify(folder, started).raise_for(accept_lost=accept_lost)
 
 
 def verify(path: Path, *, trust: bool = False) -> tuple[RunFolder, Verification]:
@@ -169,14 +167,7 @@ def verify(path: Path, *, trust: bool = False) -> tuple[RunFolder, Verification]
     writable = os.access(folder.path, os.W_OK)  # an archive is not, and then nobody writes to it
     with folder.lock() if writable else contextlib.nullcontext():
         started = folder.opened(trust=trust)
-        return folder, verification.verify(folder, load.build_config(started), _check_arrays)
-
-
-def _check_arrays(config: RunConfig, roster: Roster, arrays: Mapping[str, Array]) -> None:
-    """Raise Rejected for arrays that the method cannot have after any round."""
-    strategy = find_method(config.method).strategy(config, roster)
-    strategy.initialise()
-    strategy.check_arrays(arrays)
+        return folder, verification.verify(folder, load.build_config(started))
 
 
 def _existing(path: Path) -> RunFolder:

@@ -1,7 +1,6 @@
 """The client half of weighted averaging: overwrite the shared module, train, send it back."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -60,6 +59,7 @@ class AveragingClient(MethodClient[P]):
     download_type: type[Payload] = ModelArrays
     mixture_name = "mixture"
     shared_name = ""  # of the module that crosses the wire; empty: the model's header
+    shares_extractor = False  # whether the small model's header is left out
 
     def shared(self) -> Any:
         """Return the module that crosses the wire: ``shared_name``'s, by default the header."""
@@ -70,21 +70,23 @@ class AveragingClient(MethodClient[P]):
         """The mixture, of a method that has one."""
         return cast("Mixture", self.modules[self.mixture_name])
 
-    def as_sent_first(self, make: Callable[[], Any]) -> Any:
-        """Return what ``make`` makes, with the weights that the server sends in round 1.
+    def build(self) -> dict[str, nn.Module]:
+        """Return the model and the shared module beside it, as the server sends it in round 1.
 
-        For one that inference uses: a client that was never sampled has no other. The module's own
-        draw is made and thrown away, so that what is drawn after it does not depend on this.
+        A client that was never sampled answers with that one. The module's own draw is made and
+        thrown away, so that what is drawn after it does not depend on this.
         """
-        module = make()
-        with torch_seeded(self.config.seed, "global"):
-            module.load_state_dict(make().state_dict())
-        return module
+        modules = {} if self.shared_name == "model" else super().build()
+        if self.shared_name:
+            modules[self.shared_name] = shared = self.new_shared()
+            with torch_seeded(self.config.seed, "global"):
+                shared.load_state_dict(self.new_shared().state_dict())
+        return modules
 
-    def new_extractor(self) -> Any:
-        """Return a new small model without header, with the weights that come in round 1."""
-        made = partial(small_model, self.config, self.inputs, self.classes, header=False)
-        return self.as_sent_first(made)
+    def new_shared(self) -> nn.Module:
+        """Return a new module like the shared one beside the model: by default the small model."""
+        header = not self.shares_extractor
+        return small_model(self.config, self.inputs, self.classes, header=header)
 
     def expect_download(self, came: Any) -> Payload | None:
         """Return the shared module's shapes."""

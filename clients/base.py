@@ -6,7 +6,7 @@
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Generic, cast
@@ -24,7 +24,7 @@ from fedhet.errors import Code, Refused, RunFailed, brief, coded, refusing
 from fedhet.models.names import FOLDER, parse, public_names
 from fedhet.models.networks import SplitModel
 from fedhet.models.pretrained import Backbone
-from fedhet.models.zoo import build_model, small_model
+from fedhet.models.zoo import build_model
 from fedhet.protocol.checks import check_dtypes, check_shapes, finite_norm
 from fedhet.protocol.flower import NumPyClient, Scalar
 from fedhet.protocol.payload import Array, Empty, Payload
@@ -194,21 +194,22 @@ class MethodClient(NumPyClient, Generic[P]):
         return (weights * each).sum() / weights.sum()
 
     @cached_property
+    def _counts(self) -> dict[int, int]:
+        """Training examples by class id, in the order of the data."""
+        ids = {name: number for number, name in enumerate(self.setup.classes)}
+        return {ids[name]: count for name, count in self.setup.data.class_counts().items()}
+
+    @cached_property
     def _class_weights(self) -> Tensor:
         """Weights (C,) float32: n / (classes x examples) on the train split, 1 if it has none."""
-        counts, weights = self.setup.data.class_counts(), torch.ones(self.classes)
-        for name, count in counts.items():
-            share = sum(counts.values()) / (len(counts) * count)
-            weights[list(self.setup.classes).index(name)] = share
+        weights, total = torch.ones(self.classes), sum(self._counts.values())
+        for label, count in self._counts.items():
+            weights[label] = total / (len(self._counts) * count)
         return weights.to(self.device)
 
     def local_model(self) -> nn.Module:
         """Return a new model of this client's architecture."""
         return build_model(self.setup.model, classes=self.classes, d=self.d, inputs=self.inputs)
-
-    def new_small(self) -> SplitModel:
-        """Return a new small model, which all clients share: ``small-model``."""
-        return small_model(self.config, self.inputs, self.classes)
 
     def examples(self, part: str, *, raw: bool = False) -> Examples:
         """Return the examples of ``part``, ``train``, ``val`` or ``test``, on the device.
@@ -254,8 +255,7 @@ class MethodClient(NumPyClient, Generic[P]):
 
     def seen(self) -> Array:
         """Return the sorted ids (S,) int64 of the classes in the train split."""
-        own, positions = self.setup.data.class_counts(), list(self.setup.classes)
-        return np.array(sorted(positions.index(name) for name in own), dtype=np.int64)
+        return np.array(sorted(self._counts), dtype=np.int64)
 
     def torch_generator(self, purpose: str) -> torch.Generator:
         """Return a generator on the device, seeded by (seed, ``purpose``, client, round)."""
@@ -301,11 +301,9 @@ class MethodClient(NumPyClient, Generic[P]):
         check_steps(self.setup.limits, self.config, len(data))
         drawn = data
         if change := AUGMENTATIONS.get(self.config.augment):
-            draw = partial(change, generator=self.torch_generator("augment"))
-            steps: list[Callable[[Tensor], Tensor]] = [data.prepare, draw]
-            if self.config.augment == "crop-flip":  # before examples are prepared
-                steps.reverse()
-            drawn = replace(data, augment=lambda examples: steps[1](steps[0](examples)))
+            steps = data.prepare, partial(change, generator=self.torch_generator("augment"))
+            first, then = steps[::-1] if self.config.augment == "crop-flip" else steps
+            drawn = replace(data, augment=lambda examples: then(first(examples)))
         metrics: dict[str, Scalar] = {"train_flops": 0.0}
         flops = 0.0
         with torch_seeded(self.config.seed, "train", self.setup.data.client, self.round):
@@ -404,9 +402,7 @@ class MethodClient(NumPyClient, Generic[P]):
         :meth:`infer` has all metrics.
         """
         by_split: dict[str, float] = {}
-        counts = self.setup.data.class_counts()
-        most = max(counts, key=counts.__getitem__, default=None)
-        majority = None if most is None else list(self.setup.classes).index(most)
+        majority = max(self._counts, key=self._counts.__getitem__, default=None)
         for part in ("test", "val"):
             data = self.examples(part)
             if len(data):

@@ -43,8 +43,7 @@ class FedAPENClient(AveragingClient[FedAPENParams]):
 
     def build(self) -> dict[str, nn.Module]:
         """Return w_k, theta and lambda."""
-        modules = super().build() | {"small": self.as_sent_first(self.new_small)}
-        return modules | {"ensemble": Mixture("weight", torch.tensor(0.5))}
+        return super().build() | {"ensemble": Mixture("weight", torch.tensor(0.5))}
 
     def phases(self) -> list[Phase]:
         """Return two phases: lambda on held-out images, both models on the rest.

@@ -20,10 +20,9 @@ class FedKDClient(AveragingClient[FedKDParams]):
 
     def build(self) -> dict[str, nn.Module]:
         """Return mentor, student, W_h; with ``compress-down`` the student received last."""
-        modules = super().build() | {"student": self.new_small()}
-        modules["projector"] = nn.Linear(self.d, self.d, bias=False)
+        modules = super().build() | {"projector": nn.Linear(self.d, self.d, bias=False)}
         if self.params.compress_down:
-            modules["received"] = self.new_small().requires_grad_(False)
+            modules["received"] = self.new_shared().requires_grad_(False)
         return modules
 
     def expect_download(self, came: LowRank) -> Payload | None:

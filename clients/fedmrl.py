@@ -7,7 +7,6 @@ every round; the trained one is kept as part of the client's inference model.
 """
 
 from collections.abc import Mapping
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +23,11 @@ class FedMRLClient(AveragingClient[FedMRLParams]):
 
     def build(self) -> dict[str, nn.Module]:
         """Return F_k, G and P_k."""
-        params, inputs = self.params, self.inputs
-        small = partial(global_model, self.config, inputs, params, self.classes)
-        modules = super().build() | {"small": self.as_sent_first(small)}
-        return modules | {"projector": nn.Linear(params.d1 + self.d, self.d)}
+        return super().build() | {"projector": nn.Linear(self.params.d1 + self.d, self.d)}
+
+    def new_shared(self) -> nn.Module:
+        """Return G."""
+        return global_model(self.config, self.inputs, self.params, self.classes)
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return eq. 9: m^G l^G + m^F l^F."""

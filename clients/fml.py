@@ -5,7 +5,7 @@ KL(p_l || p_m), both teachers detached: the sum of the two has the gradients of 
 the local model.
 """
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedhet.clients.averaging import AveragingClient
 from fedhet.strategies.fml import FMLParams
@@ -16,10 +16,6 @@ class FMLClient(AveragingClient[FMLParams]):
     """Shares the meme model."""
 
     shared_name = "meme"
-
-    def build(self) -> dict[str, nn.Module]:
-        """Return the local model and the meme model."""
-        return {"model": self.local_model(), "meme": self.new_small()}
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return L_local + L_meme."""

@@ -17,12 +17,11 @@ from fedhet.training.loop import Phase
 class PFedAFMClient(AveragingClient[PFedAFMParams]):
     """Shares the small extractor; keeps its own model and alpha."""
 
-    shared_name = "extractor"
+    shared_name, shares_extractor = "extractor", True
 
     def build(self) -> dict[str, nn.Module]:
         """Return F_k, g and alpha."""
-        modules = super().build() | {"extractor": self.new_extractor()}
-        return modules | {"mixture": Mixture("alpha", torch.ones(self.d))}
+        return super().build() | {"mixture": Mixture("alpha", torch.ones(self.d))}
 
     def phases(self) -> list[Phase]:
         """Return step 1, then step 2; each freezes what it does not train."""

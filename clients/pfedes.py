@@ -21,9 +21,9 @@ class PFedESClient(AveragingClient[PFedESParams]):
 
     shared_name = "extractor"
 
-    def build(self) -> dict[str, nn.Module]:
-        """Return F_k and G."""
-        return {"model": self.local_model(), "extractor": extractor(self.params, self.inputs)}
+    def new_shared(self) -> nn.Module:
+        """Return G."""
+        return extractor(self.params, self.inputs)
 
     def phases(self) -> list[Phase]:
         """Return step 1, then step 2; each freezes what it does not train."""

@@ -39,12 +39,11 @@ class Gate(nn.Module):
 class PFedMoEClient(AveragingClient[PFedMoEParams]):
     """Shares the small extractor; keeps its own model and the gate."""
 
-    shared_name = "extractor"
+    shared_name, shares_extractor = "extractor", True
 
     def build(self) -> dict[str, nn.Module]:
         """Return F_k, g and H_k."""
-        modules = super().build() | {"extractor": self.new_extractor()}
-        return modules | {"gate": Gate(self.inputs, self.d, self.params.gate_hidden)}
+        return super().build() | {"gate": Gate(self.inputs, self.d, self.params.gate_hidden)}
 
     def learning_rates(self) -> dict[str, float]:
         """Return the rates of all three, which train at once."""

@@ -37,10 +37,6 @@ from fedhet.training import loop
 from fedhet.training.loop import Examples, Phase
 from fedhet.training.metrics import evaluate, own_metrics
 
-__all__ = ["MethodClient", "Needs", "Setup"]
-
-
-ANSWERS = "answers"  # of a frozen network, kept beside the states
 PREPARATION = "preparation"  # the module, beside a method's own, that was fitted to own examples
 
 
@@ -57,18 +53,6 @@ class Setup:
     simulated: bool = True
     limits: Limits = field(default_factory=Limits)
     protection: UploadProtection = field(default_factory=UploadProtection)  # noise, or masks
-
-
-@dataclass(frozen=True)
-class Needs:
-    """The parts of a client's state that inference needs and ``fedhet export`` writes.
-
-    ``modules`` names entries of the client's; ``without`` names parts of those modules, such as
-    ``small.head``, that are left out.
-    """
-
-    modules: Sequence[str] = ("model",)
-    without: Sequence[str] = ()
 
 
 class MethodClient(NumPyClient, Generic[P]):
@@ -143,13 +127,12 @@ class MethodClient(NumPyClient, Generic[P]):
 
     def infer(self, inputs: Tensor) -> Tensor:
         """Return logits (B, C) of ``inputs`` (B, ...), using only :meth:`inference_needs`."""
-        logits: Tensor = self.model(inputs)
-        return logits
+        return cast("Tensor", self.model(inputs))
 
-    def inference_needs(self) -> Needs:
-        """Return the parts that :meth:`infer` uses; by default, where it is overridden, all."""
+    def inference_needs(self) -> Sequence[str]:
+        """Return the modules that :meth:`infer` uses; by default, where it is overridden, all."""
         own = [name for name in self.modules if name != PREPARATION]
-        return Needs() if type(self).infer is MethodClient.infer else Needs(own)
+        return ["model"] if type(self).infer is MethodClient.infer else own
 
     def _trainable(self) -> list[str]:
         fixed, modules = set(self._fixed.parameters), self.modules.items()
@@ -236,13 +219,12 @@ class MethodClient(NumPyClient, Generic[P]):
     def _answers(self, model: Backbone, part: str) -> Examples:
         """Return the answers of a frozen network, kept beside the client's states."""
         local = self.setup.data
-        fitted = self.modules[PREPARATION].state_dict() if PREPARATION in self.modules else {}
         about = [model.network_digest, local.dataset.digest, str(self.inputs), self.device.type]
         key = hashlib.sha256(f"{about} {self.config.precision}".encode())
-        key.update(getattr(local.split, part).tobytes())
-        key.update(b"".join(t.cpu().numpy().tobytes() for t in fitted.values()))
+        for rows in (local.split.train, getattr(local.split, part)):  # inputs are fitted to train
+            key.update(rows.tobytes())
         marked = torch.tensor(list(key.digest()), dtype=torch.uint8)
-        kept = self.setup.store.kept(f"{ANSWERS}-{part}")
+        kept = self.setup.store.kept(f"answers-{part}")
         if not torch.equal(kept.get("key", marked[:0]), marked):
             data = self.examples(part, raw=True)
             model.eval()
@@ -250,7 +232,7 @@ class MethodClient(NumPyClient, Generic[P]):
             if len(data):
                 rows = loop.outputs_on(model.answers, data, self.config)
             kept = {"key": marked, "x": rows.cpu(), "y": data.labels.cpu()}
-            self.setup.store.keep(f"{ANSWERS}-{part}", kept)
+            self.setup.store.keep(f"answers-{part}", kept)
         return Examples(kept["x"].to(self.device), kept["y"].to(self.device), nn.Identity())
 
     def seen(self) -> Array:
@@ -356,8 +338,8 @@ class MethodClient(NumPyClient, Generic[P]):
             if len(data):
                 result = evaluate(self.predict, data, self.config)
                 rows = torch.from_numpy(getattr(self.setup.data.split, part).astype("int64"))
-                kept |= {f"{part}/row": rows, f"{part}/y": result.labels.cpu()}
-                kept[f"{part}/p"] = result.probabilities()
+                answers = {"row": rows, "y": result.labels.cpu(), "p": result.probabilities()}
+                kept |= {f"{part}/{name}": tensor for name, tensor in answers.items()}
                 confusion = result.confusion() if part == "test" else confusion
         if self.config.keep_predictions:
             self.setup.store.describe(self.description())
@@ -365,12 +347,7 @@ class MethodClient(NumPyClient, Generic[P]):
         return confusion
 
     def _take_up(self, config: Mapping[str, Scalar]) -> int:
-        """Restore the state that ``config`` names, or the newest; return its generation.
-
-        With ``keep-best`` keep it, if its validation metric is the best so far: the server named
-        it, so it accepted that round. Later rounds may be undone. Raise Refused for the
-        initialisation of a client that has trained since.
-        """
+        """Restore the state that ``config`` names, or the newest; return its generation."""
         store = self.setup.store
         stored = store.generations()
         generation = int(config.get("generation", max(stored, default=0)))
@@ -378,6 +355,7 @@ class MethodClient(NumPyClient, Generic[P]):
         self.restore(generation, str(config.get("digest", "")))
         if generation == 0 and len(stored) > 1:
             raise Refused("generation 0 is no longer kept: it has trained since", Code.GENERATION)
+        # The server names a state, so it has accepted that round: later ones may be undone.
         score = store.read_note(state.VALIDATION) if self.config.keep_best and generation else None
         if score is not None and score["generation"] == generation:
             best = store.read_note(state.BEST)
@@ -407,10 +385,8 @@ class MethodClient(NumPyClient, Generic[P]):
             data = self.examples(part)
             if len(data):
                 result = evaluate(self.predict, data, self.config, majority)
-                metrics = {**result.metrics}
-                if part == "test" and self.config.metrics:
-                    metrics |= own_metrics(result, self.config)
-                by_split |= {f"{part}_{name}": value for name, value in metrics.items()}
+                own = own_metrics(result, self.config) if part == "test" else {}
+                by_split |= {f"{part}_{name}": n for name, n in {**result.metrics, **own}.items()}
         return by_split
 
     def _received(self, arrays: Sequence[Array]) -> Payload:

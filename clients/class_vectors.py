@@ -41,17 +41,12 @@ class ClassVectorClient(MethodClient[P]):
         return self.d
 
     def expect_download(self, came: Any) -> Payload | None:
-        """Return a payload with as many vectors as ids, at most one per class that may come."""
-        rows = min(came.classes.size, len(self.sent_classes()))
-        ids = blank((rows,), np.int64)
-        return ClassVectors(ids, ids, blank((rows, self.sent_width())))
-
-    def check_download(self, payload: Any) -> None:
-        """Check ids, each once, and a positive number of images or owners of each."""
-        if isinstance(payload, ClassVectors):  # a method's own kind of download has no ids
-            check_ids(payload.classes, self.sent_classes())
-            if not ((payload.counts > 0) & (payload.counts < EXACT)).all():
-                raise Refused("the count of a class is not a positive number")
+        """Return as many vectors as ids, each id once, with images or owners of each."""
+        check_ids(came.classes, self.sent_classes())
+        if not ((came.counts > 0) & (came.counts < EXACT)).all():
+            raise Refused("the count of a class is not a positive number")
+        ids = blank((len(came.classes),), np.int64)
+        return ClassVectors(ids, ids, blank((len(ids), self.sent_width())))
 
     def receive(self, payload: Any) -> None:
         """``vectors`` (C, w), zero where nothing came, and ``known`` (C,) bool, of this round."""

@@ -20,7 +20,6 @@ class FDClient(ClassVectorClient[FDParams]):
 
     def check_download(self, payload: ClassVectors) -> None:
         """Check that vectors are probabilities."""
-        super().check_download(payload)
         if ((payload.vectors < 0) | (payload.vectors > 1)).any():
             raise Refused("a vector has entries outside 0 to 1, which are not probabilities")
 

@@ -54,8 +54,7 @@ class FedAPENClient(AveragingClient[FedAPENParams]):
         labels = self.examples("train").labels
         rng = generator(self.config.seed, "holdout", self.setup.data.client)
         held = hold_out(labels.cpu().numpy(), self.params.holdout, rng)
-        lr = self.config.lr
-        groups = [(self.model, lr), (self.shared(), lr)]
+        groups = [(module, self.config.lr) for module in (self.model, self.shared())]
         if not held.size:
             self.score_received()
             return [Phase(self.loss, groups, self.local_work)]

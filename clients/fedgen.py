@@ -1,5 +1,7 @@
 """FedGen on the client: the header also learns from the server's generated representations."""
 
+from functools import cached_property
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -20,16 +22,21 @@ class FedGenClient(AveragingClient[FedGenParams]):
     caches_frozen = True
     download_type = HeaderAndGenerator
 
+    @cached_property
+    def generator(self) -> nn.Module:
+        """G, for as long as the client is there."""
+        with torch_seeded(self.config.seed, "generator"):
+            made = new_generator(self.params, self.classes, self.d)
+        return made.eval().requires_grad_(False).to(self.device)
+
     def expect_download(self, came: Payload) -> Payload | None:
         """Return images per class, the header's shapes and G's."""
-        made = get_parameters(self._new_generator())
-        return HeaderAndGenerator(
-            blank((self.classes,), np.int64), (*get_parameters(self.shared()), *made)
-        )
+        tensors = *get_parameters(self.shared()), *get_parameters(self.generator)
+        return HeaderAndGenerator(blank((self.classes,), np.int64), tensors)
 
     def check_download(self, payload: HeaderAndGenerator) -> None:
         """Check that labels can be drawn and that no running variance is below 0."""
-        images, names = payload.images, exchanged(self._new_generator())
+        images, names = payload.images, exchanged(self.generator)
         if (images < 0).any() or not 0 < images.astype(np.float64).sum() < EXACT:
             raise Refused("the images per class are not counts")
         for name, array in zip(names, payload.tensors[2:], strict=True):
@@ -39,9 +46,7 @@ class FedGenClient(AveragingClient[FedGenParams]):
     def receive(self, payload: HeaderAndGenerator) -> None:
         """Overwrite the header; G and the federation's labels, which are no private state."""
         set_parameters(self.shared(), payload.tensors[:2])
-        made = self._new_generator()
-        set_parameters(made, payload.tensors[2:])
-        self.generator = made.eval().requires_grad_(False).to(self.device)
+        set_parameters(self.generator, payload.tensors[2:])
         self.shares = torch.as_tensor(payload.images).float().to(self.device)
 
     def phases(self) -> list[Phase]:
@@ -56,7 +61,3 @@ class FedGenClient(AveragingClient[FedGenParams]):
         return self.cross_entropy(self.model(inputs), labels) + self.cross_entropy(
             self.model.head(made), meant
         )
-
-    def _new_generator(self) -> nn.Module:
-        with torch_seeded(self.config.seed, "generator"):
-            return new_generator(self.params, self.classes, self.d)

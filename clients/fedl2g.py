@@ -1,12 +1,11 @@
 """FedL2G on the client: follow the guiding vectors, then compute how they should move.
 
-Locally CE + MSE(o(x), G_y) on the training examples outside the quiz set, for E epochs; then, in
-a phase of its own that moves nothing, the gradient of the quiz's CE with respect to G through one
-such step (``strategies/fedl2g.py`` has the formula). Inference is the model alone.
+The formulas stand in ``strategies/fedl2g.py``. The gradient to G has a phase of its own, which
+moves nothing. Inference is the model alone.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -35,18 +34,6 @@ class Guided(nn.Module):
         features = self.model.features(inputs)
         logits = self.model.head(features)
         return (logits if self.guide == "logits" else features), logits
-
-
-@contextmanager
-def twice_differentiable() -> Iterator[None]:
-    """Turn off fused recurrent layers and attention, which have no second derivative."""
-    fused = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
-    try:
-        with torch.backends.cudnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mkldnn.enabled = fused
 
 
 class FedL2GClient(ClassVectorClient[FedL2GParams]):
@@ -88,39 +75,35 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         picked = torch.from_numpy(drawn.permutation(len(study))[:shown]).to(self.device)
         self.pieces = sum(1 for _ in batches(picked, size))
         quiz = Phase(
-            self.quiz_loss, [(self.guides, 0.0)], 1, images=study[picked],
-            after_step=self._remember, name="guide", plain=True,
+            self.quiz_loss, [(self.guides, 0.0)], 1, images=study[picked], name="guide", plain=True,
         )  # fmt: skip
         return [*training, quiz]
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return CE + MSE to the guiding vectors of the labels."""
-        guided, logits = Guided(self.model, self.params.guide)(inputs)
-        return self._study(guided, logits, labels)
+        return self._study(Guided(self.model, self.params.guide)(inputs), labels)
 
-    def _study(self, guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+    def _study(self, answers: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
+        guided, logits = answers
         pull = F.mse_loss(guided.float(), self.vectors[labels])
         return self.cross_entropy(logits, labels) + pull
 
     def quiz_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return the quiz's CE after a guided step, with the gradient put in by hand."""
-        both = Guided(self.model, self.params.guide)
-        both.train()
+        both = Guided(self.model, self.params.guide).train()
         for layer in self._fixed.layers:
             layer.training = False
-        with twice_differentiable():
-            value, self.latest = self.guiding_gradient(both, inputs, labels)
+        # Fused recurrent layers and attention have no second derivative.
+        without, mkldnn = torch.backends.cudnn.flags(enabled=False), torch.backends.mkldnn
+        with without, mkldnn.flags(False, allow_tf32=None), sdpa_kernel(SDPBackend.MATH):
+            value = self._answer_quiz(both, inputs, labels)
+        self.gradient += self.latest / self.pieces  # the mean over the study batches
         both.eval()
         pull: Tensor = (self.guides[0] * self.latest).sum()
         return value + pull - pull.detach()
 
-    def guiding_gradient(
-        self, both: Guided, study: Tensor, labels: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the quiz's loss after a guided step, and its gradient (C, w) to the guides (C, w).
-
-        Exact: see the docstring of ``strategies/fedl2g.py``.
-        """
+    def _answer_quiz(self, both: Guided, study: Tensor, labels: Tensor) -> Tensor:
+        """Return the quiz's loss after a guided step; ``latest`` is its gradient to the guides."""
 
         def answer(values: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
             buffers = {name: b.clone() for name, b in both.named_buffers()}
@@ -130,9 +113,9 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         frozen, lr = set(self._fixed.parameters), self.config.lr * schedule(self.config, self.round)
         free = {name: p.detach() for name, p in both.named_parameters() if p not in frozen}
         at = {name: weight.requires_grad_() for name, weight in free.items()}
+        slopes_of = partial(torch.autograd.grad, inputs=list(at.values()), allow_unused=True)
         output, logits = answer(at, study)
-        loss = self._study(output, logits, labels)
-        slopes = torch.autograd.grad(loss, list(at.values()), retain_graph=True, allow_unused=True)
+        slopes = slopes_of(self._study((output, logits), labels), retain_graph=True)
         moved = {
             name: (w.detach() if slope is None else w.detach() - lr * slope).requires_grad_()
             for (name, w), slope in zip(at.items(), slopes, strict=True)
@@ -141,17 +124,14 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         quizzed = self.cross_entropy(answer(moved, quiz)[1], answers)
         towards = torch.autograd.grad(quizzed, list(moved.values()), allow_unused=True)
         # J v without forward mode: J^T u is linear in u, and its derivative by u along v is J v.
-        # Both are gradients of sums: for given gradients torch imports its compiler, a second of
-        # CPU.
+        # Both are gradients of sums: for given gradients torch imports its compiler, a second.
         u = torch.zeros_like(output, requires_grad=True)
-        dot = (output * u).sum()
-        back = torch.autograd.grad(dot, list(at.values()), create_graph=True, allow_unused=True)
-        pairs = zip(back, towards, strict=True)
+        pairs = zip(slopes_of((output * u).sum(), create_graph=True), towards, strict=True)
         terms = [(b * v).sum() for b, v in pairs if b is not None and v is not None]
         (along,) = torch.autograd.grad(torch.stack(terms).sum(), u)
-        gradient = torch.zeros_like(self.vectors)
-        gradient.index_add_(0, labels, along.to(gradient.dtype) * (2 * lr / output.numel()))
-        return quizzed.detach(), gradient
+        along = along.to(self.vectors.dtype) * (2 * lr / output.numel())
+        self.latest = torch.zeros_like(self.vectors).index_add_(0, labels, along)
+        return quizzed.detach()
 
     def upload(self) -> Payload:
         """Return the gradients of seen classes, clipped, marked by whether they were studied."""
@@ -159,7 +139,3 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         own = self.gradient.cpu()[seen].float()
         rows = own * (LARGEST / own.norm(dim=1, keepdim=True).clamp(min=LARGEST))
         return ClassVectors(seen, own.any(dim=1).to(torch.int64).numpy(), rows.numpy())
-
-    def _remember(self) -> None:
-        """Add this step's gradient to the mean over the study batches."""
-        self.gradient += self.latest / self.pieces

@@ -6,13 +6,12 @@ first d1 entries, the local header all of it (eq. 5 to 7); the losses are weight
 every round; the trained one is kept as part of the client's inference model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from fedhet.clients.averaging import AveragingClient
-from fedhet.clients.base import Needs
 from fedhet.strategies.fedmrl import FedMRLParams, global_model
 
 
@@ -31,15 +30,16 @@ class FedMRLClient(AveragingClient[FedMRLParams]):
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return eq. 9: m^G l^G + m^F l^F."""
-        fused = self.fuse(self.shared().features(inputs), self.model.features(inputs))
+        fused = self.fuse(inputs)
         loss = self.params.m_local * self.cross_entropy(self.model.head(fused), labels)
         if self.params.matryoshka:
             loss = loss + self.params.m_global * self.cross_entropy(self.coarse(fused), labels)
         return loss
 
-    def fuse(self, general: Tensor, personal: Tensor) -> Tensor:
+    def fuse(self, inputs: Tensor) -> Tensor:
         """Return eq. 3 and 4: R~ (B, d2) of the representations (B, d1) of G and (B, d2) of F_k."""
-        fused: Tensor = self.modules["projector"](torch.cat([general, personal], dim=1))
+        spliced = [self.shared().features(inputs), self.model.features(inputs)]
+        fused: Tensor = self.modules["projector"](torch.cat(spliced, dim=1))
         return fused
 
     def coarse(self, fused: Tensor) -> Tensor:
@@ -54,27 +54,21 @@ class FedMRLClient(AveragingClient[FedMRLParams]):
         if kind.startswith("single"):
             logits = (self.shared() if kind == "single-small" else self.model)(inputs)
             return logits
-        fused = self.fuse(self.shared().features(inputs), self.model.features(inputs))
+        fused = self.fuse(inputs)
         logits = self.coarse(fused) if kind == "mix-small" else self.model.head(fused)
         return logits
 
-    def inference_needs(self) -> Needs:
-        """Return all but one header for a mixed model, a single model otherwise."""
-        mixed = ("model", "small", "projector")
-        return {
-            "mix-large": Needs(mixed, without=("small.head",)),
-            "mix-small": Needs(mixed, without=("model.head",)),
-            "single-small": Needs(("small",)),
-            "single-large": Needs(),
-        }[self.params.inference]
+    def inference_needs(self) -> Sequence[str]:
+        """Return all modules for a mixed model, a single one otherwise."""
+        alone = {"single-small": ["small"], "single-large": ["model"]}
+        return alone.get(self.params.inference) or super().inference_needs()
 
     def predict(self, inputs: Tensor) -> Mapping[str, Tensor]:
         """Return the chosen model's logits; with ``report-all-inference`` those of all, by name."""
         if not self.params.report_all_inference:
             return super().predict(inputs)
-        general, personal = self.shared().features(inputs), self.model.features(inputs)
-        fused = self.fuse(general, personal)
-        found = {"mix-large": self.model.head(fused), "single-large": self.model.head(personal)}
+        fused = self.fuse(inputs)
+        found = {"mix-large": self.model.head(fused), "single-large": self.model(inputs)}
         if self.params.matryoshka:
-            found |= {"mix-small": self.coarse(fused), "single-small": self.shared().head(general)}
+            found |= {"mix-small": self.coarse(fused), "single-small": self.shared()(inputs)}
         return {"": found[self.params.inference], **found}

@@ -5,6 +5,7 @@ The papers' t is the message round minus one, so that mu_0 acts in the first rou
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ import torch
 from fedhet.clients.averaging import get_parameters
 from fedhet.clients.base import MethodClient
 from fedhet.errors import Refused, RunFailed
-from fedhet.protocol.payload import Array, HeaderRows, Payload, blank
+from fedhet.protocol.payload import HeaderRows, Payload, blank
 from fedhet.strategies.fedssa import FedSSAParams
 
 
@@ -31,20 +32,13 @@ class FedSSAClient(MethodClient[FedSSAParams]):
     shares_model = False
     download_type = HeaderRows
 
-    def expect_download(self, came: Payload) -> Payload | None:
-        """Return the rows of the classes that come."""
-        rows = len(self._sent())
-        return HeaderRows(blank((rows,), np.int64), blank((rows, self.d)), blank((rows,)))
-
-    def check_download(self, payload: HeaderRows) -> None:
-        """Check for exactly the classes that come, each once."""
-        if not np.array_equal(payload.classes, self._sent()):
-            raise Refused(f"rows of classes {payload.classes.tolist()}, not {self._sent()}")
-
-    def _sent(self) -> Array:
-        """Return ids of the classes whose rows come, ascending."""
+    def expect_download(self, came: Any) -> Payload | None:
+        """Return rows of exactly the classes that come, each once, ascending."""
         whole = self.params.download_rows == "whole" or self.sent_all
-        return np.arange(self.classes) if whole else self.seen()
+        ids = np.arange(self.classes) if whole else self.seen()
+        if not np.array_equal(came.classes, ids):
+            raise Refused(f"rows of {came.classes.size} classes, but not of {ids.tolist()}")
+        return HeaderRows(ids, blank((len(ids), self.d)), blank((len(ids),)))
 
     def receive(self, payload: HeaderRows) -> None:
         """Apply eq. 4 to seen rows; ``download-rows: whole`` overwrites unseen rows.

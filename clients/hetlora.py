@@ -45,16 +45,12 @@ class HetLoRAClient(MethodClient[HetLoRAParams]):
         return np.array([int(digit, 16) for digit in text[:DIGITS]], dtype=np.int64)
 
     def expect_download(self, came: Adapters) -> Payload | None:
-        """Return own shapes, or no factors, as in round 1."""
-        digits = blank((DIGITS,), np.int64)
+        """Return own shapes, for adapters of the same network, or no factors, as in round 1."""
         if not came.tensors:
-            return Adapters(digits, ())
-        return Adapters(digits, tuple(blank(tuple(p.flatten(1).shape)) for p in self._factors()))
-
-    def check_download(self, payload: Adapters) -> None:
-        """Raise Refused for factors of another network, or of other layers."""
-        if payload.tensors and not np.array_equal(payload.digest, self._digest()):
+            return Adapters(blank((DIGITS,), np.int64), ())
+        if not np.array_equal(came.digest, digest := self._digest()):
             raise Refused("the adapters are of another network, or of other layers")
+        return Adapters(digest, tuple(blank(tuple(p.flatten(1).shape)) for p in self._factors()))
 
     def receive(self, payload: Adapters) -> None:
         """Overwrite the adapters, from round 2 on."""

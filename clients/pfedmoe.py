@@ -1,8 +1,4 @@
-"""pFedMoE on the client: a gate mixes two representations of each sample; one step trains all.
-
-a = H_k(x), (B, 2), weighs the shared extractor's representation and the own one: R = a_1 g(x) +
-a_2 features(x), one number for all d. The header answers R; cross-entropy is the only loss.
-"""
+"""pFedMoE on the client: a gate mixes two representations of each sample; one step trains all."""
 
 import math
 

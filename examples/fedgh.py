@@ -18,7 +18,7 @@ from fedhet.clients.class_vectors import ClassVectorClient
 from fedhet.config.registry import Method
 from fedhet.config.schema import REPRESENTATION, Params
 from fedhet.protocol.handshake import ClientInfo
-from fedhet.protocol.payload import Array, ClassVectors, ModelArrays, Payload
+from fedhet.protocol.payload import ClassVectors, ModelArrays, Payload
 from fedhet.rng import torch_seeded
 from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import ClassVectorStrategy
@@ -34,6 +34,7 @@ class FedGHStrategy(ClassVectorStrategy[FedGHParams]):
     """Trains a header on mean representations."""
 
     broadcasts = True
+    state = ("header",)
     width = REPRESENTATION
 
     def initialise(self) -> None:
@@ -56,15 +57,6 @@ class FedGHStrategy(ClassVectorStrategy[FedGHParams]):
                 for parameter, gradient in zip(self.header.parameters(), gradients, strict=True):
                     parameter.sub_(self.params.server_lr * gradient)
         return {"header_loss": loss.item()}
-
-    def arrays(self) -> dict[str, Array]:
-        """Weight (C, d) and bias (C,) float32."""
-        return {name: tensor.numpy().copy() for name, tensor in self.header.state_dict().items()}
-
-    def load(self, arrays: Mapping[str, Array]) -> None:
-        """Inverse of :meth:`arrays`."""
-        self.header = nn.Linear(REPRESENTATION, self.classes)
-        self.header.load_state_dict({name: torch.tensor(array) for name, array in arrays.items()})
 
 
 class FedGHClient(ClassVectorClient[FedGHParams]):

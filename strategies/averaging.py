@@ -10,7 +10,7 @@ theta^t = sum_k (n_k / n) theta_k^t with n summed over the accepted replies of t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -34,8 +34,7 @@ def sum_uploads(uploads: Sequence[Upload], rule: Rule = MEAN) -> Vector:
     payloads = [upload.payload for upload in uploads]
     if rule.name != "mean":
         columns = zip(*(payload.flat for payload in payloads), strict=True)
-        middles = [rule.middle_of(list(column)).ravel() for column in columns]
-        return np.append(np.concatenate(middles), 1.0).astype(np.float64)
+        return np.append(np.concatenate([rule.middle(c).ravel() for c in columns]), 1.0)
     total = weighted_sum(payloads, [upload.weight for upload in uploads])
     total[-1] = 1.0
     return total
@@ -47,18 +46,14 @@ def weighted_sum(payloads: Sequence[Payload], weights: Sequence[float]) -> Vecto
     Block by block over the payloads, so that no second copy of all is made.
     """
     shares = np.array(weights, dtype=np.float64)
-    stacks = list(zip(*(payload.flat for payload in payloads), strict=True))
-    total = np.empty(sum(stack[0].size for stack in stacks) + 1)
-    stop = 0
-    for stack in stacks:
-        start, stop = stop, stop + stack[0].size
+    parts = []
+    for stack in zip(*(payload.flat for payload in payloads), strict=True):
         part = np.zeros(stack[0].shape)
         for first in range(0, len(stack), BLOCK):  # by BLAS: other orders differ in the last bits
             block = np.stack(stack[first : first + BLOCK], dtype=np.float64)
             part += np.tensordot(shares[first : first + BLOCK], block, axes=1)
-        total[start:stop] = part.ravel()
-    total[-1] = shares.sum()
-    return total
+        parts.append(part.ravel())
+    return np.concatenate([*parts, [shares.sum()]])
 
 
 def means_of(total: Vector, like: Sequence[Array]) -> tuple[Array, ...]:
@@ -132,13 +127,13 @@ def class_totals(
 
 
 def sum_by_class(
-    payloads: Sequence[Any], weights: Sequence[Array] | None, count: int, rule: Rule = MEAN
+    payloads: Sequence[Any], weights: Sequence[Array | float] | None, count: int, rule: Rule = MEAN
 ) -> ClassSums:
     """Return sums by class, float64 and in the order given, of payloads with ``classes`` (S_i,).
 
-    A row is all floats that a payload has for a class; the ``weights`` (S_i,) of rows are all one
-    if None. ``max-weight`` bounds the share of one row in its class. A rule other than the mean is
-    taken without weights, as if one client had each class.
+    A row is all floats that a payload has for a class; the ``weights`` () or (S_i,) of its rows are
+    one if None. ``max-weight`` bounds the share of one row in its class. A rule other than the mean
+    is taken without weights, as if one client had each class.
     """
     ids = np.concatenate([one.classes for one in payloads])
     floats = ([a for a in one.flat if a.dtype.kind == "f"] for one in payloads)
@@ -151,7 +146,8 @@ def sum_by_class(
         return ClassSums(middles, present, present)
     wide, behind = rows.astype(np.float64), owners
     if weights is not None:
-        each = np.concatenate(weights)
+        pairs = zip(payloads, weights, strict=True)
+        each = np.concatenate([np.full(len(one.classes), weight) for one, weight in pairs])
         if rule.max_weight < 1:
             each = capped(each, rule.max_weight, ids)
         behind = np.bincount(ids, each, count).astype(np.float64)
@@ -165,7 +161,7 @@ class AveragingStrategy(MethodStrategy[P]):
     """Sends a shared module with running statistics, and averages the uploads."""
 
     upload_type: type[Payload] = ModelArrays
-    aggregations = ROBUST
+    aggregations: ClassVar[Sequence[str]] = ROBUST
     not_summed = ""
     broadcasts = True
     noise_on_steps = True
@@ -223,8 +219,9 @@ class AveragingStrategy(MethodStrategy[P]):
 
     def arrays(self) -> dict[str, Array]:
         """Return the shared module's parameters and running statistics by name."""
-        return dict(zip(self.names, self.tensors, strict=True))
+        return dict(zip(self.names, self.tensors, strict=True)) | super().arrays()
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`; ``arrays`` may hold others as well."""
+        super().load(arrays)
         self.tensors = tuple(arrays[name] for name in self.names)

@@ -36,6 +36,7 @@ from fedhet.config.schema import P, RunConfig
 from fedhet.data.inputs import Inputs
 from fedhet.errors import Damaged, Rejected, RunFailed, UserError, brief, distinct, one_line
 from fedhet.files import client_order
+from fedhet.lazy import nn, torch
 from fedhet.protocol import checks, messages
 from fedhet.protocol.checks import FLOAT32, Checked, Valid
 from fedhet.protocol.flower import is_simulated
@@ -100,7 +101,7 @@ class MethodStrategy(Strategy, Generic[P]):
     # Why `secure-sum` is refused: "" in a class with `contribution` and `combine`.
     not_summed: ClassVar[str] = "its strategy has no `contribution` and `combine`"
     sends_class_rows: ClassVar[bool] = False  # whether uploads are rows per class
-    state: ClassVar[Sequence[str]] = ()  # names of attributes that are the global arrays
+    state: ClassVar[Sequence[str]] = ()  # names of attributes: global arrays, modules of them
     refuses: ClassVar[Mapping[str, str]] = {}  # kinds of input that it cannot work with, and why
     unweighted: ClassVar[str] = ""  # why weights of clients have no effect, if they have none
     # Whether `aggregate` uses `weight` of uploads, or weights of its own times their `late`.
@@ -135,11 +136,17 @@ class MethodStrategy(Strategy, Generic[P]):
         """Raise UserError for settings of ``config``, or ``params`` of it, that cannot work."""
 
     @classmethod
-    def check_aggregate(cls, config: RunConfig) -> None:
-        """Raise UserError for a ``config`` that a class with its own ``aggregate`` cannot run.
+    def check_hooks(cls, config: RunConfig) -> None:
+        """Raise UserError for hooks that do not fit each other, or ``config``.
 
-        The sums and medians of the class that it derives from are not its own.
+        Sums and medians of a class are not those of one derived from it with its own `aggregate`.
         """
+        base = MethodStrategy
+        if cls.upload_type is not Empty and cls.reference is base.reference:
+            text = "set `reference`: a payload with an upload's shapes, or None if they vary"
+            raise UserError(f"{cls.__name__}: {text}")
+        if (cls.arrays is base.arrays) != (cls.load is base.load):
+            raise UserError(f"{cls.__name__}: set both `arrays` and `load`, or neither")
         place = next(i for i, one in enumerate(cls.__mro__) if "aggregate" in vars(one))
         defined = {name for one in cls.__mro__[: place + 1] for name in vars(one)}
         has = f"{cls.__mro__[place].__name__} has an `aggregate` of its own"
@@ -206,14 +213,23 @@ class MethodStrategy(Strategy, Generic[P]):
     def arrays(self) -> dict[str, Array]:
         """Return the global arrays by name, of any shape () or (n, ...) and dtype.
 
-        They are checkpointed and hashed. By default they are the attributes that ``state`` names.
+        They are checkpointed and hashed. By default they are the attributes that ``state`` names:
+        arrays, and modules, whose tensors have the attribute's name and a dot before their own.
         """
-        return {name: getattr(self, name) for name in self.state}
+        arrays = dict[str, Array]()
+        for name in self.state:
+            value = getattr(self, name)
+            whole = isinstance(value, np.ndarray)
+            arrays |= {name: value} if whole else state_arrays(value, f"{name}.")
+        return arrays
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Take ``arrays`` (n, ...), of :meth:`arrays`' dtypes, instead of the own ones."""
         for name in self.state:
-            setattr(self, name, arrays[name])
+            if isinstance(value := getattr(self, name), np.ndarray):
+                setattr(self, name, arrays[name])
+            else:
+                load_state(value, arrays, f"{name}.")
 
     # --- the loop ----------------------------------------------------------------------------
 
@@ -223,10 +239,8 @@ class MethodStrategy(Strategy, Generic[P]):
         """Prepare the remaining rounds: all, or those after ``kept``, a checkpoint.
 
         ``handshake`` has found the clients; ``folder`` is the run's. Raises Damaged if its lines
-        before the checkpoint are not those that were written, and UserError for hooks that do not
-        fit together.
+        before the checkpoint are not those that were written, or its arrays do not fit.
         """
-        self._check_hooks()
         self.handshake, self.folder = handshake, folder
         self.ledger: Ledger = (SumLedger if self.config.summed else Ledger)(self.roster)
         self.seconds = self.deadline = math.inf  # a round's limit, and when this round ends
@@ -466,14 +480,17 @@ class MethodStrategy(Strategy, Generic[P]):
         meta |= self.ledger.dump() | self.folder.marks()
         save_checkpoint(self.folder.checkpoint, Checkpoint(self.arrays(), meta))
 
-    def _check_hooks(self) -> None:
-        """Raise UserError for hooks that need each other and are not all set."""
-        own, base = type(self), MethodStrategy
-        if own.upload_type is not Empty and own.reference is base.reference:
-            text = "set `reference`: a payload with an upload's shapes, or None if they vary"
-            raise UserError(f"{own.__name__}: {text}")
-        if (own.arrays is base.arrays) != (own.load is base.load):
-            raise UserError(f"{own.__name__}: set both `arrays` and `load`, or neither")
+
+def state_arrays(module: "nn.Module", prefix: str = "") -> dict[str, Array]:
+    """Return parameters and buffers of a module, by name, as copies."""
+    state = module.state_dict()
+    return {prefix + name: tensor.detach().numpy().copy() for name, tensor in state.items()}
+
+
+def load_state(module: "nn.Module", arrays: Mapping[str, Array], prefix: str = "") -> None:
+    """Inverse of :func:`state_arrays`; ``arrays`` may hold others as well."""
+    names = module.state_dict()
+    module.load_state_dict({name: torch.tensor(arrays[prefix + name]) for name in names})
 
 
 Method = MethodStrategy[Any]

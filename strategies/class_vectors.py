@@ -1,9 +1,8 @@
 """The server half of methods whose clients send one vector per class that they have seen."""
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
 from pydantic import Field
@@ -32,7 +31,7 @@ def declared(info: ClientInfo) -> tuple[Array, Array]:
 class ClassVectorStrategy(MethodStrategy[P]):
     """Accepts exactly the declared classes, each once, with the declared numbers of images."""
 
-    upload_type = ClassVectors
+    upload_type: type[Payload] = ClassVectors
     sends_class_rows = True
     unweighted = "vectors are combined class by class"
     bounded = True  # whether `max-update-ratio` holds; else `check` bounds the vectors
@@ -89,7 +88,7 @@ PP = TypeVar("PP", bound=PrototypeParams)
 class PrototypeStrategy(ClassVectorStrategy[PP]):
     """Keeps a prototype per class (C, d) and its images (C,) int64; sends the known ones."""
 
-    state = ("prototypes", "counts")
+    state: ClassVar[Sequence[str]] = ("prototypes", "counts")
 
     def initialise(self) -> None:
         """Start without prototypes."""
@@ -150,18 +149,6 @@ def train_on_server(
     return {"server_discarded": 0.0, "server_loss": float(total) / max(1, count)}
 
 
-def state_arrays(module: "nn.Module", prefix: str = "") -> dict[str, Array]:
-    """Return parameters and buffers of a module, by name, as copies."""
-    state = module.state_dict()
-    return {prefix + name: tensor.detach().numpy().copy() for name, tensor in state.items()}
-
-
-def load_state(module: "nn.Module", arrays: Mapping[str, Array], prefix: str = "") -> None:
-    """Inverse of :func:`state_arrays`; ``arrays`` may hold others as well."""
-    names = module.state_dict()
-    module.load_state_dict({name: torch.tensor(arrays[prefix + name]) for name in names})
-
-
 # --- prototypes that the server trains (FedTGP, FedORGP) ----------------------------------------
 
 
@@ -183,19 +170,19 @@ class TrainedPrototypeStrategy(PrototypeStrategy[TP]):
     """Trains the prototypes that it sends on the pairs (prototype, class) of each round."""
 
     not_summed = "its server trains on each client's prototypes; use method=fedproto"
+    state = ("prototypes", "counts", "trainable")
 
     def initialise(self) -> None:
         """Draw embedding and layers from the run's "global" generator; no class is known."""
         super().initialise()
         with torch_seeded(self.config.seed, "global"):
             embedding = nn.Embedding(self.classes, self.d)
-            layers = [nn.Linear(self.d, self.d) for _ in range(2)]
-        names = ("embedding", "middle", "fc")
-        self.trainable = nn.Sequential(OrderedDict(zip(names, [embedding, *layers], strict=True)))
+            middle, fc = (nn.Linear(self.d, self.d) for _ in range(2))
+        self.trainable = nn.ModuleDict({"embedding": embedding, "middle": middle, "fc": fc})
 
     def made(self) -> Tensor:
         """Return all prototypes (C, d), made from the embedding by two layers."""
-        embedding, middle, last = self.trainable
+        embedding, middle, last = self.trainable.values()
         prototypes: Tensor = last(middle(embedding.weight).relu())
         return prototypes
 
@@ -209,12 +196,3 @@ class TrainedPrototypeStrategy(PrototypeStrategy[TP]):
         with torch.inference_mode():
             self.prototypes = self.made().numpy().copy()
         return {**self.count(uploads), **trained}
-
-    def arrays(self) -> dict[str, Array]:
-        """Return prototypes and counts as sent, and the embedding and layers that make them."""
-        return super().arrays() | state_arrays(self.trainable, "trainable.")
-
-    def load(self, arrays: Mapping[str, Array]) -> None:
-        """Inverse of :meth:`arrays`."""
-        super().load(arrays)
-        load_state(self.trainable, arrays, "trainable.")

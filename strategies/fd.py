@@ -43,6 +43,7 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
 
     not_summed = "its clients are sent means over the others alone; use method=fedproto"
     bounded = False  # probabilities need no bound
+    state = ("owners", "labels", "vectors")  # ASCII (M, 64), class ids (M,), (M, C), sorted
 
     @property
     def width(self) -> int:
@@ -51,16 +52,18 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
 
     def initialise(self) -> None:
         """Start without vectors."""
-        nothing = np.zeros((0, self.classes), dtype=np.float32)
-        self._keep(np.zeros(0, dtype=_ID), np.zeros(0, dtype=np.int64), nothing)
+        self.owners: Array = np.zeros((0, np.dtype(_ID).itemsize), dtype=np.uint8)
+        self.labels: Array = np.zeros(0, dtype=np.int64)
+        self.vectors: Array = np.zeros((0, self.classes), dtype=np.float32)
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """Return the other owners' means of the client's classes."""
-        total = sum_by_class([self.last], None, self.classes)
+        every = ClassVectors(self.labels, self.labels, self.vectors)
+        total = sum_by_class([every], None, self.classes)
         sums, others = total.rows, total.owners.astype(np.int64)
-        mine = self.owners == info.client.encode()
-        sums[self.last.classes[mine]] -= self.last.vectors[mine]  # a client holds a class once
-        others[self.last.classes[mine]] -= 1
+        mine = self.owners.view(_ID).ravel() == info.client.encode()
+        sums[self.labels[mine]] -= self.vectors[mine]  # a client holds a class once
+        others[self.labels[mine]] -= 1
         seen, _ = declared(info)
         sent = seen[others[seen] > 0]
         # A difference of sums may fall below 0 by rounding; the loss is bounded only without that.
@@ -83,26 +86,14 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Replace what the same clients sent before; keep the others' vectors."""
-        stale = ~np.isin(self.owners, [upload.info.client.encode() for upload in uploads])
-        parts = [(self.owners[stale], self.last.classes[stale], self.last.vectors[stale])]
+        owners = self.owners.view(_ID).ravel()
+        stale = ~np.isin(owners, [upload.info.client.encode() for upload in uploads])
+        parts = [(owners[stale], self.labels[stale], self.vectors[stale])]
         for upload in uploads:
             own = np.full(len(upload.payload.classes), upload.info.client.encode(), _ID)
             parts.append((own, upload.payload.classes, upload.payload.vectors))
-        self._keep(*map(np.concatenate, zip(*parts, strict=True)))
-        return {"shared_classes": float((np.bincount(self.last.classes) > 1).sum())}
-
-    def arrays(self) -> dict[str, Array]:
-        """Return owners as ASCII (M, 64) uint8, class ids (M,), vectors (M, C), sorted."""
-        names = self.owners.view(np.uint8).reshape(-1, self.owners.itemsize)
-        return {"owners": names, "labels": self.last.classes, "vectors": self.last.vectors}
-
-    def load(self, arrays: Mapping[str, Array]) -> None:
-        """Inverse of :meth:`arrays`."""
-        names = np.ascontiguousarray(arrays["owners"]).view(_ID).reshape(-1)
-        self._keep(names, arrays["labels"], arrays["vectors"])
-
-    def _keep(self, owners: Array, labels: Array, vectors: Array) -> None:
-        """Store vectors in a fixed order, with their owners."""
+        owners, labels, vectors = map(np.concatenate, zip(*parts, strict=True))
         order = np.lexsort((owners, labels))
-        self.owners = owners[order]
-        self.last = ClassVectors(labels[order], labels[order], vectors[order])
+        self.owners = owners[order].view(np.uint8).reshape(-1, owners.itemsize)
+        self.labels, self.vectors = labels[order], vectors[order]
+        return {"shared_classes": float((np.bincount(labels) > 1).sum())}

@@ -32,13 +32,12 @@ from fedhet.lazy import F, Tensor, nn, torch
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, Float32, Int64, Payload, rest
 from fedhet.rng import torch_seed, torch_seeded
-from fedhet.strategies import class_vectors
 from fedhet.strategies.averaging import AveragingStrategy
 from fedhet.strategies.base import Upload
-from fedhet.strategies.class_vectors import MOST_EPOCHS
+from fedhet.strategies.class_vectors import MOST_EPOCHS, train_on_server
 from fedhet.strategies.rules import ROBUST
 
-PREFIX, MOMENTS = "generator.", "adam."  # of the names of G's arrays in a checkpoint, and of Adam's
+MOMENTS = "adam."  # before the names of Adam's arrays in a checkpoint
 
 
 class FedGenParams(Params):
@@ -91,6 +90,7 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
 
     not_summed = "its server needs each client's images per class; use method=lg_fedavg"
     aggregations = ROBUST
+    state = ("generator",)
 
     def initialise(self) -> None:
         """Draw the header and G."""
@@ -118,7 +118,7 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
             return F.cross_entropy(F.linear(features, weight, bias), labels)
 
         steps = torch.full((self.params.server_epochs,), self.config.batch_size)
-        numbers = class_vectors.train_on_server(self.generator, self.optimiser, loss, steps)
+        numbers = train_on_server(self.generator, self.optimiser, loss, steps)
         if numbers["server_discarded"]:
             self._forget_moments()
         return numbers
@@ -126,12 +126,11 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
     def arrays(self) -> dict[str, Array]:
         """Return the header by name, G's whole state, and Adam's moments."""
         moments = {name: tensor.numpy().copy() for name, tensor in self._moments()}
-        return super().arrays() | class_vectors.state_arrays(self.generator, PREFIX) | moments
+        return super().arrays() | moments
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""
         super().load(arrays)
-        class_vectors.load_state(self.generator, arrays, PREFIX)
         for name, tensor in self._moments():
             tensor.copy_(torch.tensor(arrays[name]))
 
@@ -141,7 +140,6 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
         self.optimiser = Adam([(list(self.generator.parameters()), self.params.server_lr)])
 
     def _moments(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield Adam's moments by name."""
         for name, parameter in self.generator.named_parameters():
             kinds = ("first", "second", "steps")
             for kind, tensor in zip(kinds, self.optimiser.of(parameter), strict=True):

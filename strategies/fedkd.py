@@ -20,8 +20,8 @@ the functions below): U (m, r), S (r,), V (r, n) float32, or dense where that is
 at most 670,058 floats at C = 10. Ranks travel as integers. The server adds the weighted mean of the
 updates to the student. Down: the student, dense. ``compress-down: true`` sends the mean update
 instead, decomposed with the same E, which the server applies in its truncated form too; a client
-that was not in the round of that update, and so holds another student, is sent the dense one, and
-all are after a resume. It needs every client in every round.
+that was not in the round of that update, and so holds another student, is sent the dense one. It
+needs every client in every round.
 """
 
 import math
@@ -212,11 +212,11 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         return {} if share is None else {"energy": share}
 
     def _mean(self, uploads: Sequence[Upload]) -> Sequence[Array]:
-        """Return the updates' mean, trimmed mean or median, float32."""
         if self.rule.name != "mean":
             dense_ones = (dense(upload.payload, self.shapes) for upload in uploads)
             each = ([update.astype(np.float32) for update in one] for one in dense_ones)
-            return [self.rule.middle_of(list(column)) for column in zip(*each, strict=True)]
+            columns = zip(*each, strict=True)
+            return [self.rule.middle(column).astype(np.float32) for column in columns]
         totals = [np.zeros(shape) for shape in self.shapes]
         for upload in uploads:
             for total, update in zip(totals, dense(upload.payload, self.shapes), strict=True):

@@ -17,7 +17,7 @@ clients do the second part alone.
 ``theta'`` is linear in G, so that the gradient needs no second derivative of CE: with
 v = grad CE(theta'; quiz) it is, for class c, 2 lr / (n w) times the sum over the study images of c
 of J_i v, J_i being the Jacobian of the output of image i at theta. That is exact, not an
-approximation (the paper's first-order form; ``guiding_gradient`` in ``clients/fedl2g.py``).
+approximation (the paper's first-order form; ``quiz_loss`` in ``clients/fedl2g.py``).
 """
 
 from collections.abc import Mapping, Sequence

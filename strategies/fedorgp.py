@@ -25,16 +25,12 @@ Every pair counts once. Differences from the paper: docs/reference/method-notes.
 from pydantic import Field
 
 from fedhet.lazy import F, Tensor
-from fedhet.strategies.class_vectors import (
-    MOST_EPOCHS,
-    TrainedPrototypeParams,
-    TrainedPrototypeStrategy,
-)
+from fedhet.strategies import class_vectors
 
 TINY = 1e-12  # shortest length that a vector is divided by
 
 
-class FedORGPParams(TrainedPrototypeParams):
+class FedORGPParams(class_vectors.TrainedPrototypeParams):
     """Hyper-parameters of FedORGP."""
 
     lam: float = Field(10.0, ge=0)
@@ -43,7 +39,7 @@ class FedORGPParams(TrainedPrototypeParams):
     """lambda_s, weight of the server's attracting term, >= 0; paper: 1"""
     gamma: float = Field(10.0, ge=0)
     """weight of the server's repelling term, >= 0; paper: 10"""
-    server_epochs: int = Field(10, ge=1, le=MOST_EPOCHS)
+    server_epochs: int = Field(10, ge=1, le=class_vectors.MOST_EPOCHS)
     """epochs of the server's prototypes per round; paper: 1, with more pairs"""
 
 
@@ -52,7 +48,7 @@ def cosines(vectors: Tensor, prototypes: Tensor) -> Tensor:
     return F.normalize(vectors, eps=TINY) @ F.normalize(prototypes, eps=TINY).T
 
 
-class FedORGPStrategy(TrainedPrototypeStrategy[FedORGPParams]):
+class FedORGPStrategy(class_vectors.TrainedPrototypeStrategy[FedORGPParams]):
     """Trains the prototypes to point where the clients' do, and across the other classes'."""
 
     def pair_loss(self, labels: Tensor, vectors: Tensor) -> Tensor:

@@ -61,10 +61,7 @@ class FedSSAStrategy(AveragingStrategy[FedSSAParams]):
         return nn.ModuleDict({"header": nn.Linear(self.d, self.classes)})
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
-        """Return the rows of the classes that the client has seen, or all of them.
-
-        All, too, if everybody is to be sent the same.
-        """
+        """Return the rows of the classes that the client has seen, or all of them."""
         return self._rows(info, "whole" if self.sends_all else self.params.download_rows)
 
     def reference(self, info: ClientInfo) -> Reference:
@@ -78,18 +75,16 @@ class FedSSAStrategy(AveragingStrategy[FedSSAParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Apply eq. 3: per class the mean of the rows that came; absent classes stay."""
-        whole, payloads, weights = self.params.upload_rows == "whole", [], []
-        for one in uploads:
-            payloads.append(one.payload)
-            weights.append(np.full(len(one.payload.classes), one.weight if whole else one.late))
+        whole, payloads = self.params.upload_rows == "whole", [one.payload for one in uploads]
+        weights = [one.weight if whole else one.late for one in uploads]
         return self._take(sum_by_class(payloads, weights, self.classes, self.rule))
 
     @classmethod
     def contribution(cls, upload: Any, own: Own) -> Summand:
         """Return rows (C, d + 1), zero if unseen, and C ones and zeros; whole headers weigh w_k."""
         whole = cast("FedSSAParams", own.config.params).upload_rows == "whole"
-        weights = [np.full(len(upload.classes), own.weight)] if whole else None
-        return sum_by_class([upload], weights, own.classes).summand(own, weighted=whole)
+        sums = sum_by_class([upload], [own.weight] if whole else None, own.classes)
+        return sums.summand(own, weighted=whole)
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
         """Apply eq. 3 to the sums; a class of too few owners keeps its row."""

@@ -26,7 +26,6 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import compress
 from typing import Literal
 
 import numpy as np
@@ -134,10 +133,12 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
         if not self.layers:
             digests = Counter(upload.payload.digest.tobytes() for upload in uploads)
             self.digest = np.frombuffer(digests.most_common(1)[0][0], dtype=np.int64)
-        same = [np.array_equal(upload.payload.digest, self.digest) for upload in uploads]
-        for upload in (one for one, here in zip(uploads, same, strict=True) if not here):
-            log.warning("client %s: its network differs: not averaged", upload.info.client)
-        kept = list(compress(uploads, same))
+        kept = list[Upload]()
+        for upload in uploads:
+            if np.array_equal(upload.payload.digest, self.digest):
+                kept.append(upload)
+            else:
+                log.warning("client %s: its network differs: not averaged", upload.info.client)
         total = sum(upload.weight for upload in kept)
         weights = [upload.weight / total for upload in kept]
         stacks, each = [upload.payload.tensors for upload in kept], 1 if self.alone else 2

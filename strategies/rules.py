@@ -7,6 +7,7 @@ leaves out the floor(trim * m) largest and as many smallest, so that m < 1 / tri
 trimmed at all: choose ``trim`` by the fewest clients that share a class.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,21 +26,14 @@ class Rule:
     trim: float = 0.0
     max_weight: float = 1.0
 
-    def middle(self, values: Array) -> Array:
-        """Return the trimmed mean or median over the first axis of (m, ...), float64."""
-        m = len(values)
+    def middle(self, values: Sequence[Array]) -> Array:
+        """Return the trimmed mean or median over m arrays of one shape, float64."""
+        m, rows = len(values), np.stack(values)
         cut = (m - 1) // 2 if self.name == "median" else int(self.trim * m + 1e-9)
-        return np.asarray(np.sort(values, axis=0)[cut : m - cut].mean(axis=0, dtype=np.float64))
-
-    def middle_of(self, arrays: list[Array]) -> Array:
-        """Return :meth:`middle` of equal shapes, float32, sorted piece by piece."""
-        flat = [np.ravel(array) for array in arrays]
-        result = np.empty(flat[0].size, dtype=np.float32)
-        step = max(1, CHUNK // len(flat))
-        for start in range(0, len(result), step):
-            part = slice(start, start + step)
-            result[part] = self.middle(np.stack([array[part] for array in flat]))
-        return result.reshape(arrays[0].shape)
+        pieces = np.array_split(rows.reshape(m, -1), 1 + rows.size // CHUNK, axis=1)
+        kept = (np.sort(piece, axis=0)[cut : m - cut] for piece in pieces)
+        middles = [piece.mean(axis=0, dtype=np.float64) for piece in kept]
+        return np.concatenate(middles).reshape(rows.shape[1:])
 
 
 MEAN = Rule()

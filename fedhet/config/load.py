@@ -322,7 +322,7 @@ def check_combinations(config: RunConfig) -> None:
     if strategy.shares_small_model:
         small_name(config, kind)
     check_kind(config, kind)
-    strategy.check_aggregate(config)
+    strategy.check_hooks(config)
     strategy.check_config(config, config.params)
 
 

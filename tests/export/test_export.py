@@ -39,7 +39,7 @@ PARTS = {  # of a method with more than the client's model: what is written, and
     "pfedmoe": ({"model", "extractor", "gate"}, "parts.small"),
     "fedkd": ({"model"}, "parts.student"),
     "fedapen": ({"model", "small", "ensemble"}, "parts.projector"),
-    "fedmrl": ({"model", "small", "projector"}, "parts.small.head"),
+    "fedmrl": ({"model", "small", "projector"}, "parts.student"),
 }
 
 

@@ -113,4 +113,4 @@ def test_inference_mixes_logits_not_probabilities(tmp_path):
         client.mixture.share.fill_(0.25)
         expected = 0.25 * client.model(inputs) + 0.75 * client.modules["small"](inputs)
         assert torch.allclose(client.predict(inputs)[""], expected, atol=1e-6)
-    assert set(client.inference_needs().modules) == set(client.modules)
+    assert set(client.inference_needs()) == set(client.modules)

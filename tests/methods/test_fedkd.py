@@ -85,16 +85,13 @@ def test_the_energy_grows_and_the_smallest_rank_holds_it_by_hand():
     assert smallest_rank(np.full(4, 1e-200), 0.95) == 4
 
 
-def test_factors_hold_the_energy_and_kernels_become_matrices():
+def test_kernels_become_matrices():
     kernel = of_rank(16, 75, [10.0, 3.0, 0.1]).reshape(16, 3, 5, 5)
     packed = compress([kernel], 0.95)
-    assert packed.ranks.tolist() == [2]
+    assert packed.ranks.tolist() == [2] and packed.floats == 2 * (16 + 75 + 1)
     assert [t.shape for t in packed.tensors] == [(16, 2), (2,), (2, 75)]
-    assert packed.floats == 2 * (16 + 75 + 1)
     (back,) = dense(packed, [kernel.shape])
     assert np.linalg.norm(back - kernel) == pytest.approx(0.1, rel=1e-3)
-    held = np.square(back).sum() / np.square(kernel).sum()
-    assert held >= 0.95
 
 
 def test_rank_0_only_for_a_zero_delta_and_never_more_than_dense():

@@ -42,12 +42,13 @@ def test_all_inference_models_are_reported(tmp_path):
     with torch.no_grad():
         found = client.predict(inputs)
         assert next(iter(found)) == "" and torch.equal(found[""], client.infer(inputs))
-        both = torch.cat([client.shared().features(inputs), client.model.features(inputs)], dim=1)
-        fused = client.modules["projector"](both)
-        assert torch.allclose(found["mix-small"], client.shared().head(fused[:, :100]), atol=1e-6)
-        assert torch.allclose(found["mix-large"], client.model.head(fused), atol=1e-6)
-        assert torch.equal(found["single-small"], client.shared()(inputs))
-        assert torch.equal(found["single-large"], client.model(inputs))
+        fused = client.fuse(inputs)
+        for kind, expected in (
+            ("mix-small", client.shared().head(fused[:, :100])),
+            ("mix-large", client.model.head(fused)), ("single-large", client.model(inputs)),
+            ("single-small", client.shared()(inputs)),
+        ):  # fmt: skip
+            assert torch.equal(found[kind], expected), kind
     config = fedmrl(tmp_path, report_all_inference=True, matryoshka=False, **keys)
     less = make_client(config, 0, tmp_path)
     assert set(less.predict(inputs)) == {"", "mix-large", "single-large"}

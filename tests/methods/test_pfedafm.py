@@ -49,4 +49,4 @@ def test_the_mixture_is_elementwise(tmp_path):
         own, general = client.model.features(inputs), client.shared().features(inputs)
         expected = client.model.head(alpha * own + (1 - alpha) * general)
         assert torch.allclose(client.predict(inputs)[""], expected, atol=1e-6)
-    assert set(client.inference_needs().modules) == set(client.modules)
+    assert set(client.inference_needs()) == set(client.modules)

@@ -153,6 +153,6 @@ def test_an_aggregate_of_its_own_inherits_neither_sums_nor_medians(key, value, l
 
     config = build_config({"method": "lg_fedavg", "clients": 3, key: value})
     for strategy in (AveragingStrategy, Whole):
-        strategy.check_aggregate(config)
+        strategy.check_hooks(config)
     with pytest.raises(UserError, match=f"^{key}: '{value}' .*Alone has .*{lacks}"):
-        Alone.check_aggregate(config)
+        Alone.check_hooks(config)

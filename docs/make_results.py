@@ -132,7 +132,7 @@ def setting(one: Comparison, name: str) -> str:
         else []
     )
     made = [*of_setting(one), papers(one), precision(one)]
-    return "\n".join([*lines, *(to_markdown(table, 2) for table in made if len(table))])
+    return "\n".join([*lines, *(to_markdown(table, 2) for table in made if len(table.shown))])
 
 
 def leaderboard(runs: Runs, pages: dict[str, str]) -> str:

@@ -113,34 +113,8 @@ _FIELDS |= dict.fromkeys(("val_accuracy_mean", "train_loss"), (Percent, ...))
 _FIELDS |= {"train_flops": (Annotated[float, Field(ge=0)] | None, ...), "seconds": (float, ...)}
 _FIELDS |= {"failures": (list[Failure], ...), "lost": (list[LostClient], ...)}
 _FIELDS |= {"sha256": (Digest, ...), "epsilon_spent": (dict[str, float], {})}
-Line = create_model(
-    "Line", __base__=_Strict, participants_test_accuracy_mean=(Percent, None), **_FIELDS
-)
-
-
-class Mark(_Strict):
-    """Where a file was when the checkpoint was written."""
-
-    bytes: Count
-    sha256: Digest
-
-
-class Meta(_Strict):
-    """The metadata of a checkpoint, as far as a check of the folder reads them.
-
-    The checkpoint's own digest covers all of them.
-    """
-
-    names: list[str]
-    round: Count
-    simulated: bool
-    roster: dict[str, Any]
-    sha256: Digest
-    scores: dict[Id, Any]
-    rounds: Mark
-    clients: Mark
-    experiment: Id
-    environment: Digest
+_FIELDS["participants_test_accuracy_mean"] = (Percent, None)
+Line = create_model("Line", __base__=_Strict, **_FIELDS)
 
 
 FIRST = ("round", "client", "model", "generation", "test_accuracy", "val_accuracy")

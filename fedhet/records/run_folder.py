@@ -419,8 +419,7 @@ class Lines:
         """
         data, _ = parts(self.path, mark)
         if self.path.exists():
-            with self.path.open("r+b") as file:
-                file.truncate(len(data))
+            os.truncate(self.path, len(data))
             files.sync(self.path)
         self.size, self._digest = len(data), hashlib.sha256(data)
 

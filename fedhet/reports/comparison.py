@@ -19,9 +19,8 @@ from fedhet.reports.reading import RunRecord, Setting, method_name
 
 BASELINE = "standalone"  # what others are compared with unless a method is named
 LEVEL = 0.95
+PERCENT = f"{100 * LEVEL:g} %"
 ENOUGH = 5  # blocks below which numbers are descriptive and nothing is tested
-
-
 PARTICIPANTS = [  # columns of the frame of runs
     f"participants_{kind}" for kind in ("last", f"last_{RECENT}", "best", "best_round")
 ]
@@ -128,22 +127,15 @@ class Comparison:
         means = self.runs.groupby("variant")[columns].mean().reindex(self.variants)
         return means.dropna(how="all")
 
-    @cached_property
-    def wide(self) -> pd.DataFrame:
-        """The headline of every client: rows are blocks and clients, columns variants."""
-        known = self.clients.set_index(["block", "client", "variant"])[f"test_{self.metric}"]
-        return known.unstack("variant").reindex(columns=self.variants)
-
     def gaps(self, base: str) -> pd.DataFrame:
-        """Every other variant less ``base``, for clients that both evaluated; none of no base."""
-        if not base:
-            return self.wide.iloc[:, :0]
-        return self.wide.sub(self.wide[base], axis=0).drop(columns=base).dropna(axis=1, how="all")
+        """Every other variant less ``base``, for clients that both evaluated; none of no base.
 
-    @cached_property
-    def block_gaps(self) -> pd.Series:
-        """Per variant and block: the mean difference to the baseline over shared clients."""
-        return self.gaps(self.baseline).groupby("block").mean().unstack()
+        Rows are blocks and clients, columns variants.
+        """
+        known = self.clients.set_index(["block", "client", "variant"])[f"test_{self.metric}"]
+        wide = known.unstack("variant").reindex(columns=self.variants)
+        gaps = wide.sub(wide[base] if base else 0.0, axis=0)
+        return gaps.drop(columns=base or self.variants).dropna(axis=1, how="all")
 
     @cached_property
     def paired(self) -> pd.DataFrame:
@@ -268,22 +260,12 @@ def in_order(comparisons: Sequence[Comparison]) -> list[str]:
     return sorted(ranks, key=lambda row: (float(np.mean(ranks[row])), row))
 
 
-def variability(setting: Setting, blocks: Sequence[str]) -> str:
-    """Say which variability an interval over the blocks covers."""
-    partitions, seeds = ({block.split("/")[i] for block in blocks} for i in (0, 1))
-    dealt = 1 if setting.keys["partition"] == "file" else len(partitions)
-    return (
-        f"over {many(len(blocks), 'block')}: {many(dealt, 'partition')}, {many(len(seeds), 'seed')}"
-    )
-
-
 # --- the verdict ---------------------------------------------------------------------------------
 # A method is called above or below the baseline only where the interval of its paired difference
 # lies on one side of zero; none is called best. A setting of one block is in no count.
 
 _NAMED = 3  # titles that a sentence lists
 _AGAINST = method_name("lg_fedavg")  # the traffic of one header each way, the unit of traffic
-_LEVEL = f"{100 * LEVEL:g} %"
 
 
 def sentences(comparisons: Sequence[Comparison]) -> list[str]:
@@ -311,13 +293,10 @@ def _single(counted: Sequence[Comparison], *, alone: bool) -> list[str]:
             if float(size := f"{abs(gaps[variant]):.{one.digits}f}") else "equal"
             for row, variant in ranked if variant in gaps.index
         }  # fmt: skip
-        if len(apart) > 1:
-            texts = [f"{row} {text}" for row, text in apart.items()]
-            figures += f": {', '.join(texts)} {one.baseline}"
-        elif apart:
-            figures += f": {', '.join(apart.values())}"
-        title = "" if alone else f"{one.setting.title}: "
-        sentences.append(f"{title}{figures} (one repetition, no interval).")
+        several, title = len(apart) > 1, "" if alone else f"{one.setting.title}: "
+        texts = [f"{row} {text}" if several else text for row, text in apart.items()]
+        beside = f": {', '.join(texts)}{f' {one.baseline}' * several}" * bool(apart)
+        sentences.append(f"{title}{figures}{beside} (one repetition, no interval).")
     return sentences
 
 
@@ -355,7 +334,7 @@ def _beside(results: pd.DataFrame, base: str) -> list[str]:
     """Say who is above the baseline, who is below it or neither, and what the first send."""
     several, by_method = results["setting"].nunique() > 1, results.groupby("method")
     named = f"{base} (each client alone)" if base == method_name(BASELINE) else base
-    excludes = f"a {_LEVEL} interval that excludes zero"
+    excludes = f"a {PERCENT} interval that excludes zero"
     above, below = _listed(1, results), _listed(-1, results)
     if above:
         wins = results.groupby("setting", sort=False)["sign"].max()

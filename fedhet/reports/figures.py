@@ -42,8 +42,7 @@ _RC: dict[Any, Any] = {
     "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK,
     "axes.edgecolor": INK, "axes.linewidth": 0.6, "axes.spines.top": False,
     "axes.spines.right": False, "xtick.major.width": 0.6, "ytick.major.width": 0.6,
-    "xtick.major.size": 3, "ytick.major.size": 3, "lines.linewidth": 1.5, "path.simplify": True,
-    "axes.unicode_minus": True,
+    "xtick.major.size": 3, "ytick.major.size": 3,
 }  # fmt: skip
 _DARK = "<style>svg{color:#1b1f24}@media(prefers-color-scheme:dark){svg{color:#e4e8ec}}</style>"
 _PLACES = re.compile(r"(\d\.\d\d)\d+")

@@ -18,7 +18,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,43 +73,30 @@ _SAID = {*_SYMBOLS.values(), "dataset", "data-path", "classes-per-client", "alph
 LETTERS = 80  # of a title
 
 
-@dataclass
 class Setting:
-    """The conditions of a comparison; ``keys`` are all shared keys with their values."""
+    """The conditions of a comparison: all shared ``keys``, and those ``off_default``.
 
-    keys: Mapping[str, Any]
-    title: str = ""  # short; no other setting of the report has it
+    ``data`` is the data set by its own name, a folder or file by its own; ``share`` the percentage
+    of clients in a round, as text; ``title`` is short, and no other setting of the report has it.
+    ``slug``, for anchors and files, depends on the setting alone: keys at their defaults are left
+    out, so that a new key of fedhet changes none.
+    """
 
-    @cached_property
-    def data(self) -> str:
-        """The data set by its own name, a folder or file by its own name."""
-        name = str(self.keys["dataset"])
+    def __init__(self, keys: Mapping[str, Any]) -> None:
+        self.keys, self.title = keys, ""
+        self.off_default = {k: value for k, value in keys.items() if value != DEFAULTS[k]}
+        self.share = f"{100 * keys['fraction']:g}"
+        self.data = name = str(keys["dataset"])
         if is_given(name):
-            return f"own {noun(name)} {name[-16:-12]}"
-        if name not in ("image-folder", *DATASETS):
-            return name.partition(":")[0]
-        return Path(str(self.keys["data-path"])).stem.lower() or name
-
-    @cached_property
-    def off_default(self) -> dict[str, Any]:
-        """The keys that are not at their defaults."""
-        return {key: value for key, value in self.keys.items() if value != DEFAULTS[key]}
-
-    @cached_property
-    def share(self) -> str:
-        """The percentage of clients in a round, as text."""
-        return f"{100 * self.keys['fraction']:g}"
-
-    @cached_property
-    def slug(self) -> str:
-        """A name that depends on the setting alone, for anchors and files.
-
-        Keys at their defaults are left out, so that a new key of fedhet changes no name.
-        """
+            self.data = f"own {noun(name)} {name[-16:-12]}"
+        elif name in ("image-folder", *DATASETS):
+            self.data = Path(str(keys["data-path"])).stem.lower() or name
+        else:
+            self.data = name.partition(":")[0]
         off = {key: value for key, value in self.off_default.items() if key != "precision"}
         digest = hashlib.sha256(_json(off).encode()).hexdigest()
-        name = f"{self.data[:60]}-n{self.keys['clients']}-c{self.share}-{digest[:6]}"
-        return re.sub(r"[^a-zA-Z0-9_-]+", "_", name)
+        slug = f"{self.data[:60]}-n{keys['clients']}-c{self.share}-{digest[:6]}"
+        self.slug = re.sub(r"[^a-zA-Z0-9_-]+", "_", slug)
 
     def command(self, method: str, block: str) -> str:
         """Return the command that makes one run of the setting, without what was searched."""
@@ -124,20 +111,19 @@ class Setting:
         objects = any(map(is_given, re.findall(r"[^\s=,]+", line)))
         return line + "  # names with a digest are objects: give them to fedhet.run" * objects
 
-    @cached_property
+    @property
     def conditions(self) -> str:
         """One line with all that the setting fixes and a reader must know."""
         keys, off = self.keys, self.off_default
         shown = {name: plain(keys[key]) for name, key in _SYMBOLS.items()}
-        shown["C"] = f"{self.share} %"
-        shown |= {key: plain(off[key]) for key in off if key not in _SAID}
+        shown |= {"C": f"{self.share} %"} | {k: plain(off[k]) for k in off if k not in _SAID}
         if str(keys["partition"]).startswith(("dirichlet", "quantity")):
             shown["alpha"] = plain(keys["alpha"])
         elif keys["partition"] == "classes-per-client":
             shown["classes per client"] = plain(keys["classes-per-client"])
         return ", ".join([self.data, *(f"{name} = {value}" for name, value in shown.items())])
 
-    @cached_property
+    @property
     def whole(self) -> str:
         """A text that is equal for settings that differ only in the number of rounds.
 
@@ -352,15 +338,16 @@ def _checked(run: RunRecord) -> RunRecord:
         if (column := f"test_{name}_mean") in rounds:
             mean = participants_mean(name)
             rounds[mean] = rounds.get(mean, rounds[column]).fillna(rounds[column])
-    ends = {"rounds.jsonl": rounds["test_accuracy_mean"].iloc[-1]}
+    last = rounds.iloc[-1]
+    ends = {"rounds.jsonl": last["test_accuracy_mean"]}
     if not run.means_alone:
-        evaluated, tests = rounds.get("evaluated_clients"), clients["test_accuracy"]
-        if evaluated is not None and 0 < evaluated.iloc[-1] != tests.count():
-            raise ValueError(f"clients.csv has {tests.count()} of {evaluated.iloc[-1]:g} clients")
+        tests, evaluated = clients["test_accuracy"], last.get("evaluated_clients", 0)
+        if 0 < evaluated != tests.count():
+            raise ValueError(f"clients.csv has {tests.count()} of {evaluated:g} clients")
         ends["clients.csv"] = tests.mean()
     expected = run.summary.get("test_accuracy_mean")
-    for name, end in ends.items():
-        if expected is not None and not math.isclose(end, expected, rel_tol=0, abs_tol=_CLOSE):
+    for name, end in ends.items() if expected is not None else ():
+        if not math.isclose(end, expected, rel_tol=0, abs_tol=_CLOSE):
             whole = f"and summary.json with {expected:.2f} %"
             raise ValueError(f"{name} ends with {end:.2f} %, {whole}")
     return run
@@ -394,8 +381,7 @@ def pack(runs: Iterable[RunRecord], folder: Path) -> None:
 def _columns(frame: pd.DataFrame) -> dict[str, list[Any]]:
     """Return columns as lists: whole numbers as such, None for what is missing."""
     short = frame.convert_dtypes()
-    columns: dict[str, list[Any]] = short.astype(object).where(short.notna(), None).to_dict("list")
-    return columns
+    return dict(short.astype(object).where(short.notna(), None).to_dict("list"))
 
 
 # --- which runs belong together ------------------------------------------------------------------
@@ -418,18 +404,16 @@ def arrange(runs: Sequence[RunRecord], left_out: list[LeftOut]) -> list[RunRecor
             together[run.setting.slug].append(run)
         else:
             same = other.summary.get("run_sha256") == run.summary.get("run_sha256")
-            what = "the same result as" if same else "ANOTHER result than"
-            left_out.append(
-                LeftOut(run.name, f"a second run of one cell, with {what} '{other.name}'")
-            )
+            what = f"{'the same result as' if same else 'ANOTHER result than'} '{other.name}'"
+            left_out.append(LeftOut(run.name, f"a second run of one cell, with {what}"))
     left_out.sort()
     for group in together.values():
         _choose_precision(group)
     _name([group[0].setting for group in together.values()])
     papers = {name: place for place, name in enumerate(SPELT)}  # the order of their tables
 
+    # By data and size, then the papers' order of methods, defaults before ablations.
     def order(run: RunRecord) -> tuple[Any, ...]:
-        """By data and size, then the papers' order of methods, defaults before ablations."""
         setting, at = run.setting, papers.get(run.method, len(papers))
         return (setting.data, setting.keys["clients"], setting.keys["fraction"], setting.conditions,
                 at, run.method, len(run.keys), _json(run.keys), run.block)  # fmt: skip

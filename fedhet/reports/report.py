@@ -20,7 +20,6 @@ from jinja2 import Environment, PackageLoader
 
 from fedhet.config.registry import method_name as known_as
 from fedhet.config.schema import MAJORITY, METRICS
-from fedhet.data.inputs import noun
 from fedhet.errors import UserError
 from fedhet.files import plain_path
 from fedhet.records.summary import participants, participants_mean
@@ -46,11 +45,19 @@ class Runs:
         if not self.placed:
             first = "; ".join(f"{one.name}: {one.reason}" for one in self.left_out[:3])
             raise UserError(f"no run is finished, so there is nothing to report: {first}")
-        frames = self._runs, self._rounds, self._clients = _frames(self.placed)
+        self._runs = pd.DataFrame([_row(number, run) for number, run in enumerate(self.placed)])
+        own = [run.rounds for run in self.placed], [run.clients for run in self.placed]
+        self._rounds, self._clients = (
+            self._runs[_PLACE].merge(pd.concat(frames, keys=self._runs["number"], names=["number"])
+                                     .reset_index("number"))
+            for frames in own
+        )  # fmt: skip
+        frames = self._runs, self._rounds, self._clients
         self.comparisons = compare(self.placed, *frames, known_as(baseline) if baseline else "")
         for one in self.comparisons:
             places = one.runs.set_index(["variant", "block"]).index
-            self._runs.loc[one.runs.index, "difference"] = one.block_gaps.reindex(places).to_numpy()
+            gaps = one.gaps(one.baseline).groupby("block").mean().unstack()
+            self._runs.loc[one.runs.index, "difference"] = gaps.reindex(places).to_numpy()
 
     @cached_property
     def verdict(self) -> list[str]:
@@ -80,21 +87,8 @@ def load_sweep(
     return Runs(*read_runs(Path(one) for ones in listed for one in ones), baseline)
 
 
-def _frames(placed: Sequence[RunRecord]) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Return runs, rounds and clients; ``number`` is the place of a run in ``placed``."""
-    runs = pd.DataFrame([_row(number, run) for number, run in enumerate(placed)])
-    rounds, clients = (
-        runs[_PLACE].merge(pd.concat(dict(enumerate(own)), names=["number"]).reset_index("number"))
-        for own in ([run.rounds for run in placed], [run.clients for run in placed])
-    )
-    return runs, rounds, clients
-
-
 def _row(number: int, run: RunRecord) -> dict[str, Any]:
-    """Return the figures of a run, then its configuration: lists with commas, maps as JSON.
-
-    No key of a configuration takes a figure's name.
-    """
+    """Return the figures of a run, then those keys of its configuration that have other names."""
     rounds, clients, config = run.rounds, run.clients, run.config
     last = rounds[rounds["test_accuracy_mean"].notna()].iloc[-1]
     replies = max(1.0, rounds["replied"].sum())
@@ -150,10 +144,8 @@ class Report:
     def __init__(self, runs: Runs, title: str, *, models: bool, trust: bool):
         self.runs, self.title = runs, title
         comparisons = runs.comparisons
-        nouns = {noun(str(one.setting.keys["dataset"])) for one in comparisons}
-        what = nouns.pop() if len(nouns) == 1 else "examples"
         self.lead = (
-            f"Every client's own model on its own test {what}, right after its local training, "
+            "Every client's own model on its own test examples, right after its local training, "
             "averaged over all clients."
         )
         self.whole: Section = {

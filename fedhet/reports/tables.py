@@ -6,21 +6,22 @@ when other runs are added.
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from operator import methodcaller
 
 import pandas as pd
 
 from fedhet.config.schema import MAJORITY, METRICS
 from fedhet.files import quoted
 from fedhet.records.summary import RECENT
-from fedhet.reports.comparison import ENOUGH, LEVEL, PARTICIPANTS, Comparison, in_order, variability
+from fedhet.reports.comparison import ENOUGH, PARTICIPANTS, PERCENT, Comparison, in_order, many
 from fedhet.reports.reading import plain
 
-PERCENT = f"{100 * LEVEL:g} %"
 UNKNOWN = (
     "'-': the run was recorded by a version without this mean. It can be computed from such a "
     "record only where every client trained in every round."
 )
-Column = tuple[str, str, str, Callable[[float], str] | int | None]
+Show = Callable[[float], str] | int  # makes the text of a number, or says its digits
+Column = tuple[str, str, str, Show | None]
 OTHER = "†"  # beside a figure in another precision
 _TARGETS: dict[str, dict[object, tuple[float, ...]]] = {
     # Accuracies whose price the papers compare, in percent, by data set and clients.
@@ -46,14 +47,8 @@ class ReportTable:
         self.links: dict[str, str] = {}
         self.ranks: dict[tuple[int, str], str] = {}
 
-    def __len__(self) -> int:
-        return len(self.shown)
-
-    def add(
-        self, title: str, about: str, values: Iterable[object],
-        show: Callable[[float], str] | int = 2,
-    ) -> None:  # fmt: skip
-        """Add a column of numbers; ``show`` makes the text, or says the digits."""
+    def add(self, title: str, about: str, values: Iterable[object], show: Show = 2) -> None:
+        """Add a column of numbers."""
         column = pd.Series(list(values), dtype=float)
         write = (lambda value: f"{value:,.{show}f}") if isinstance(show, int) else show
         self.data[title] = column
@@ -85,15 +80,12 @@ def overview(comparisons: Sequence[Comparison]) -> ReportTable:
     table = ReportTable("overview", "Methods and settings", "", rows)
     for one in comparisons:
         title, level = one.setting.title, one.levels
-        variants = [one.shown.get(row, "") for row in rows]
-        means = level["mean"].reindex(variants)
+        means = level["mean"].reindex([one.shown.get(row, "") for row in rows])
         table.add(title, one.setting.conditions, means, one.digits)
         table.links[title] = one.setting.slug
         half, (top, tied) = (level["high"] - level["low"]) / 2, one.best
-        for i, (row, variant) in enumerate(zip(rows, variants, strict=True)):
-            if not variant:
-                continue
-            text = table.shown.loc[i, title]
+        for row, variant in one.shown.items():
+            text = table.shown.loc[i := rows.index(row), title]
             if pd.notna(half[variant]):
                 text += f" ± {half[variant]:.{one.digits}f}"
             if one.second and pd.notna(second := level[one.second][variant]):
@@ -128,7 +120,7 @@ def overview(comparisons: Sequence[Comparison]) -> ReportTable:
 def of_setting(one: Comparison) -> list[ReportTable]:
     """All tables of a setting that have a row."""
     kinds = (_levels, _paired, _participants, _costs, _targets, _tuned, _others)
-    return [table for kind in kinds if len(table := kind(one))]
+    return [table for kind in kinds if len((table := kind(one)).shown)]
 
 
 def _table(
@@ -146,8 +138,11 @@ def _table(
 
 def _levels(one: Comparison) -> ReportTable:
     level, of, digits = one.levels, int(one.runs["federation"].max()), one.digits
+    partitions, seeds = ({block.split("/")[i] for block in one.blocks} for i in (0, 1))
+    dealt = 1 if one.setting.keys["partition"] == "file" else len(partitions)
     note = (
-        f"Test {said(one.metric)}; Student's t, {PERCENT}, {variability(one.setting, one.blocks)}. "
+        f"Test {said(one.metric)}; Student's t, {PERCENT}, over {many(len(one.blocks), 'block')}: "
+        f"{many(dealt, 'partition')}, {many(len(seeds), 'seed')}. "
         "The columns after 'never sampled' are over the clients that took part at least once."
     )
     if one.clients[f"test_{one.metric}"].isna().all():
@@ -342,17 +337,14 @@ def to_markdown(
 
 def to_latex(table: ReportTable) -> str:
     """Return a float with booktabs rules; its label is ``tab:`` and the anchor."""
-
-    def tex(value: str) -> str:
-        return value.translate(_LATEX)
-
+    tex = methodcaller("translate", _LATEX)
     marked = _marked(table, tex, _LATEX_RANKED).rename(columns=tex)
-    float_ = marked.style.hide(axis="index").to_latex(
+    text = marked.style.hide(axis="index").to_latex(
         position="ht", hrules=True, caption=tex(f"{table.title}. {table.note}"),
         label=f"tab:{table.name}",
         column_format="".join("l" if name in table.texts else "r" for name in table.shown),
     )  # fmt: skip
-    return f"% needs \\usepackage{{booktabs}}\n{float_}"
+    return f"% needs \\usepackage{{booktabs}}\n{text}"
 
 
 def to_csv(frame: pd.DataFrame) -> str:
@@ -360,5 +352,4 @@ def to_csv(frame: pd.DataFrame) -> str:
     texts = frame.rename(columns=quoted).map(
         lambda cell: quoted(cell) if isinstance(cell, str) else cell
     )
-    text: str = texts.to_csv(index=False, float_format="%.10g", lineterminator="\n")
-    return text
+    return str(texts.to_csv(index=False, float_format="%.10g", lineterminator="\n"))

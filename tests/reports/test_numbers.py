@@ -15,17 +15,10 @@ from helpers.written_runs import CLIENTS, edit, make_run, sha256_of
 from fedhet import load_sweep
 from fedhet.errors import UserError
 from fedhet.records.formats import read_evaluations
-from fedhet.reports.comparison import holm, intervals, signed_rank
+from fedhet.reports.comparison import holm, signed_rank
 from fedhet.reports.reading import pack, read_runs
 from fedhet.reports.tables import of_setting, overview
 from fedhet.testing import simulate
-
-
-def test_a_t_interval_and_one_block_without():
-    found = intervals(pd.DataFrame({"a": [1.0, 2.0, 3.0], "b": [5.0, np.nan, np.nan]}))
-    half = 4.302652729911275 / math.sqrt(3)  # t of 2 degrees of freedom at 97.5 %
-    assert found.loc["a"].tolist() == pytest.approx([3, 2, 2 - half, 2 + half])
-    assert found.loc["b", "mean"] == 5 and np.isnan(found.loc["b", "low"])
 
 
 @pytest.mark.parametrize(

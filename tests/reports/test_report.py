@@ -56,23 +56,6 @@ def test_one_block_or_no_baseline_makes_no_winner(tmp_path):
     assert figure.startswith("FD 50.00, Standalone 1.00: 49.00 points above (one repetition")
 
 
-@pytest.mark.parametrize(
-    "figures", [(96.78, 96.81, 98.92), (96.0, 60.0, 96.1), (50.0, 50.0, 50.012), (50.0, 50.0, 50.0)]
-)
-def test_the_scale_holds_every_point_and_no_tick_stands_twice(tmp_path, monkeypatch, figures):
-    from fedhet.reports import figures as drawn  # noqa: PLC0415  (matplotlib)
-
-    axes, draw = [], drawn._draw_differences
-    monkeypatch.setattr(drawn, "_draw_differences", lambda a, *b: axes.append(a) or draw(a, *b))
-    for method, figure in zip(("standalone", "lg_fedavg", "fedssa"), figures, strict=True):
-        make_run(tmp_path, method, 0, [[figure] * CLIENTS])
-    ((_, svg),) = drawn.differences(load_sweep(tmp_path).comparisons).panels
-    low, high = axes[0].get_xlim()
-    assert all(low <= value - figures[0] <= high for value in figures)
-    ticks = re.findall(r"text-anchor: middle[^>]*>([^ <]+)</text>", svg)
-    assert len(ticks) == len(set(ticks)) > 2
-
-
 def test_the_beginning_of_a_longer_setting_counts_for_nothing(tmp_path):
     for number in (1, 3):
         for seed in range(5):

@@ -254,7 +254,7 @@ def _console(*, progress: bool) -> session.Console:
         if progress or text.startswith("warning"):
             tell(text)
 
-    return session.Console(say, partial(RunProgress, silent=not progress))
+    return session.Console(say, partial(RunProgress, mode="" if progress else "silent"))
 
 
 def _keys(keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -133,8 +133,7 @@ def _launch(
         with resumed.lock():
             check_given(plugins.named(resumed_config.flat() | {"models": []}))
             check_whole(resumed, resumed_config)
-            launch = Launch(resumed_config, resumed, resume=True)
-        return launch
+            return Launch(resumed_config, resumed, resume=True)
     text = "texts" if values.get("text") else "table"
     dataset = text if values.get("target") else APPS_DATA
     data = {"dataset": dataset, "partition": "natural"}  # each node has its own examples

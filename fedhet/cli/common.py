@@ -151,29 +151,19 @@ class Bar:
 class RunProgress(Bar):
     """A bar with round, metric and time left; in a pipe a plain line every few seconds.
 
-    ``quiet``: the bar goes to stderr and plain lines are left out, for ``--json``; ``silent``:
-    nothing at all.
+    ``mode``: ``json``, with the bar on stderr and without plain lines, or ``silent``.
     """
 
-    def __init__(
-        self,
-        title: str,
-        rounds: int,
-        metric: str = "accuracy",
-        *,
-        quiet: bool = False,
-        silent: bool = False,
-    ) -> None:
-        super().__init__(title, rounds, stderr=quiet, hidden=silent)
-        self.title, self.rounds, self.metric = title, rounds, metric
-        self.quiet, self.silent = quiet or silent, silent
+    def __init__(self, title: str, rounds: int, metric: str = "accuracy", mode: str = "") -> None:
+        super().__init__(title, rounds, stderr=mode == "json", hidden=mode == "silent")
+        self.title, self.rounds, self.metric, self.mode = title, rounds, metric, mode
         self._printed = 0.0
         self._shown, self._missing = -1, ""  # rounds shown so far; who was left out of the last
 
     def note(self, text: str) -> None:
         """Show what happens now; in a pipe as a line on stderr."""
         self.show(None, text)
-        if self._bar.disable and not self.silent:
+        if self._bar.disable and self.mode != "silent":
             tell(text)
 
     def update(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -199,7 +189,7 @@ class RunProgress(Bar):
             if not self._bar.disable and (changed or lost):  # beside a bar only what is new
                 with contextlib.suppress(OSError):
                     self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
-            elif self._bar.disable and not self.quiet and (changed or lost or due):
+            elif self._bar.disable and not self.mode and (changed or lost or due):
                 self._printed = time.monotonic()
                 say(line, sys.stdout)
 

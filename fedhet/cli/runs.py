@@ -41,7 +41,7 @@ def run(  # noqa: PLR0913, PLR0917  (one argument per option)
 
     if superlink is None and loaded.engine == "processes":
         start_early()
-    console = session.Console(tell, partial(common.RunProgress, quiet=as_json))
+    console = session.Console(tell, partial(common.RunProgress, mode="json" * as_json))
     folder = session.start(loaded, path.stem, console, superlink, notes=notes)
     _print_result(folder, as_json=as_json)
 
@@ -92,7 +92,7 @@ def resume(  # noqa: PLR0913, PLR0917
 
     if superlink is None:
         start_early()
-    console = session.Console(tell, partial(common.RunProgress, quiet=as_json))
+    console = session.Console(tell, partial(common.RunProgress, mode="json" * as_json))
     folder = session.resume(
         run_folder, read_overrides(overrides or []), console, superlink,
         accept_lost=accept_lost, trust=trust,

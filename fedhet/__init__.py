@@ -13,32 +13,30 @@ from typing import Any
 __version__ = "0.2.0"
 # Public names by their modules, which are imported when a name is used: torch takes seconds.
 _NAMES = {
-    "api": ("Run", "load_run", "resume", "run"),
-    "app": ("ClientApp", "ServerApp"),
-    "clients.averaging": ("AveragingClient",),
-    "clients.base": ("MethodClient",),
-    "clients.class_vectors": ("ClassVectorClient",),
-    "config.registry": ("Method",),
-    "config.schema": ("Params",),
-    "data.inputs": ("Inputs",),
-    "data.sources": ("Data",),
-    "errors": ("Refused", "Rejected", "RunFailed", "UserError"),
-    "models.zoo": ("build_model",),
-    "protocol.handshake": ("ClientInfo",),
-    "protocol.payload": (
-        "Array", "ClassVectors", "Float32", "HeaderRows", "Int64", "LowRank", "ModelArrays",
-        "Payload", "blank", "rest",
-    ),
-    "reports.report": ("load_sweep",),
-    "rng": ("generator", "torch_seeded"),
-    "strategies.averaging": ("AveragingStrategy",),
-    "strategies.base": ("MethodStrategy", "Reference", "Upload"),
-    "strategies.class_vectors": ("ClassVectorStrategy",),
-    "strategies.rules": ("ROBUST",),
-    "testing": ("check_method",),
-    "training.loop": ("Phase",),
-}  # fmt: skip
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+    "api": "Run load_run resume run",
+    "app": "ClientApp ServerApp",
+    "clients.averaging": "AveragingClient",
+    "clients.base": "MethodClient",
+    "clients.class_vectors": "ClassVectorClient",
+    "config.registry": "Method",
+    "config.schema": "Params",
+    "data.inputs": "Inputs",
+    "data.sources": "Data",
+    "errors": "Refused Rejected RunFailed UserError",
+    "models.zoo": "build_model",
+    "protocol.handshake": "ClientInfo",
+    "protocol.payload": "Array ClassVectors Float32 HeaderRows Int64 LowRank ModelArrays Payload "
+    "blank rest",
+    "reports.report": "load_sweep",
+    "rng": "generator torch_seeded",
+    "strategies.averaging": "AveragingStrategy",
+    "strategies.base": "MethodStrategy Reference Upload",
+    "strategies.class_vectors": "ClassVectorStrategy",
+    "strategies.rules": "ROBUST",
+    "testing": "check_method",
+    "training.loop": "Phase",
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_MODULES)  # noqa: PLE0605  (a list of texts)
 
 HERE = Path(__file__).resolve().parent

@@ -17,9 +17,8 @@ from fedhet import HERE, TOP
 class UserError(Exception):
     """A mistake that the user can mend: one line naming the thing, its value and what is allowed.
 
-    The command line prints the line without a traceback and exits with code 2. ``code`` is the
-    error code that a deployed node sends instead of the text, with ``about``, a word that the
-    server knows already: see :class:`Code`.
+    Exit code 2. ``code`` is the :class:`Code` that a deployed node sends instead of the text, with
+    ``about``, a word that the server knows already.
     """
 
     exit_code = 2
@@ -38,15 +37,14 @@ class RunFailed(Exception):
 class Damaged(RunFailed, ValueError):
     """A file or message that does not hold what was written; names it. Exit code 3."""
 
-    def __init__(self, text: str, what: str = "", place: str = "") -> None:
+    def __init__(self, text: str, what: str = "") -> None:
         super().__init__(text)
-        self.what, self.place = what or text, place
+        self.what = what or text
 
     @classmethod
     def at(cls, source: str, place: str, what: str) -> "Damaged":
         """Name the source, the place in it, and what is wrong there."""
-        where = f"{source}: {place}" if place else source
-        return cls(f"{where} is damaged: {what}", what, place)
+        return cls(f"{source}{place and f': {place}'} is damaged: {what}", what)
 
 
 class Refused(UserError):
@@ -106,8 +104,7 @@ def _theirs(frames: Iterable[FrameSummary]) -> list[FrameSummary]:
 
 # --- error codes: why a client takes no part -----------------------------------------------------
 # A deployed node sends a code and a number, drawn, since one that counts would tell how often a
-# site has failed; its own log has the text under that number. A simulation is one owner's on one
-# machine: there the whole text is sent.
+# site has failed; its own log has the text under that number. In a simulation the text is sent.
 
 MOST = 999_999  # the largest number of an entry
 

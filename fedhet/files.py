@@ -119,10 +119,9 @@ def replacing(
 ) -> Iterator[Path]:
     """Yield a name beside ``path``; the file there takes its place if the body succeeds.
 
-    Whatever fails, the old file stays as it was and no other is left. ``private``: only its owner
-    can read it. ``synced``: it is on the disk before it has the name, and then the name is.
-    ``shared``: several processes may write the same file at a time. A link that somebody has put
-    at the other name is not followed. Raises OSError for a device or a pipe, which would be gone.
+    If not, the old file stays as it was and no other is left. ``private``: its owner alone can read
+    it. ``synced``: it is on the disk before it has the name, and then the name is. ``shared``:
+    several processes may write it at a time. No link is followed; OSError for a device or a pipe.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(errno.EINVAL, "it is a device or a pipe, not a regular file", str(path))
@@ -148,8 +147,8 @@ def replacing(
 def appearing(path: Path) -> Iterator[Path]:
     """Yield a folder to fill; it becomes ``path`` if the body succeeds and vanishes if not.
 
-    Only its owner can read it, and its files are on the disk before it has the name. What a killed
-    process left of it is removed. Raises OSError if there is something at ``path`` by then.
+    Its owner alone can read it, and its files are on the disk before it has the name. OSError if
+    there is something at ``path`` by then.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -258,11 +257,15 @@ _DEPTH = 100  # levels of a YAML file
 Shape = TypeVar("Shape", bound=BaseModel)
 
 
+def _check_regular(path: Path) -> None:
+    if path.exists() and not path.is_file():  # reading a pipe would block
+        raise Damaged.at(f"'{path}'", "", "no regular file")
+
+
 def read_bytes(path: Path) -> bytes:
     """Return a whole file; raise FileNotFoundError, or Damaged if it cannot be read."""
     try:
-        if path.exists() and not path.is_file():  # reading a pipe would block
-            raise Damaged.at(f"'{path}'", "", "no regular file")
+        _check_regular(path)
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise FileNotFoundError(error.errno, error.strerror, str(path)) from error
@@ -382,8 +385,7 @@ def read_tensors(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, 
     """
     from safetensors import safe_open  # noqa: PLC0415  (who reads no tensors waits for none)
 
-    if path.exists() and not path.is_file():
-        raise Damaged.at(f"'{path}'", "", "no regular file")
+    _check_regular(path)
     try:
         with safe_open(path, framework=framework) as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -60,8 +60,7 @@ def look_here() -> None:
 
 def modules(names: Iterable[str]) -> set[str]:
     """Top-level modules of the names that are of the form ``package.module:NAME``."""
-    found = {n.partition(":")[0] for n in names if ":" in n and not is_given(n)}
-    return {module.partition(".")[0] for module in found}
+    return {re.split("[.:]", name)[0] for name in names if ":" in name and not is_given(name)}
 
 
 # --- objects of a Python program ----------------------------------------------------------------

@@ -123,9 +123,15 @@ def run(grid: Grid, launch: Launch, roster: Roster) -> None:
     if not roster.classes:
         roster.fix_classes(config.classes, config.max_classes)
     folder.write_partition(roster.counts(), roster.classes)
-    if launch.models_elsewhere:
-        folder.write_config(_with_models(config, roster), experiment, ["engine"])
-    strategy = find_method(config.method).strategy(config, roster)
+    method = find_method(config.method).strategy
+    if launch.models_elsewhere:  # the clients' own, and what they share, by name
+        models = [roster.infos[client].model for client in sorted(roster.infos, key=client_order)]
+        changes: dict[str, Any] = {"models": tuple(models)}
+        if method.shares_small_model:
+            assert roster.inputs is not None
+            changes["small_model"] = small_name(config, roster.inputs.kind)
+        folder.write_config(config.model_copy(update=changes), experiment, ["engine"])
+    strategy = method(config, roster)
     strategy.prepare(handshake, folder, kept)
     with tracking(config, folder.path, experiment) as track:
         strategy.start(grid, on_round=lambda record: _tell(record, track, launch.on_round))
@@ -136,16 +142,6 @@ def run(grid: Grid, launch: Launch, roster: Roster) -> None:
     folder.write_summary(config, "completed", len(roster.ids))
     if simulated and not config.keep_state:
         folder.remove_states(config)
-
-
-def _with_models(config: RunConfig, roster: Roster) -> RunConfig:
-    """Return the configuration with the models of the clients, and what they share, by name."""
-    clients = sorted(roster.infos, key=client_order)
-    changes: dict[str, Any] = {"models": tuple(roster.infos[client].model for client in clients)}
-    if find_method(config.method).strategy.shares_small_model:
-        assert roster.inputs is not None
-        changes["small_model"] = small_name(config, roster.inputs.kind)
-    return config.model_copy(update=changes)
 
 
 def _tell(

@@ -140,7 +140,7 @@ def test_whether_states_are_there_is_what_the_run_before_did(capsys, pretend, fi
     assert deleted == (first == "false")
 
 
-# --- keys in vain, wrong names and strangers' ones; streams that are gone ---------------------------
+# --- keys in vain, wrong names and strangers' ones; streams that are gone ----------------------
 
 ROUNDS = [json.loads(line(1))]
 EVIL = "n\x1b]0;owned\x07\x9b31m[red]"

@@ -14,9 +14,8 @@ import typer.main
 
 import fedhet
 from fedhet.cli import deploy, lists, runs, sweeps
-from fedhet.cli.common import Command, carry_out, complain, of_system, silence
+from fedhet.cli.common import Command, carry_out, complain, silence
 from fedhet.engines.system import open_streams
-from fedhet.errors import UserError
 
 app = typer.Typer(
     add_completion=False,
@@ -47,5 +46,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except OSError as error:  # Python would try again, and exit with 120
             silence(stream)
             if error.errno == errno.ENOSPC:  # and not a terminal or a reader that has gone
-                code = code or complain(of_system(error), UserError.exit_code)
+                code = code or complain(error)
     sys.exit(code)

@@ -70,26 +70,23 @@ def carry_out(app: Callable[..., Any], arguments: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt, Interrupted) as error:
         return getattr(error, "exit_code", 130)
     except (UserError, RunFailed) as error:
-        return complain(str(error), error.exit_code)
+        return complain(error, error.exit_code)
     except click.ClickException as error:
         text, key = error.format_message(), getattr(error, "option_name", "").lstrip("-")
         if key.replace("-", "_") in RunConfig.model_fields:  # keys are no options
             text = f"No such option '--{key}': keys are written without dashes: {key}=VALUE"
-        return complain(text, UserError.exit_code)
+        return complain(text)
     except OSError as error:  # for which nothing nearer has words
-        return complain(of_system(error), UserError.exit_code)
+        return complain(error)
     return code if isinstance(code, int) else 0
 
 
-def of_system(error: OSError) -> str:
-    """Return what the system refused, and for which file."""
-    why = error.strerror or brief(error)
-    return f"'{error.filename}': {why}" if error.filename else why
-
-
-def complain(message: str, code: int) -> int:
-    """Print one line, whatever a text that came from elsewhere contains; return the code."""
-    tell(f"error: {message}")
+def complain(error: object, code: int = UserError.exit_code) -> int:
+    """Print one line; of the system what it refused, and for which file. Return the code."""
+    if isinstance(error, OSError):
+        why = error.strerror or brief(error)
+        error = f"'{error.filename}': {why}" if error.filename else why
+    tell(f"error: {error}")
     return code
 
 
@@ -205,6 +202,4 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[objec
         table.add_column(one_line(column, None), justify="right" if i else "left", overflow="fold")
     for row in rows:
         table.add_row(*(one_line(c, None) if isinstance(c, str) else f"{c:,}" for c in row))
-    wide = Console(width=10_000, markup=False)
-    width = None if sys.stdout.isatty() else wide.measure(table).maximum
-    Console(width=width, markup=False).print(table)
+    Console(width=None if sys.stdout.isatty() else 10_000, markup=False).print(table)

@@ -71,18 +71,13 @@ def near(path: str | os.PathLike[str]) -> str:
 
 
 def check_folder(path: Path, what: str) -> int:
-    """Return the free bytes of a folder, or raise UserError about ``what`` if it is read-only."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    """Return the free bytes of a folder, or of where it would be; UserError if it is read-only."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            return shutil.disk_usage(path).free
+        there = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
+        with tempfile.TemporaryFile(dir=there):
+            return shutil.disk_usage(there).free
     except OSError as error:
         raise UserError(f"{what}: '{path}' cannot be written: {error.strerror}") from error
-    finally:
-        with contextlib.suppress(OSError):  # not empty any more
-            for folder in missing:
-                folder.rmdir()
 
 
 def folder_size(folder: Path) -> int:

@@ -10,8 +10,6 @@ import contextlib
 import functools
 import hashlib
 import hmac
-import importlib
-import importlib.machinery
 import json
 import keyword
 import os
@@ -249,17 +247,13 @@ def load(kind: str, name: str) -> Any:
     if is_given(name):
         check_given([name])
         return _objects[name]
-    module, colon, attribute = name.partition(":")
-    try:
-        if not colon:
-            return installed(kind)[name].load()
+    if ":" in name:
         sys.path += [folder for folder in _here if folder not in sys.path]
-        owner = importlib.import_module(module)
+    try:
+        entry = EntryPoint(name, name, "") if ":" in name else installed(kind)[name]
+        return entry.load()
     except (Exception, SystemExit) as error:
         raise UserError(
-            f"{kind} {name!r}: cannot import {module!r} ({brief(error)}); it must be in the "
-            "working folder, or installed (on a network at the server and on every node)"
+            f"{kind} {name!r}: cannot be imported ({brief(error)}); it must be in the working "
+            "folder, or installed (on a network at the server and on every node)"
         ) from error
-    if not hasattr(owner, attribute):
-        raise UserError(f"{kind} {name!r}: {attribute!r} does not exist in module {module!r}")
-    return getattr(owner, attribute)

@@ -108,11 +108,8 @@ def say(line: str, stream: TextIO) -> None:
 
 def silence(stream: TextIO) -> None:
     """Discard all further text of a stream, also what Python still holds in its buffer."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, stream.fileno())
-    finally:
-        os.close(nowhere)
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 # --- progress and tables ----------------------------------------------------------------------

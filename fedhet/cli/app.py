@@ -19,7 +19,6 @@ from fedhet.engines.system import open_streams
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     suggest_commands=False,  # click does, too
     help="Model-heterogeneous personalised federated learning.",

@@ -14,7 +14,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from typer import Argument, Option
 from typer.core import TyperArgument, TyperCommand
-from typer.models import ArgumentInfo
 
 from fedhet.config.schema import RunConfig
 from fedhet.engines.system import Interrupted, direct
@@ -47,8 +46,7 @@ class Command(TyperCommand):
         hints = get_type_hints(self.callback, include_extras=True)
         for parameter in self.params:
             if isinstance(parameter, TyperArgument):
-                notes = getattr(hints[str(parameter.name)], "__metadata__", ())
-                parameter.help = next((n.help for n in notes if isinstance(n, ArgumentInfo)), None)
+                parameter.help = hints[str(parameter.name)].__metadata__[0].help
 
 
 # --- one command line -------------------------------------------------------------------------
@@ -63,10 +61,7 @@ def carry_out(app: Callable[..., Any], arguments: list[str]) -> int:
             if option.startswith("--") and not (value if equals else following).strip():
                 raise UserError(f"{option}: '' is not allowed: give it a value, or leave it out")
         look_here()
-        code = app(arguments, prog_name="fedhet", standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message())
-        return 0
+        code = app(arguments or ["--help"], prog_name="fedhet", standalone_mode=False)
     except (click.Abort, KeyboardInterrupt, Interrupted) as error:
         return getattr(error, "exit_code", 130)
     except (UserError, RunFailed) as error:

@@ -37,8 +37,7 @@ log = logging.getLogger("fedhet")
 def main(grid: Grid, context: Context) -> None:
     """Run the configuration of ``context.run_config``; of a plain ``flwr run`` make its folder."""
     log_to_stderr()
-    plain = not context.run_config.get("config")  # `flwr run`
-    with errors_in_a_line() if plain else contextlib.nullcontext():
+    with errors_in_a_line():
         config, run_ = from_run_config(context.run_config)
         made = bool(run_) and Path(run_["folder"]).is_dir()
         if not run_:

@@ -24,12 +24,8 @@ Texts: TypeAlias = list[str] | None
 File: TypeAlias = Path | None
 ConfigName = Annotated[str, Argument(metavar="CONFIG", help="YAML file, or a preset (quickstart)")]
 Overrides = Annotated[Texts, Argument(metavar="KEY=VALUE...", help="keys that replace the file's")]
-Connection = Annotated[
-    str | None, Option(metavar="TLS", help="run on nodes: the TLS folder of `fedhet server`")
-]
-Trust = Annotated[
-    bool, Option("--trust", help="import code that a run or model names, which then runs as you")
-]
+Connection = Annotated[str | None, Option(metavar="TLS", help="run on nodes: the server's folder")]
+Trust = Annotated[bool, Option("--trust", help="import code that it names, which then runs as you")]
 RunFolderPath = Annotated[Path, Argument(metavar="RUN", help="run folder")]
 Best = Annotated[bool, Option("--best", help="of the best validation round (keep-best)")]
 Workers = Annotated[int, Option(min=0, help="runs at a time; 0: one per core")]

@@ -130,9 +130,7 @@ def methods(
 
 
 def models(
-    words: Annotated[
-        Texts, Argument(metavar="NAME|KEY=VALUE...", help="models, groups; keys")
-    ] = None,
+    words: Annotated[Texts, Argument(metavar="NAME|KEY=VALUE...", help="models; keys")] = None,
     classes: Annotated[int | None, Option(min=1, help="number; default: 10")] = None,
 ) -> None:
     """List the models with parameters, size and cost; your own too, if you name them."""

@@ -167,10 +167,7 @@ def watch(
 
 
 def export(  # noqa: PLR0913, PLR0917  (options of a command)
-    state: Annotated[
-        Path,
-        Argument(metavar="STATE|RUN", help="RUN/state/*/CLIENT, at a node --state/*/CLIENT; a run"),
-    ],
+    state: Annotated[Path, Argument(metavar="STATE|RUN", help="RUN/state/*/CLIENT, or a run")],
     out: Annotated[Path, Option(help="new folder for the model")],
     best: Best = False,
     predictions: Annotated[bool, Option("--predictions", help="RUN's, to OUT.csv")] = False,

@@ -24,7 +24,7 @@ from fedhet.protocol.messages import Reply
 from fedhet.site.state import FileStore
 from fedhet.sums.client import Member
 from fedhet.sums.masks import Cohort, SumTerms, Survivors
-from fedhet.sums.server import Collector
+from fedhet.sums.server import Attempt
 
 MODES = ("off", "masked")
 WARM_UP = 1
@@ -43,11 +43,11 @@ def masks(clients: int, words: int) -> None:
     figures: dict[str, float] = {}
     for gone in (0, 1):
         attempt, alive = gone + 1, names[: clients - gone]
-        collector = Collector(names, words, SumTerms())
+        cohort = Cohort(tuple(names), attempt, clients)
+        collector = Attempt(cohort, words, SumTerms(), round_=1)
         spent = []
         for name in alive:
             started = time.perf_counter()
-            cohort = Cohort(tuple(names), attempt, clients)
             upload = members[name].mask(1, cohort, b"", reply).arrays
             spent.append(time.perf_counter() - started)
             collector.take(name, upload)

@@ -7,6 +7,7 @@ is no network: messages are passed by hand, and a hospital's part is the code th
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,11 @@ from fedhet.config.load import load_config
 from fedhet.deploy.certs import make
 from fedhet.errors import Refused, Rejected
 from fedhet.protocol.messages import Reply
-from fedhet.site.limits import Limits, check_run
+from fedhet.site.limits import NOTHING, Limits, check_run
 from fedhet.site.state import FileStore
 from fedhet.sums.client import Member, NodeCertificate
 from fedhet.sums.masks import Cohort, SumKey, SumTerms, Survivors
-from fedhet.sums.server import Collector
+from fedhet.sums.server import Attempt
 
 NAMES, INSISTING = ("ash", "birch", "cedar", "dogwood", "elm"), ("ash", "birch")
 TERMS = SumTerms(min_members=3, threshold=4)  # one of five may drop out
@@ -45,14 +46,15 @@ def main(folder: Path) -> None:
         site[name] = Member(FileStore(folder / name, sync=False), "run-1", name, TERMS)
     keys = {name: site[name].key(own[name]) for name in NAMES}
 
-    def ask(server: Collector, attempt: int, survivors: tuple[str, ...]) -> None:
+    def ask(server: Attempt, attempt: int, survivors: tuple[str, ...]) -> None:
         for name in survivors:
             boxes = server.boxes_for(name)[: len(survivors)]
             told = Survivors(survivors, attempt, boxes.tobytes())
             server.answer(name, site[name].open_shares(1, told))
 
-    def ask_all(attempt: int, elms: bytes) -> Collector:
-        server, cohort = Collector(NAMES, 3, TERMS), Cohort(NAMES, attempt, len(NAMES))
+    def ask_all(attempt: int, elms: bytes) -> Attempt:
+        cohort = Cohort(NAMES, attempt, len(NAMES))
+        server = Attempt(cohort, 3, TERMS, round_=1)
         for name in NAMES:  # each masks for what it was sent, of which this is the digest
             sent = elms if name == "elm" else bytes(32)
             server.take(
@@ -63,7 +65,8 @@ def main(folder: Path) -> None:
         return server
 
     for name in INSISTING:  # 1. It asks for single uploads.
-        refused(name, check_run, LIMITS, load_config(None))
+        check = partial(check_run, shares_model=False)
+        refused(name, check, LIMITS, load_config(None), NOTHING, "run-1")
     forged = keys | {"elm": SumKey(bytes(range(32)))}  # 2. It gives itself out for elm.
     print("ash does not accept the key of", *site["ash"].introduce(forged, own["ash"].ca))
     for name in NAMES:

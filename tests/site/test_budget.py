@@ -64,12 +64,10 @@ def test_another_upload_in_the_same_round_costs_and_has_its_own_noise(tmp_path, 
 
 
 def test_the_noise_is_secret_in_a_deployment_and_repeats_in_a_simulation(tmp_path):
-    config, stores = tiny(tmp_path, **DP), [FileStore(tmp_path / n, sync=False) for n in "abcd"]
-    modes = (False, False, True, True)
-    a, b, c, d = (
-        upload(opened(store, config, simulated=simulated), 1)[1]
-        for store, simulated in zip(stores, modes, strict=True)
-    )
+    config = tiny(tmp_path, **DP)
+    stores = [FileStore(tmp_path / name, sync=False) for name in "abcd"]
+    budgets = (opened(one, config, simulated=k > 1) for k, one in enumerate(stores))
+    a, b, c, d = (upload(budget, 1)[1] for budget in budgets)
     assert (a != b).all() and (c == d).all()
 
 

@@ -77,16 +77,12 @@ def test_a_run_within_the_limits_goes_on(tmp_path, text, changes):
     assert said == [] and rounds[0]["replied"] == 3 and rounds[0]["failures"] == []
 
 
-@pytest.mark.parametrize(("limit", "decoded"), [
-    ("max-upload-bytes", 3), ("max-download-bytes", 2),
-])  # fmt: skip
-def test_an_upload_too_large_does_not_leave_nor_is_a_download_decoded(
-    tmp_path, monkeypatch, limit, decoded
-):
+@pytest.mark.parametrize(("way", "decoded"), [("upload", 3), ("download", 2)])
+def test_what_is_too_large_does_not_leave_nor_is_it_decoded(tmp_path, monkeypatch, way, decoded):
     watched = Mock(side_effect=client_app.read_arrays)
     monkeypatch.setattr(client_app, "read_arrays", watched)
-    rounds, [(kind, text)] = limited(tmp_path, f"{limit}: 1000")
-    assert kind == "train" and f"limit {limit}: this site allows 1000, and it is" in text
+    rounds, [(kind, text)] = limited(tmp_path, f"max-{way}-bytes: 1000")
+    assert kind == "train" and f"limit max-{way}-bytes: this site allows 1000, and it is" in text
     assert watched.call_count == decoded and rounds[0]["replied"] == 2
 
 

@@ -63,7 +63,7 @@ class Site:
         assert set(info) == {"error", "log", "state-lost", "about"}
 
 
-ATTACKS = (
+@pytest.mark.parametrize(("limit", "changes"), [
     ("target", {"target": "age", "labels": {"low": ["..47"], "high": ["47.."]}, "classes": []}),
     ("classes", {"labels": {"0": ["..0.5"], "1": ["0.5.."]}, "classes": []}),
     ("classes", {"labels": {"0": ["0"], "1": ["1"]}}),
@@ -74,10 +74,7 @@ ATTACKS = (
     ("form", {"columns": ["ill", "chol", "age", "ward", "bmi"]}),
     ("columns: the run reads 'ward'", {"categories": {"ward": ["a", "b"]}, "ignore": ["bmi"]}),
     ("columns: the run reads 'weight'", {"numbers": ["age", "chol", "weight"]}),  # there is none
-)
-
-
-@pytest.mark.parametrize(("limit", "changes"), ATTACKS)
+])  # fmt: skip
 def test_a_run_that_asks_for_more_than_the_limits_name_learns_nothing(site, limit, changes):
     site.limit(LIMITS)
     assert site.ask()["train-images"] > 0

@@ -36,8 +36,7 @@ def group() -> Group:
 def test_the_same_question_gets_the_same_answer_and_another_none() -> None:
     """Also from another process, which knows what is written down and no more."""
     group = Group(4, SumTerms(2))
-    collector = group.upload(NAMES)
-    collector.close()
+    (collector := group.upload(NAMES)).close()
     told = told_to("a", collector)
     assert group.member("a").open_shares(1, told) == group.member("a").open_shares(1, told)
     fewer = replace(told, members=NAMES[:3], boxes=told.boxes[: 3 * 82])
@@ -73,8 +72,7 @@ def test_a_client_that_was_killed_before_it_wrote_all_down_has_sent_nothing(grou
 def test_terms_that_come_after_the_upload_loosen_nothing(later) -> None:
     """The same run under another configuration: how few may be left hangs on the old threshold."""
     group = Group(9)
-    collector = group.upload(group.names)
-    collector.close()
+    (collector := group.upload(group.names)).close()
     assert (SumTerms().survivors(9), later.survivors(9)) == (7, 6)
     told = told_to("a", collector)
     six = replace(told, members=told.members[:6], boxes=told.boxes[: 6 * 82])
@@ -117,9 +115,6 @@ def test_a_run_that_began_with_masked_sums_keeps_them(tmp_path) -> None:
     asked("masked").member().key(None)
     with pytest.raises(Refused, match="began with secure-sum=masked"):
         asked("off").store("0")
-
-
-# --- who may say that a key is whose --------------------------------------------------------------
 
 
 KEY, STRANGER = (generate_private_key(SECP384R1()) for _ in range(2))

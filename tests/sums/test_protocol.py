@@ -29,17 +29,13 @@ PAYLOAD = b"\x07" * 32
 
 
 def certificate(subject, key, issuer, signer, days=(-1, 1)):
-    def name(text):
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-    now = datetime.now(UTC)
+    names = ([x509.NameAttribute(NameOID.COMMON_NAME, text)] for text in (subject, issuer))
+    own, issuers = map(x509.Name, names)
+    since, until = (datetime.now(UTC) + timedelta(days=day) for day in days)
     return (
-        x509.CertificateBuilder()
-        .subject_name(name(subject)).issuer_name(name(issuer)).public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now + timedelta(days=days[0]))
-        .not_valid_after(now + timedelta(days=days[1]))
-        .sign(signer, SHA384())
+        x509.CertificateBuilder().subject_name(own).issuer_name(issuers)
+        .public_key(key.public_key()).serial_number(x509.random_serial_number())
+        .not_valid_before(since).not_valid_after(until).sign(signer, SHA384())
     )  # fmt: skip
 
 

@@ -108,9 +108,6 @@ def test_the_same_update_again_is_free_and_another_share_is_not(tmp_path):
     assert Budget(store, config, "0").epsilon == spent(4, 4, 8.0, 1e-5)
 
 
-# --- the discrete Gaussian sampler against its probabilities --------------------------------------
-
-
 SEED = bytes(range(32))
 
 

@@ -57,10 +57,6 @@ def whole(tmp_path_factory):
     return run
 
 
-def gone(message: Message) -> Message:
-    return Message(Error(code=5, reason="node gone"), reply_to=message)
-
-
 @pytest.mark.parametrize("changes", [{}, COUNTED], ids=str)
 def test_masked_and_unmasked_runs_have_the_same_bytes(whole, changes):
     runs = [whole("unmasked", **changes), whole(**changes)]
@@ -90,7 +86,8 @@ def test_whoever_drops_out_costs_its_part_or_the_round_and_nothing_later(tmp_pat
     def leave(node, message, reply):
         kind, round_, _ = asked(message)
         out = absent if kind == TRAIN else mute if kind == UNMASK else ()
-        return gone(message) if (round_, node) in out else reply
+        gone = Message(Error(code=5, reason="node gone"), reply_to=message)
+        return gone if (round_, node) in out else reply
 
     folder, grid = simulate(config(tmp_path, rounds=5), tamper=leave)
     rounds = folder.read_rounds()
@@ -174,8 +171,9 @@ def test_of_five_nodes_with_certificates_two_may_be_missing_if_the_others_sign(t
 
     def leave(node, message, reply):
         kind, round_, _ = asked(message)
+        gone = Message(Error(code=5, reason="node gone"), reply_to=message)
         missing = kind == TRAIN and round_ > 1 and node in {2, 4}
-        return gone(message) if missing or (kind == AGREE and round_ == 3 and node < 2) else reply
+        return gone if missing or (kind == AGREE and round_ == 3 and node < 2) else reply
 
     values = {"sum_threshold": 0, "rounds": 3}
     folder, grid = simulate(config(tmp_path, **values), tamper=leave, before=certify)

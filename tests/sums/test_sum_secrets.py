@@ -30,8 +30,7 @@ CLIENTS, SOME = 4, 40  # bytes of a vector that are no accident where they are f
 
 def config(tmp_path, **changes):
     values = {"clients": CLIENTS, "sum_owners": 2, "secure_sum": "masked", "sum_min": 2}
-    values |= {"image_size": 16}
-    return small(tmp_path, **(values | changes))
+    return small(tmp_path, **(values | {"image_size": 16} | changes))
 
 
 def kind(message: Message) -> str:
@@ -149,35 +148,26 @@ def test_the_search_finds_what_is_there(tmp_path, monkeypatch) -> None:
     assert sum(piece in everything for piece in pieces) > len(pieces) / 4
 
 
-def shares(content: RecordDict, message: Message) -> None:
+def shares(content, message) -> None:
     says(shares=bytes(len(content["info"]["shares"])))(content, message)
 
 
 # Lies of client 1, how many count then, and who is blamed for what.
 LIES = {
-    "few words": (
-        TRAIN, sends(lambda a, _: [a[0][:-1], a[1]]), 3, "1",
-        r"array 0 is uint32\[\d+\], expected uint32",
-    ),
-    "few boxes": (
-        TRAIN, sends(lambda a, _: [a[0], a[1][:2]]), 3, "1",
-        r"array 1 is uint8\[2, 82\], expected uint8\[4",
-    ),
+    "few words": (TRAIN, sends(lambda a, _: [a[0][:-1], a[1]]), 3, "1",
+                  r"array 0 is uint32\[\d+\], expected uint32"),
+    "few boxes": (TRAIN, sends(lambda a, _: [a[0], a[1][:2]]), 3, "1",
+                  r"array 1 is uint8\[2, 82\], expected uint8\[4"),
     "metrics that are summed": (
         TRAIN, lambda content, _: content.update(metrics=MetricRecord({"test_accuracy": 99.0})),
-        3, "1", "reply with single metrics",
-    ),
+        3, "1", "reply with single metrics"),
     "other words": (
         TRAIN, sends(lambda a, _: [a[0] + np.uint32(1 << 31), a[1]]), 0, "the round",
-        "the sum failed: the sum has entries beyond 4 x sum-range=64",
-    ),
-    "empty boxes": (
-        TRAIN, sends(lambda a, _: [a[0], a[1] * 0]), 0, "the round",
-        "the sum failed: the boxes of '1' did not open for 4 members",
-    ),
-    "empty shares": (
-        UNMASK, shares, 0, "the round", "the sum failed: the self mask of '.' cannot be"
-    ),
+        "the sum failed: the sum has entries beyond 4 x sum-range=64"),
+    "empty boxes": (TRAIN, sends(lambda a, _: [a[0], a[1] * 0]), 0, "the round",
+                    "the sum failed: the boxes of '1' did not open for 4 members"),
+    "empty shares": (UNMASK, shares, 0, "the round",
+                     "the sum failed: the self mask of '.' cannot be"),
 }  # fmt: skip
 
 

@@ -71,10 +71,8 @@ def test_the_sum_gives_what_the_plain_path_gives(tmp_path, method, changes):
         if name != "counts" or not changes:  # uniform: owners stand in for images
             np.testing.assert_allclose(summed.arrays()[name], array, rtol=1e-6, atol=1e-12)
     assert any((before[name] != array).any() for name, array in summed.arrays().items())
-    nothing = type(payloads["1"]).from_ndarrays(
-        [a * 0 if a.dtype.kind == "f" else a for a in payloads["1"].to_ndarrays()]
-    )
-    empty = summed.contribution(nothing, own(summed, "1"))
+    zeros = (a * 0 if a.dtype.kind == "f" else a for a in payloads["1"].to_ndarrays())
+    empty = summed.contribution(type(payloads["1"]).from_ndarrays([*zeros]), own(summed, "1"))
     assert not empty.values.any() and empty.counts.any()  # no noise would cover these
 
 
@@ -108,9 +106,8 @@ def test_rows_of_a_class_with_few_owners_are_zeros_and_stay(tmp_path, method):
     for part in parts:
         assert not part.rows[[0, 2, 3]].any() and not part.owners[[0, 2, 3]].any()
         assert part.rows[1].any() and part.owners[1] == 1
-    for vector, stay, short in (
-        (told["0"] + told["1"], [0, 1, 2, 3], 1), (sum(told.values()), [0, 2, 3], 0)
-    ):  # fmt: skip
+    two, every = told["0"] + told["1"], sum(told.values())
+    for vector, stay, short in ((two, [0, 1, 2, 3], 1), (every, [0, 2, 3], 0)):
         summed.combine(vector, 2)
         assert summed.short_classes == short
         for name, array in summed.arrays().items():

@@ -58,8 +58,7 @@ def initialise(path: str, given: Keys, out: Path | None) -> Iterator[str]:
     if dataset == "signals" and formats.holds(place, _ARRAYS):
         lines = _of_windows(keys, place)
     elif dataset in _ROWS or (place.is_file() and place.suffix != ".zip"):
-        texts = (v if isinstance(v, str) else json.dumps(v) for v in given.values())
-        words = (f"{key}={text}" for key, text in zip(given, texts, strict=True))
+        words = (f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in given.items())
         lines = _of_rows(keys, ["fedhet", "init", path, *words])
     data = load_dataset(build_config(keys))
     if data.inputs.kind == IMAGE:
@@ -122,14 +121,17 @@ def _of_windows(keys: Keys, place: Path) -> list[str]:
 
 
 def _of_rows(keys: Keys, command: Sequence[str]) -> list[str]:
-    """Add what is proposed for a file of rows to the keys; show its columns, return lines.
-
-    Where a key is unclear a person is asked, or the ``command`` with it is told.
-    """
-    asked, lines = False, list[str]()
+    """Add what is proposed for a file of rows; if unclear ask a person, or name the ``command``."""
+    asked, lines, description = False, list[str](), None
+    person = sys.stdin is not None and sys.stdin.isatty()
     while True:
         try:
-            description, likely = _describe(keys, asked=asked)
+            description = _describe(keys)
+            description.need_target()
+            likely = description.likely_sites()
+            if likely and person:
+                question = "does one of these columns name whose a row is?"
+                raise Unclear("site", question, [*likely, ""])
             if not (gaps := description.gap_words()):
                 break
             keys["gaps"] = sorted({*filter(None, description.reading.gaps or GAPS), *gaps})
@@ -138,18 +140,24 @@ def _of_rows(keys: Keys, command: Sequence[str]) -> list[str]:
             if error.key == "columns":
                 keys["columns"] = error.choices
                 continue
-            if error.key == "image" or not _is_terminal():
+            if description is not None and not asked:
+                _show(keys, description)
+            if error.key == "image" or not person:
                 line = shlex.join([*command, f"{error.key}={error.choices[0]}"])
                 raise UserError(f"{error}; for example: {line}") from error
-            answer, asked = _ask(str(error), error.choices), True
+            print(one_line(error, None))
+            for number, choice in enumerate(error.choices, start=1):
+                print(f"  {number}  {one_line(choice, None) or 'none of them'}")
+            number = typer.prompt("number", type=click.IntRange(1, len(error.choices)))
+            answer, asked = error.choices[number - 1], True
             keys[error.key] = [*filter(None, [answer])] if error.key == "site" else answer
     lines += [*_choose(keys, description), *map(describe.about_site, likely[:1])]
     _show(keys, description)
     return lines
 
 
-def _describe(keys: Keys, *, asked: bool) -> tuple[Description, list[str]]:
-    """Return what a file of rows holds, and columns that may be the site; Unclear if not enough."""
+def _describe(keys: Keys) -> Description:
+    """Return what a file of rows holds; add to the keys which column lists images, if any."""
     reading = reading_of(build_config(keys | {"dataset": keys["dataset"] or "table"}))
     paths = formats.find_files("table", keys["data-path"], formats.ROW_SUFFIXES)
     file = rows.open_rows(paths, reading)
@@ -157,34 +165,8 @@ def _describe(keys: Keys, *, asked: bool) -> tuple[Description, list[str]]:
     if listing and (image := image_column(file, paths[0].parent, reading)[0]):
         keys |= {"dataset": "image-folder", "image": image}
         reading = reading.changed(image=image)
-    propose = {"group", "site"} - keys.keys()
-    if file.site is not None or keys["dataset"] == "signals":
-        propose -= {"site"}
-    description = describe.describe(file, reading, propose)
-    try:
-        description.need_target()
-        open_ = "site" in propose and not description.reading.site
-        likely = description.likely_sites() if open_ else []
-        if likely and _is_terminal():
-            question = "does one of these columns name whose a row is?"
-            raise Unclear("site", question, [*likely, ""])
-    except Unclear:
-        if not asked:
-            _show(keys, description)
-        raise
-    return description, likely
-
-
-def _is_terminal() -> bool:
-    return sys.stdin is not None and sys.stdin.isatty()
-
-
-def _ask(question: str, choices: Sequence[str]) -> str:
-    """Ask a person by a numbered list; an empty choice is none of them."""
-    print(one_line(question, None))
-    for number, choice in enumerate(choices, start=1):
-        print(f"  {number}  {one_line(choice, None) or 'none of them'}")
-    return choices[typer.prompt("number", type=click.IntRange(1, len(choices))) - 1]
+    given = {*keys} | ({"site"} if file.site or keys["dataset"] == "signals" else set())
+    return describe.describe(file, reading, {"group", "site"} - given)
 
 
 def _choose(keys: Keys, description: Description) -> list[str]:
@@ -195,8 +177,7 @@ def _choose(keys: Keys, description: Description) -> list[str]:
     keys["target"] = reading.target
     keys |= {k: list(value) for k in ("site", "group") if (value := getattr(reading, k))}
     if dataset == "texts" and texts:
-        longest = max(texts, key=lambda name: description.columns[name].length)
-        keys["text"] = keys.get("text") or longest
+        keys["text"] = keys.get("text") or max(texts, key=lambda n: description.columns[n].length)
     if dataset == "signals":
         return []
     if dataset != "table":
@@ -252,18 +233,17 @@ def _is_uneven(dataset: Dataset) -> bool:
 
 def _add_training(keys: Keys, dataset: Dataset) -> None:
     """Add classes, partition and training to the keys."""
-    rates, kind = _RATES, dataset.inputs.kind
+    kind, uneven = dataset.inputs.kind, _is_uneven(dataset)
     if "labels" not in keys:
         keys["classes"] = list(dataset.classes)
-    if _is_uneven(dataset):
+    if uneven:
         keys.setdefault("metric", "balanced_accuracy")
-        rates = {}
     natural = np.sum(np.bincount(dataset.sites) >= 10) > 1  # noqa: PLR2004
     if keys.setdefault("partition", "natural" if natural else "iid") == "natural":
         keys["clients"] = 0
     rest = {
         "clients": int(max(2, min(5, len(dataset.labels) // 30))), "models": [DEFAULT_GROUP[kind]],
         "method": "fedssa", "rounds": 20, "local-epochs": 2, "batch-size": 16,
-        "lr": rates.get(kind, 0.01),
+        "lr": 0.01 if uneven else _RATES.get(kind, 0.01),
     }  # fmt: skip
     keys |= rest | keys

@@ -31,23 +31,19 @@ _SMOOTH = 0.05  # of what it is for rows in any order: steps between rows of a r
 _HELD_OUT = 50  # rows from which on that is told from chance
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 # Exact names, in snake case.
-_TARGETS = _words(
-    "target label labels class classes outcome diagnosis y died death dead deceased survived event "
-    "status ill disease result churn fraud sentiment species default relapse mortality activity"
+_TARGETS = re.compile(
+    "target|labels?|class(es)?|outcome|diagnosis|y|died|death|dead|deceased|survived|event|status"
+    "|ill|disease|result|churn|fraud|sentiment|species|default|relapse|mortality|activity"
 )
 _SITES = re.compile(
     r"(site|hospital|clinic|cent(er|re)|institution|institute|facility)s?(_(id|name|code))?|inst"
     r"|hopital|klinik(um)?|krankenhaus|spital|zentrum|standort|centro|etablissement"
 )
-_SITE_WORDS = _words(
-    "ward device machine factory plant station branch department dept scanner lab laboratory "
-    "school store region country provider practice surgeon physician cohort source site hospital "
-    "clinic center centre person subject user participant zentrum standort abteilung centro"
+_SITE_WORDS = re.compile(
+    "(^|_)(ward|device|machine|factory|plant|station|branch|department|dept|scanner|lab|laboratory"
+    "|school|store|region|country|provider|practice|surgeon|physician|cohort|source|site|hospital"
+    "|clinic|center|centre|person|subject|user|participant|zentrum|standort|abteilung|centro)(_|$)"
 )
 _PERSON = re.compile(  # names of columns that say whose a row is, or of what it was cut
     r"(?!(len|length|time|days|duration)_)(\w+_)?(patient(en)?|pat|proband(en)?|versuchsperson"
@@ -149,10 +145,9 @@ def need(file: RowFile, wanted: Iterable[str], key: str) -> None:
 
 
 def present(file: RowFile, reading: Reading) -> Reading:
-    """Return the reading, on a node without sites that its file has not.
+    """Return the reading, on a node without sites that its file has not: all rows are its own.
 
-    All rows of a node are its own. Raise UserError for a column that a key names and the file has
-    not; a node may be without those of ``ignore``.
+    Raise UserError for a column that is not there; a node may be without those of ``ignore``.
     """
     if reading.declared:
         reading = reading.changed(site=tuple(n for n in reading.site if n in file.columns))
@@ -165,7 +160,7 @@ def site_like(name: str) -> bool:
     """Return whether a column's name may be that of a site, a person or a device."""
     plain = snake(name)
     other = _DESCRIBES.search(plain) or _LATER.search(plain)
-    return not other and bool(_SITE_WORDS & {*plain.split("_")})
+    return not other and _SITE_WORDS.search(plain) is not None
 
 
 def about_site(name: str) -> str:
@@ -189,11 +184,10 @@ class Column:
 
     def add(self, values: pd.Series, file: RowFile) -> None:
         """See some more: numbers, or texts with NaN for gaps."""
-        plain = values.dtype.kind in "iuf"
-        if not plain:
+        if values.dtype.kind not in "iuf":
             values = values.mask(values.str.lower().isin(list(file.form.missing)))
         known = values.dropna()
-        numbers = known if plain else to_numbers(known, file.form)
+        numbers = to_numbers(known, file.form)
         if (words := known[numbers.isna()]).size:
             if not self.words:
                 self.word, self.at = str(words.iloc[0]), file.at(words.index[0], self.name)
@@ -297,13 +291,13 @@ class Description:
     def __init__(
         self, columns: Mapping[str, Column], reading: Reading, propose: Collection[str] = ()
     ) -> None:
-        self.columns, self.reading = columns, reading
-        free = [columns[name] for name in columns.keys() - reading.keyed]
+        self.columns, self.reading, self._propose = columns, reading, propose
+        free = [one for name, one in columns.items() if name not in reading.keyed]
         if not reading.target:
             classes = [one for one in free if one.is_class]
-            fits = [one for one in classes if one.plain in _TARGETS]
-            events = (one for one in classes if one.values <= 4 and _EVENTS.search(one.plain))  # noqa: PLR2004
-            if len(fits) == 1 and not any(one not in fits for one in events):
+            fits = [one for one in classes if _TARGETS.fullmatch(one.plain)]
+            events = [one for one in classes if one.values <= 4 and _EVENTS.search(one.plain)]  # noqa: PLR2004
+            if len(fits) == 1 and {*events} <= {*fits}:
                 self.reading = self.reading.changed(target=fits[0].name)
         if "site" in propose and not reading.site:
             sites = [one for one in free if one.is_discrete and _SITES.fullmatch(one.plain)]
@@ -320,11 +314,11 @@ class Description:
             for name in self.of(IDENTIFIER):
                 if not columns[name].words and not columns[name].is_group:
                     self.roles[name] = (NUMBER, "there is no other column")
-        given = dict(reading.categories)
-        found = {n: given.get(n) or columns[n].counts for n in self.of(CATEGORY)}
-        if many := [name for name, values in found.items() if values is None]:
-            raise UserError(f"categories: '{many[0]}' has over {COUNTED:,} values: set ignore")
-        self.categories = {name: tuple(values or ()) for name, values in found.items()}
+        given, self.categories = dict(reading.categories), dict[str, tuple[str, ...]]()
+        for name in self.of(CATEGORY):
+            if (values := given.get(name) or columns[name].counts) is None:
+                raise UserError(f"categories: '{name}' has over {COUNTED:,} values: set ignore")
+            self.categories[name] = (*values,)
 
     def _groups(self) -> tuple[str, ...]:
         """Return the column of the largest groups that may be, or numbers that sites give anew."""
@@ -351,19 +345,25 @@ class Description:
         """Raise Unclear where no key and no name says which column is the class."""
         if self.reading.target:
             return
-        columns = [*self.columns.values()]
+        columns, names = [*self.columns.values()], listed([*self.columns])
         if len(columns) < 2:  # noqa: PLR2004
-            raise UserError(
-                f"target: there is one column, {listed([*self.columns])}: give separator=SIGN"
-            )
+            raise UserError(f"target: there is one column, {names}: give separator=SIGN")
         may = [one for one in columns if one.name not in self.reading.taken and one.is_class]
         if not may:
-            raise UserError(f"target: no column looks like a class: {_no_class(columns)}")
+            words = [one for one in columns if one.words and one.is_unique and not one.is_date]
+            advice = f"give target=COLUMN, one of {names}"
+            if len(words) == 1 and sum(not one.words for one in columns) == len(columns) - 1 > 1:
+                rows = f"each row seems to be a measurement ('{words[0].name}' names them)"
+                advice = f"{rows} and each column an example: transpose the file, and add the class"
+            elif last := next((one for one in columns[::-1] if one.low < one.high), None):
+                middle = cut_labels((last.low + last.high) / 2)
+                advice += f"; divide a measurement with labels, such as target={last.name} {middle}"
+            raise UserError(f"target: no column looks like a class: {advice}")
 
         def unlikely(one: Column) -> tuple[bool, bool, bool]:
             few = one.values <= CLASSES and (bool(one.words) or one.values == 2)  # noqa: PLR2004
             other = _DESCRIBES.search(one.plain) is not None or site_like(one.name) or one.is_group
-            return other, one.plain not in _TARGETS, not (few or one is columns[-1])
+            return other, not _TARGETS.fullmatch(one.plain), not (few or one is columns[-1])
 
         may = sorted(([one for one in may if one.values <= CLASSES] or may)[::-1], key=unlikely)
         each = listed([f"{one.name} ({one.many})" for one in may])
@@ -376,7 +376,9 @@ class Description:
         return [c.word for c in mixed if c.counts and c.words == c.counts[c.word.strip()]]
 
     def likely_sites(self) -> list[str]:
-        """Return columns that may be the site, by a word of their names and their values."""
+        """Return columns that may be the site, by a word of their names, where none is given."""
+        if "site" not in self._propose or self.reading.site:
+            return []
         columns = [self.columns[name] for name in self.of(CATEGORY, NUMBER, IDENTIFIER)]
         likely = [one for one in columns if site_like(one.name) and one.is_discrete]
         return [one.name for one in likely if 2 <= one.values <= one.known // 10]  # noqa: PLR2004
@@ -385,8 +387,7 @@ class Description:
         """Return lines about all columns that cannot be features, with what to do."""
         lines = []
         for why, advice in _ADVICE.items():
-            columns = [one for name, one in self.columns.items() if self.roles[name][1] == why]
-            if columns:
+            if columns := [c for name, c in self.columns.items() if self.roles[name][1] == why]:
                 names = ",".join(one.name for one in columns)
                 where = "; {0} at {1}" if why == _MIXED else ""
                 each = [f"{c.name} ({c.many}{where.format(shown(c.word), c.at)})" for c in columns]
@@ -430,19 +431,6 @@ class Description:
         ]  # fmt: skip
 
 
-def _no_class(columns: Sequence[Column]) -> str:
-    """Return what to do with a file that has no column for the class."""
-    words = [one for one in columns if one.words and one.is_unique and not one.is_date]
-    if len(words) == 1 and sum(not one.words for one in columns) == len(columns) - 1 > 1:
-        rows = f"each row seems to be a measurement ('{words[0].name}' names them)"
-        return f"{rows} and each column an example: transpose the file, and add the class"
-    advice = f"give target=COLUMN, one of {listed([one.name for one in columns])}"
-    if last := next((one for one in columns[::-1] if one.low < one.high), None):
-        middle = cut_labels((last.low + last.high) / 2)
-        advice += f"; divide a measurement with labels, such as target={last.name} {middle}"
-    return advice
-
-
 def describe(file: RowFile, reading: Reading, propose: Collection[str] = ()) -> Description:
     """Return what the columns of a file hold and are for, from all rows."""
     present(file, reading)
@@ -458,10 +446,9 @@ def describe(file: RowFile, reading: Reading, propose: Collection[str] = ()) -> 
 def described(
     file: RowFile, reading: Reading, needed: str = "numbers"
 ) -> tuple[Reading, Description | None]:
-    """Return the reading with target and text, and what is known of the columns.
+    """Return the reading with target and text, and what is known of the columns, or raise.
 
-    No row is read where keys say all: the target, and the ``needed`` columns. Raise UserError where
-    that is unclear.
+    No row is read where keys say all: the target, and the ``needed`` columns.
     """
     if reading.declared and not reading.target:
         raise UserError("target: '' is not allowed on a network: name the column of the class")
@@ -472,9 +459,8 @@ def described(
     description.need_target()
     reading = description.reading
     if needed == "text" and not reading.text:
-        words = [one for one in description.columns.values() if one.words]
-        texts = [one for one in words if one.name != reading.target]
-        if not texts:
+        columns = description.columns.values()
+        if not (texts := [one for one in columns if one.words and one.name != reading.target]):
             raise UserError(f"text: {file.where} has no column of texts")
         reading = reading.changed(text=max(texts, key=lambda one: one.length).name)
     return reading, description
@@ -487,11 +473,10 @@ def named_columns(file: RowFile, reading: Reading) -> list[str]:
 
 
 def leaks(names: Sequence[str], x: npt.NDArray[Any], labels: Indices, target: str) -> Iterator[str]:
-    """Yield a line for each column that alone gives the class on held-out rows.
+    """Yield a line for each column of ``x`` (n, f) that alone gives the class on held-out rows.
 
-    ``x`` (n, f) are features as stored, or a sample. Two rules are fitted on one half of the rows
-    and tested on the other: a tree of one cut a class, and a table of the commonest class of each
-    value.
+    Two rules are fitted on one half of the rows and tested on the other: a tree of one cut a class,
+    and a table of the commonest class of each value.
     """
     from sklearn.tree import DecisionTreeClassifier  # noqa: PLC0415  (a second at import)
 
@@ -515,13 +500,8 @@ def leaks(names: Sequence[str], x: npt.NDArray[Any], labels: Indices, target: st
             out = f"if it is known only after '{target}', leave it out with ignore={name}"
             yield f"{alone} held-out rows: {out}"
     ill = labels == 1  # of a class that is one column of several, as 0 and 1
-    flags = [
-        place for place, column in enumerate(x.T)
-        if np.isin(column, (0, 1)).all() and column.any() and not column[ill].any()
-    ]  # fmt: skip
-    if labels.max() == 1 < len(flags) and (x[:, flags].sum(axis=1) == ~ill).all():
-        beside = [names[place] for place in flags]
-        yield (
-            f"columns {listed(beside)} and '{target}' are one class in several columns: leave "
-            f"them out with ignore={','.join(beside)}"
-        )
+    flags = np.isin(x, (0, 1)).all(axis=0) & x.any(axis=0) & ~x[ill].any(axis=0)
+    if labels.max() == 1 < flags.sum() and (x[:, flags].sum(axis=1) == ~ill).all():
+        beside = [name for name, flag in zip(names, flags, strict=True) if flag]
+        several = f"columns {listed(beside)} and '{target}' are one class in several columns"
+        yield f"{several}: leave them out with ignore={','.join(beside)}"

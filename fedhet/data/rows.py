@@ -34,9 +34,7 @@ DIALECT = 24 << 10  # characters of them that are enough for separator and quote
 EXACT_DIGITS = 15  # more than a float keeps
 SENTENCE = 5  # words of a text that is no name of a column
 CELLS = 2_000_000  # of a chunk
-_MARKS = {
-    "\ufeff".encode(one): one[:6] for one in ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
-}
+_MARKS = {"\ufeff".encode(f"utf-{n}-{e}"): f"utf-{n}" for n in (32, 16) for e in ("le", "be")}
 # Encodings that are proposed where a file is not UTF-8.
 _ENCODINGS = (
     "latin_1", "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "koi8_r", "shift_jis", "gb18030",
@@ -86,7 +84,8 @@ class RowFile:
                 columns = frame.set_axis(range(rows, rows + len(frame))).items()
                 rows += len(frame)
                 yield file, pd.DataFrame({
-                    name: _texts(column) if name in texts else as_numbers(column, file.form)
+                    name: _texts(column).where(column.notna(), "") if name in texts
+                    else as_numbers(column, file.form)
                     for name, column in columns
                 })  # fmt: skip
             if not rows:
@@ -97,7 +96,6 @@ class RowFile:
         return (frame for file in self.files for frame in file._frames(list(columns), ()))
 
     def _frames(self, columns: list[str], texts: Collection[str]) -> Iterator[pd.DataFrame]:
-        """Yield these columns of some rows."""
         raise NotImplementedError
 
     def lines(self) -> Iterator[int]:
@@ -150,29 +148,24 @@ def _size(columns: int) -> int:
 
 
 def _texts(series: pd.Series) -> pd.Series:
-    return _as_str(series).where(series.notna(), "").str.strip()
-
-
-def _as_str(series: pd.Series) -> pd.Series:
-    """Return values as texts; bytes and lists as Python writes them."""
-    return (series.map(str) if series.dtype == object else series).astype("str")
+    """Return values as texts, stripped; bytes and lists as Python writes them."""
+    return (series.map(str) if series.dtype == object else series).astype("str").str.strip()
 
 
 def as_numbers(series: pd.Series, form: Reading) -> pd.Series:
-    """Return numbers, if all values are numbers or TRUE and FALSE; else texts, NaN for gaps.
-
-    Whole numbers without gaps stay whole: a float would make one of two long ones.
-    """
-    if series.dtype.kind in "iufb":
+    """Return numbers, if all values are numbers or TRUE and FALSE; else texts, NaN for gaps."""
+    if series.dtype.kind in "iufb":  # a float would make one of two long whole numbers
         return series.astype(np.float64) if series.dtype.kind == "b" else series
-    texts = _as_str(series).str.strip()
+    texts = _texts(series)
     texts = texts.mask(series.isna() | texts.str.lower().isin(list(form.missing)))
     numbers = to_numbers(texts.dropna(), form)
     return texts if numbers.isna().any() else numbers.reindex(texts.index).astype(np.float64)
 
 
 def to_numbers(texts: pd.Series, form: Reading) -> pd.Series:
-    """Return float64 of texts without gaps; NaN for one that is no number."""
+    """Return float64 of texts without gaps, NaN for one that is no number; numbers as they are."""
+    if texts.dtype.kind in "iuf":
+        return texts
     codes, unique = pd.factorize(texts)  # a category's few values are looked at once
     known = pd.Series(unique, dtype="str")
     plain = known.str.replace(form.thousands, "", regex=False) if form.thousands else known
@@ -183,10 +176,9 @@ def to_numbers(texts: pd.Series, form: Reading) -> pd.Series:
     return pd.Series(numbers.to_numpy(np.float64)[codes], index=texts.index, dtype=np.float64)
 
 
-def _number(decimal: str, thousands: str) -> re.Pattern[str]:
-    """Return what numbers look like that are written with these signs."""
-    point, group = re.escape(decimal), re.escape(thousands)
-    whole = rf"\d{{1,3}}({group}\d{{3}})+|\d+" if thousands else r"\d+"
+def _number(point: str, group: str) -> re.Pattern[str]:
+    """Return what numbers look like that have this decimal sign and thousands separator."""
+    point, whole = re.escape(point), rf"\d{{1,3}}({re.escape(group)}\d{{3}})+|\d+"
     return re.compile(rf"[+-]?(({whole})({point}\d*)?|{point}\d+)(e[+-]?\d+)?", re.ASCII | re.I)
 
 
@@ -255,8 +247,8 @@ class CsvFile(RowFile):
                     text = line + b"".join(islice(file, SAMPLE_ROWS))
                     best = from_bytes(text, cp_isolation=[*_ENCODINGS]).best()
                     likely = best.could_be_from_charset if best else _ENCODINGS
-                    usual = [one.replace("_", "-") for one in _ENCODINGS if one in likely][:2]
-                    names = " or ".join(f"encoding={one}" for one in usual)
+                    usual = [f"encoding={one}" for one in _ENCODINGS if one in likely][:2]
+                    names = " or ".join(usual).replace("_", "-")
                     byte = f"line {number}: byte 0x{line[error.start]:02x} is not utf-8"
                     return UserError(f"{self.where} {byte}: give its encoding, such as {names}")
         return UserError(f"{self.where}: not {encoding}: give the encoding, as encoding=latin-1")
@@ -379,9 +371,8 @@ class CsvFile(RowFile):
 
     @property
     def _quoting(self) -> dict[str, Any]:
-        none = self.form.quote == "none"  # whatever the quote's sign is then
-        kind = csv.QUOTE_NONE if none else csv.QUOTE_MINIMAL
-        return {"quotechar": self.form.quote[0], "quoting": kind}
+        quote = self.form.quote  # with "none" its sign has no effect
+        return {"quotechar": quote[0], "quoting": csv.QUOTE_NONE * (quote == "none")}
 
     def _frames(self, columns: list[str], texts: Collection[str]) -> Iterator[pd.DataFrame]:
         gaps = {style(one) for one in self.form.missing for style in (str.lower, str.upper)}
@@ -499,7 +490,6 @@ def _open_parquet(path: Path, form: Reading) -> RowFile:
             yield batch.to_pandas(integer_object_nulls=True, ignore_metadata=True)
 
     index = (schema.pandas_metadata or {}).get("index_columns", [])
-    index = [name for name in index if isinstance(name, str)]
     return FrameFile(where, form, schema.names, index, batches)
 
 

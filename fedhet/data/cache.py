@@ -30,10 +30,10 @@ from fedhet.errors import UserError
 from fedhet.files import appearing, private_folder
 
 _FORMAT = 11
-_MAX = "FEDHET_CACHE_MAX"
+_MAX = "FEDHET_CACHE_MAX"  # bytes that the cache may take; a tenth of its disk without it
 _EXAMPLES = "examples.bin"
 _WRITTEN = "texts.npy", "text-ends.npy"  # UTF-8, and where each ends
-_CHUNK = 1 << 24  # bytes that are hashed at a time
+_CHUNK = 1 << 24  # bytes by which the room for an unknown number of examples grows
 _ARRAYS = ("labels", "sites", "groups", "times", "tests")
 _TEXTS = ("classes", "site_names", "warnings", "notes", "paths")
 
@@ -51,35 +51,24 @@ class Dataset(Content):
 
     def about_repeats(self, clients: Sequence[Any]) -> list[str]:
         """Return a line about test examples that also stand in train, of these splits, if any."""
-        # Of each 64 numbers tell most apart; only those alike in them are read whole.
-        flat = self.examples.reshape(len(self.examples), -1)
-        middle = flat.shape[1] // 2
-        parts = [hash(one.tobytes()) for one in flat[:, middle : middle + 64]]
-        train, tests = ([k for c in clients for k in getattr(c, p)] for p in ("train", "test"))
-        alike = {parts[k] for k in train} & {parts[k] for k in tests}
-        whole = {hash(flat[k].tobytes()) for k in train if parts[k] in alike}
-        count = sum(parts[k] in alike and hash(flat[k].tobytes()) in whole for k in tests)
+        examples = np.asarray(self.examples)
+        train, tests = (
+            [hash(examples[k].tobytes()) for client in clients for k in getattr(client, part)]
+            for part in ("train", "test")
+        )
+        count = int(np.isin(tests, train).sum())
         again = "test examples also stand in train, equal in all values"
         return [f"{count:,} of {len(tests):,} {again}"] if count else []
 
 
-def cache_limit(cache: Path) -> int:
-    """Return the bytes that the cache may take: ``$FEDHET_CACHE_MAX``, or a tenth of its disk."""
-    text = os.environ.get(_MAX, "").strip().upper()
-    if not text:
-        return shutil.disk_usage(cache).total // 10
-    match = re.fullmatch(r"(\d+)([KMGT]?)", text)
-    if match is None:
-        raise UserError(f"{_MAX}: '{text}' is not allowed: bytes, or a number with K, M, G or T")
-    return int(match[1]) << 10 * " KMGT".index(match[2] or " ")
-
-
 def _make_room(cache: Path, size: int, written: int) -> None:
-    """Remove what killed processes left, then entries, until ``size`` bytes fit; UserError if not.
-
-    Those that were used longest ago go first. ``written`` of the bytes are on the disk already.
-    """
-    limit, entries = cache_limit(cache), []
+    """Remove what killed processes left, then the oldest entries, until ``size`` bytes fit."""
+    text, entries = os.environ.get(_MAX, "").strip().upper(), []
+    match, limit = re.fullmatch(r"(\d+)([KMGT]?)", text), shutil.disk_usage(cache).total // 10
+    if match:
+        limit = int(match[1]) << 10 * " KMGT".index(match[2] or " ")
+    elif text:
+        raise UserError(f"{_MAX}: '{text}' is not allowed: bytes, or a number with K, M, G or T")
     for folder in cache.glob("*/") if size <= limit else ():
         if re.fullmatch(r"\.[0-9a-f]{64}\.tmp", folder.name):
             lock = FileLock(cache / f"{folder.name[1:-4]}.lock", timeout=0, mode=0o600)
@@ -209,8 +198,7 @@ def _write(folder: Path, stream: Stream, total: int, cache: Path) -> None:
     meta |= {"inputs": contents[0].inputs.dump(), "rows_sha256": _rows_digest(arrays)}
     digest = hashlib.sha256(json.dumps([meta, lists["classes"], lists["site_names"]]).encode())
     with path.open("rb") as examples:
-        while part := examples.read(_CHUNK):
-            digest.update(part)
+        hashlib.file_digest(examples, lambda: digest)
     if texts := [text.encode() for text in contents[0].texts]:
         letters = np.frombuffer(b"".join(texts), np.uint8)
         digest.update(letters.tobytes())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedhet.data.inputs import existing, listed
+from fedhet.data.inputs import existing
 from fedhet.errors import UserError, brief
 
 ROW_SUFFIXES = (
@@ -50,11 +50,10 @@ def find_files(dataset: str, data_path: str, suffixes: Sequence[str]) -> tuple[P
         inside = [path] if path.is_file() else sorted(path.iterdir())
     except OSError as error:
         raise UserError(f"data-path {data_path}: {error.strerror}") from error
-    found = [one for one in inside if one == path or one.is_file() and holds(one, suffixes)]
-    if not found:
-        what = f"the folder has no file {' '.join(suffixes)}; it must have one for each site"
-        raise UserError(f"data-path {data_path}: {what}")
-    return tuple(found)
+    if files := tuple(p for p in inside if p == path or p.is_file() and holds(p, suffixes)):
+        return files
+    what = f"the folder has no file {' '.join(suffixes)}; it must have one for each site"
+    raise UserError(f"data-path {data_path}: {what}")
 
 
 def holds(path: Path, suffixes: Sequence[str]) -> bool:
@@ -62,15 +61,6 @@ def holds(path: Path, suffixes: Sequence[str]) -> bool:
     if path.is_dir():
         return any(holds(one, suffixes) for one in path.iterdir() if not one.is_dir())
     return path.name.lower().endswith(tuple(suffixes)) and not path.name.startswith(".")
-
-
-def beside(data_path: str, paths: Sequence[Path]) -> list[str]:
-    """Return a line that names what lies in a folder beside the files that are read."""
-    path = Path(data_path).expanduser()
-    names = {one.name for one in paths}
-    inside = [one for one in (path.iterdir() if path.is_dir() else ()) if one.name not in names]
-    others = sorted(one.name + "/" * one.is_dir() for one in inside if one.name[0] != ".")
-    return [f"in the folder and not read: {listed(others)}"] if others else []
 
 
 def refuse_other(path: Path) -> None:

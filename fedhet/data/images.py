@@ -60,7 +60,7 @@ class Decoded:
 
 def losses(flags: Collection[int], inputs: Inputs, bad: Sequence[str], most: int = 5) -> list[str]:
     """Return lines about what images with these flags lost, and about the ``bad`` files."""
-    high, wide, _ = inputs.image_shape
+    _, high, wide = inputs.shape
     lines = _counted(flags, {
         SQUASHED: f"images of other proportions were squashed to {wide} x {high}",
         SHORTENED | SCAN * (not inputs.scan): "images of more than 8 bits a channel were cut to 8",
@@ -129,7 +129,7 @@ def to_pixels(image: Image.Image, inputs: Inputs) -> Pixels:
 
     Scans: float32 (h, w, 1) of their own values; an image of 8 bits becomes grey, 0 to 255.
     """
-    high, wide, channels = inputs.image_shape
+    channels, high, wide = inputs.shape
     mode = "F" if inputs.scan else "RGB" if channels == 3 else "L"
     if inputs.scan:
         values = np.asarray(image if is_scan(image) else image.convert("L"), dtype=np.float32)
@@ -158,7 +158,7 @@ def decoded(image: Image.Image, inputs: Inputs) -> Decoded:
         if rgba.getchannel("A").getextrema()[0] != 255:  # noqa: PLR2004
             white = Image.new("RGBA", rgba.size, "white")
             image, flags = Image.alpha_composite(white, rgba).convert("RGB"), flags | CLEAR
-    high, wide, _ = inputs.image_shape
+    _, high, wide = inputs.shape
     flags |= SQUASHED * (abs(image.width * high - image.height * wide) >= image.height)
     return Decoded(to_pixels(image, inputs), flags)
 

@@ -106,12 +106,6 @@ class Inputs:
             return (*self.shape[1:], 1 if self.scan else self.shape[0])
         return (len(self.columns),) if self.kind == TABLE else self.shape
 
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """Return height, width and channels of an image."""
-        channels, high, wide = self.shape
-        return high, wide, channels
-
     def zeros(self, count: int) -> npt.NDArray[Any]:
         """Return ``count`` examples (n, ...) as stored, of zeros: uint8, int32 tokens, float32."""
         dtypes = {IMAGE: np.float32 if self.scan else np.uint8, TOKENS: np.int32}
@@ -149,15 +143,6 @@ class Inputs:
         return {one.name: value for one, value in pairs if value != one.default}
 
 
-@dataclass(frozen=True)
-class Encoded(Inputs):
-    """Texts for a model whose own tokenizer's ids stand behind those of the run's hash."""
-
-    encode: Callable[[Sequence[str]], npt.NDArray[np.int32]] = field(
-        default=lambda texts: np.zeros((len(texts), 0), np.int32), compare=False, repr=False
-    )
-
-
 _INPUTS = TypeAdapter(Inputs)
 
 
@@ -168,10 +153,7 @@ def kind_of(dataset: str) -> str:
 
 
 def family(dataset: str) -> str:
-    """Return the data set whose keys this one has: its own name, or of a given object its kind's.
-
-    An object of a Python program is called ``table:pandas.DataFrame:digest``.
-    """
+    """Return the data set whose keys this one has: ``table`` of ``table:pandas.DataFrame:id``."""
     return dataset.partition(":")[0] if is_given(dataset) else dataset
 
 
@@ -181,10 +163,7 @@ def noun(dataset: str) -> str:
 
 
 def load_inputs(value: Any) -> Inputs:
-    """Return what :meth:`Inputs.dump` gave, or its JSON, from anybody.
-
-    Raise ValueError, in one line, for what no data set could be.
-    """
+    """Return what :meth:`Inputs.dump` gave, or its JSON; ValueError, a line, for what cannot be."""
     try:
         text = value if isinstance(value, str) else json.dumps(value, allow_nan=False)
         inputs = _INPUTS.validate_json(text, strict=True)
@@ -361,18 +340,13 @@ def safe_ids(names: Sequence[str]) -> tuple[str, ...]:
 
     A name that loses letters gets its number among the sorted names: ``Köln`` is ``K-ln-2``.
     """
-    taken = {name for name in names if is_id(name)}
-    order, ids = sorted(names), dict[str, None]()
+    order, ids, plain = sorted(names), dict[str, None](), {name for name in names if is_id(name)}
     for name in names:
-        if is_id(name) and name not in ids:
-            ids[name] = None
-            continue
         base = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:50].strip("-.") or "site"
         lost = any(sign.isalnum() and not sign.isascii() for sign in name)
         numbered = (f"{base}-{k}" for k in count(order.index(name) + 1 if lost else 2))
-        free = (one for one in chain([] if lost else [base], numbered) if one not in taken)
-        ids[one := next(free)] = None
-        taken.add(one)
+        forms = chain([name] if is_id(name) else [base] * (not lost), numbered)
+        ids[next(n for n in forms if n not in ids and (n == name or n not in plain))] = None
     return tuple(ids)
 
 

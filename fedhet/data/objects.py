@@ -49,15 +49,15 @@ class Given:
     def stream(self, reading: Reading, image: Inputs, classes: tuple[str, ...]) -> Stream:
         """Return the wanted examples; ``reading`` says which column of a frame is what."""
         if self.frame is not None:
-            file = rows.of_frame(self.frame, reading)
             read = table.of_texts if reading.text else table.of_table
-            return (yield from read(file, reading, classes))
+            return (yield from read(rows.of_frame(self.frame, reading), reading, classes))
         about = yield from loaded("data", lambda: cast("Data", self.data), image, classes)
-        inputs, size = about.inputs, about.inputs.zeros(1).nbytes * len(about.labels)
+        inputs, count = about.inputs, len(about.labels)
+        size = inputs.zeros(1).nbytes * count / 2**20
         line = (
-            f"data: {len(about.labels):,} {PLURAL[inputs.kind]} {inputs.shape}, "
-            f"{len(about.classes)} classes, {max(1, len(about.site_names))} clients; "
-            f"{size / 2**20:,.1f} MiB in the cache, which all processes share"
+            f"data: {count:,} {PLURAL[inputs.kind]} {inputs.shape}, {len(about.classes)} classes, "
+            f"{max(1, len(about.site_names))} clients; {size:,.1f} MiB in the cache, which all "
+            "processes share"
         )
         return replace(about, notes=(*self.notes, line, *about.notes))
 
@@ -86,12 +86,10 @@ def understand(data: Any, clients: Sequence[str], *, text: bool = False) -> Give
                 data[client] = load(client, list(clients))
             except (Exception, SystemExit) as error:
                 raise UserError(f"data: load('{client}', clients) fails: {brief(error)}") from error
-    if isinstance(data, Mapping) and not _is_hugging(data):
-        if not data:
-            raise UserError("data: there is no client in it")
-        values = {str(client): _plain(value) for client, value in data.items()}
-    else:
-        values = {"": _plain(data)}
+    many = isinstance(data, Mapping) and not _is_hugging(data)
+    values = {str(k): _plain(value) for k, value in (data if many else {"": data}).items()}
+    if not values:
+        raise UserError("data: there is no client in it")
     if all(isinstance(value, pd.DataFrame) for value in values.values()):
         return _frames(what, values, text=text)
     return _arrays(what, values)
@@ -101,8 +99,7 @@ def _is_dataset(data: Any) -> bool:
     return hasattr(data, "__getitem__") and hasattr(data, "__len__")
 
 
-def _is_hugging(data: Any) -> bool:
-    """Return whether data are a Dataset or DatasetDict of Hugging Face, which need not be here."""
+def _is_hugging(data: Any) -> bool:  # whose library need not be here
     return type(data).__module__.partition(".")[0] == "datasets"
 
 
@@ -127,11 +124,10 @@ def _plain(data: Any) -> Any:  # noqa: PLR0911  (one for each library)
     if isinstance(data, tuple | list | pd.DataFrame) or not _is_dataset(data):
         return data
     pairs = [_pair(data[index]) for index in range(len(data))]  # a torch Dataset, read once
-    examples = np.stack([_array(pair[0]) for pair in pairs])
     classes, labels = getattr(data, "classes", None), [pair[1] for pair in pairs]
     if classes and all(isinstance(y, int) and y < len(classes) for y in labels):
         labels = [str(classes[y]) for y in labels]
-    return examples, labels
+    return np.stack([_array(pair[0]) for pair in pairs]), labels
 
 
 def _pair(item: Any) -> Sequence[Any]:
@@ -140,15 +136,14 @@ def _pair(item: Any) -> Sequence[Any]:
         if isinstance(item, Sequence):
             return item
         raise UserError(f"data: an item is {_shape_of(item)}, must be (x, y)")
-    label = next((name for name in ("label", "labels", "y", "target") if name in item), "")
-    rest = [name for name in item if name != label]
+    label = [name for name in ("label", "labels", "y", "target") if name in item][:1]
+    rest = [name for name in item if name not in label]
     if not label or len(rest) != 1:
         raise UserError(f"data: an item has {', '.join(item)}: give one example and its 'label'")
-    return item[rest[0]], item[label]
+    return item[rest[0]], item[label[0]]
 
 
 def _array(values: Any) -> Array:
-    """Return numbers of any library's, a tensor's on the CPU."""
     return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
 
 
@@ -158,10 +153,10 @@ def _frames(what: str, frames: Mapping[str, pd.DataFrame], *, text: bool) -> Giv
         return Given(what, kind, frame=frames[""])
     first = next(iter(frames))
     for client, frame in frames.items():
-        if odd := sorted({*frame.columns} ^ {*frames[first].columns}, key=str):
-            has, lacks = (client, first) if odd[0] in frame.columns else (first, client)
+        if odd := sorted({*frame} ^ {*frames[first]}, key=str):
+            has, lacks = (client, first) if odd[0] in frame else (first, client)
             raise UserError(f"data: client '{has}' has a column '{odd[0]}', '{lacks}' has none")
-        if SITE in frame.columns:
+        if SITE in frame:
             raise UserError(f"data: client '{client}' has a column '{SITE}': rename it")
     whole = pd.concat([one.assign(**{SITE: name}) for name, one in frames.items()])
     return Given(what, kind, frame=whole.reset_index(drop=True), site=SITE)
@@ -188,21 +183,16 @@ def _arrays(what: str, values: Mapping[str, Any]) -> Given:
     if all(name.lstrip("-").isdigit() for name in names.tolist()):
         order = np.argsort(names.astype(np.int64))
         names, codes = names[order], np.argsort(order)[codes]
-    sizes = [len(y) for *_, y in pieces]
-    owners = np.repeat([client for client, *_ in pieces], sizes)
-    tests = np.repeat([test for _, test, *_ in pieces], sizes)
-    examples, notes = np.concatenate([piece[2] for piece in pieces]), tuple[str, ...]()
-    kind = kind_of_array(x)
+    clients, parts, stored, targets = zip(*pieces, strict=True)
+    sizes, notes = [*map(len, targets)], tuple[str, ...]()
+    owners, tests = np.repeat(clients, sizes), np.repeat(parts, sizes)
+    examples, kind = np.concatenate(stored), kind_of_array(x) or TABLE * (x.ndim == 2)  # noqa: PLR2004
     if x.ndim == 4 and x.dtype.kind == "f":  # noqa: PLR2004  (n, c, h, w)
         examples, notes = _as_bytes(examples, owners)
-    elif not kind and x.ndim == 2:  # noqa: PLR2004
-        kind = TABLE
     if not kind:
         raise UserError(f"data: {_shape_of(x)} is of no known kind: give a fedhet.Data with `kind`")
-    data = Data(
-        examples, codes, names.tolist(), kind, clients=owners.tolist() if first else None,
-        tests=tests if tests.any() else None,
-    )  # fmt: skip
+    whose, held = owners.tolist() if first else None, tests if tests.any() else None
+    data = Data(examples, codes, names.tolist(), kind, clients=whose, tests=held)
     return Given(what, kind, data, notes=notes)
 
 
@@ -228,12 +218,8 @@ def _checked(who: str, x: Array, y: Array) -> Array:
 
 
 def _as_bytes(images: Array, owners: Array) -> tuple[Array, tuple[str, ...]]:
-    """Return float images of ``owners`` as bytes, as images are stored, and a line that says so.
-
-    All clients have one range: from 0 to 1 (ToTensor), from -1 to 1, or whole numbers to 255.
-    """
-    flat = images.reshape(len(images), -1)
-    least, most = flat.min(axis=1), flat.max(axis=1)
+    """Return images of one range, to 1 or 255, or from -1, as bytes, and a line that says so."""
+    least, most = images.min(axis=(1, 2, 3)), images.max(axis=(1, 2, 3))
     low, high = float(least.min()), float(most.max())
     if low >= 0 and 1 < high <= 255 and (images == np.rint(images)).all():  # noqa: PLR2004
         return images.astype(np.uint8), ()

@@ -51,10 +51,9 @@ TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "fashion-mnist": "F
 def find_source(  # noqa: PLR0911  (one for each form of a name)
     name: str, *, data_path: str, seed: int, downloads: Path, reading: Reading = Reading()
 ) -> Source:
-    """Return the source called ``name``; ``downloads`` is where torchvision puts files by default.
+    """Return the source called ``name``; ``downloads`` is torchvision's folder by default.
 
-    ``reading`` says which column of a file is what. Raise UserError for an unknown name, or a data
-    path that does not exist.
+    Raise UserError for an unknown name, or a data path that does not exist.
     """
     if name == "digits":
         return Source(["digits"], partial(loaded, name, _digits))
@@ -88,9 +87,11 @@ def _of_files(name: str, data_path: str, reading: Reading) -> Source:
     paths = formats.find_files(name, data_path, suffixes)
     root = paths[0].parent
     pictures = images.images_below(root) if name == "image-folder" else []
+    folder = root.iterdir() if Path(data_path).expanduser().is_dir() and not pictures else ()
+    beside = sorted(p.name + "/" * p.is_dir() for p in {*folder} - {*paths} if p.name[0] != ".")
+    others = [f"in the folder and not read: {listed(beside)}"] if beside else []
 
     def stream(image: Inputs, classes: tuple[str, ...]) -> Stream:
-        others = [] if pictures else formats.beside(data_path, paths)
         if name == "signals" and not formats.holds(paths[0], (*formats.ROW_SUFFIXES, ".txt")):
             return table.of_npz(paths, reading, classes, others)
         file = rows.open_rows(paths, reading)
@@ -105,10 +106,7 @@ def _of_files(name: str, data_path: str, reading: Reading) -> Source:
 
 
 def _of_hub(dataset: str, data_path: str, reading: Reading) -> Source:
-    """Return ``hf:NAME subset=S split=train+test``: of a local copy, else loaded from the hub.
-
-    Its key has size and time of the copy's files; the hub's are taken as fixed.
-    """
+    """Return ``hf:NAME subset=S split=train+test``: a local copy, or the hub's, taken as fixed."""
     files = _stats_below(data_path)
 
     def stream(image: Inputs, classes: tuple[str, ...]) -> Stream:
@@ -168,10 +166,7 @@ def _load(dataset: str, data_path: str) -> Any:
 def select(
     source: str, own: Sequence[str], labels: Indices, wanted: tuple[str, ...]
 ) -> tuple[Indices, Indices]:
-    """Find the examples whose class is wanted: indices (m,) and new labels (m,).
-
-    Raises UserError for a wanted class that the source does not have.
-    """
+    """Return indices (m,) and labels (m,) of the wanted classes; UserError for one not there."""
     place = {name: label for label, name in enumerate(wanted or own)}
     for name in place:
         if name not in own:
@@ -223,18 +218,18 @@ def _synthetic(name: str, seed: int) -> Source:
         names = tuple(f"class-{label}" for label in range(count))
         kept, new_labels = select("synthetic", names, labels, classes)
         about = Content(image, new_labels, classes or names, paths=tuple(map(str, kept)))
-        patterns = _patterns(seed, count, image.image_shape)
+        patterns = _patterns(seed, count, image.shape)
         return images.image_stream(about, lambda _: _pictures(seed, patterns, labels[kept]))
 
     return Source(["synthetic", examples, count, seed], stream, examples)
 
 
 def _patterns(seed: int, count: int, shape: tuple[int, ...]) -> Examples:
-    """Return uint8 (C, *shape) in 0..135, the same scene at every size."""
+    """Return uint8 (C, h, w, c) in 0..135 for a ``shape`` (c, h, w), the same at every size."""
     rng, blobs = generator(seed, "synthetic-patterns"), (count, _BLOBS)
     centre, width = rng.uniform(0, 1, (*blobs, 2)), rng.uniform(0.08, 0.25, blobs)
-    colour = rng.uniform(0, 1, (*blobs, 3))[..., : shape[2]]
-    down, across = ((np.arange(side) + 0.5) / side for side in shape[:2])
+    colour = rng.uniform(0, 1, (*blobs, 3))[..., : shape[0]]
+    down, across = ((np.arange(side) + 0.5) / side for side in shape[1:])
     scale = -0.5 / width[..., None] ** 2
     rows = np.exp((down - centre[..., :1]) ** 2 * scale)
     columns = np.exp((across - centre[..., 1:]) ** 2 * scale)
@@ -327,12 +322,12 @@ def _code(module: str) -> str:
 
 def _imports(code: bytes, package: Sequence[str]) -> Iterator[str]:
     for node in ast.walk(ast.parse(code)):
-        names = [one.name for one in getattr(node, "names", ())]
         if isinstance(node, ast.Import):
-            yield from names
+            yield from (one.name for one in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else ()
-            yield from (".".join([*above, *filter(None, [node.module]), name]) for name in names)
+            parts = [*above, *filter(None, [node.module])]
+            yield from (".".join([*parts, one.name]) for one in node.names)
 
 
 def loaded(
@@ -346,34 +341,31 @@ def loaded(
         _check_labels(examples, labels, own)
         inputs, stored = _described(data, examples, image)
         beside = {"clients": data.clients, "groups": data.groups, "tests": data.tests}
-        columns = {key: np.asarray(one) for key, one in beside.items() if one is not None}
-        for key, column in columns.items():
-            if len(column) != len(labels):
+        columns = [np.asarray([] if one is None else one) for one in beside.values()]
+        for (key, given), column in zip(beside.items(), columns, strict=True):
+            if given is not None and len(column) != len(labels):
                 raise ValueError(f"{len(column)} {key}, {len(labels)} labels")
     except (ValueError, IndexError, TypeError) as error:
         what = error if type(error) is ValueError else brief(error)
         raise UserError(f"dataset {dataset!r}: {what}") from error
     kept, labels = select(dataset, own, labels.astype(np.int64), classes)
-    about = Content(inputs, labels, classes or own)
-    if (clients := columns.get("clients")) is not None:
-        names = [canonical(str(name)) for name in clients.tolist()]
-        codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
-        sites = np.array([codes[name] for name in names], dtype=np.int32)[kept]
-        about = replace(about, sites=sites, site_names=safe_ids(list(codes)))
-    if (groups := columns.get("groups")) is not None:
-        numbers = np.unique(groups.astype(str), return_inverse=True)[1][kept].astype(np.int32)
-        about = replace(about, groups=numbers, group_by="groups", grouped=True)
-    if (tests := columns.get("tests")) is not None:
-        about = replace(about, tests=tests.astype(bool)[kept])
+    owners = [canonical(str(name)) for name in columns[0].tolist()]
+    places = {name: place for place, name in enumerate(dict.fromkeys(owners))}
+    codes = np.array([places[one] for one in owners], dtype=np.int32)
+    numbers = np.unique(columns[1].astype(str), return_inverse=True)[1].astype(np.int32)
+    rows: list[Any] = [codes, numbers, columns[2].astype(bool)]
+    sites, groups, tests = (one[kept if len(one) else []] for one in rows)
+    about = Content(
+        inputs, labels, classes or own, sites, safe_ids([*places]), groups,
+        "groups" * bool(len(groups)), bool(len(groups)), tests=tests,
+    )  # fmt: skip
     if inputs.kind != IMAGE:
         for start in range(0, len(kept), _CHUNK):
             yield stored[kept[start : start + _CHUNK]]
         return about
-    flags = images.decoded(Image.fromarray(stored[0]), image).flags  # all are of one size
 
     def pictures(inputs: Inputs) -> Iterator[images.Decoded]:
-        pixels = (images.to_pixels(Image.fromarray(stored[k]), inputs) for k in kept)
-        return (images.Decoded(one, flags) for one in pixels)
+        return (images.decoded(Image.fromarray(stored[k]), inputs) for k in kept)
 
     return (yield from images.image_stream(replace(about, paths=tuple(map(str, kept))), pictures))
 

@@ -394,8 +394,6 @@ def token_ids(texts: Sequence[str], inputs: Inputs) -> npt.NDArray[np.int32]:
     for row, text in zip(ids, texts, strict=True):
         for place, word in zip(range(len(row)), _WORD.finditer(text.lower()), strict=False):
             row[place] = 1 + zlib.crc32(word[0].encode()) % (inputs.vocabulary - 1)
-    if isinstance(inputs, kinds.Encoded):
-        return np.concatenate([ids, inputs.encode(texts)], axis=1)
     return ids
 
 
@@ -451,7 +449,8 @@ class Npz(RowFile):
         x = self._array(self.used[0])
         what, flat = f"x of shape {x.shape} is", x.ndim == 2  # noqa: PLR2004
         if x.dtype.kind not in "biuf" or x.ndim not in (2, 3) or not x.size:
-            raise UserError(f"{self.where}: {what} {x.dtype}, must be numbers (n, channels, time)")
+            what = f"{what} {x.dtype}, must be numbers (n, channels, time)"
+            raise UserError(f"{self.where}: {'there is no row' if x.shape[:1] == (0,) else what}")
         if flat:
             self.found.append(f"{what} taken as one channel of {x.shape[1]} steps")
             x = x[:, None]

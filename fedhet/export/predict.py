@@ -23,7 +23,7 @@ from fedhet.data import rows, table
 from fedhet.data.describe import need
 from fedhet.data.formats import NPZ_SUFFIXES, holds
 from fedhet.data.images import SCAN, decode_all, files_below, is_image, losses, to_pixels
-from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TOKENS, Encoded, Inputs, Reading
+from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TOKENS, Inputs, Reading
 from fedhet.data.preparation import preparation
 from fedhet.data.rows import RowFile, Unclear, open_rows
 from fedhet.data.sources import as_pixels
@@ -57,9 +57,7 @@ class Personalised(nn.Module):
         self.classes = tuple(client.setup.classes)
         self.architecture = client.setup.model
         self.inputs = client.inputs
-        encode = getattr(client.modules.get("model"), "encode", None)
-        if encode is not None:
-            self.inputs = Encoded(**vars(client.inputs), encode=encode)
+        self.encode = getattr(client.modules.get("model"), "encode", None)  # of its own tokenizer
         self._client = copy.copy(client)
         self._client.modules = dict(self.parts.items())
         self.requires_grad_(requires_grad=False)
@@ -166,7 +164,7 @@ class _Source:
     """Reads examples as a model wants them, and notes what is lost on the way."""
 
     def __init__(self, model: Personalised) -> None:
-        self.inputs, self.classes = model.inputs, model.classes
+        self.inputs, self.classes, self._encode = model.inputs, model.classes, model.encode
         self.reading = reading_of(model.config)
         self.what = "images" if model.inputs.kind == IMAGE else "examples"
         self.left_out = 0  # windows with gaps, which no model takes
@@ -280,7 +278,10 @@ class _Source:
         lines, numbers = file.lines(), [name for name in wanted if name not in texts]
         for part, frame in file.chunks([*texts, *labelled], numbers):
             if inputs.kind == TOKENS:
-                stored: Array = token_ids(frame[wanted[0]].tolist(), inputs)
+                words = frame[wanted[0]].tolist()
+                stored: Array = token_ids(words, inputs)
+                if self._encode is not None:  # ids of its tokenizer stand behind those of the hash
+                    stored = np.concatenate([stored, self._encode(words)], axis=1)
             else:
                 stored = matrix.numbers(part, frame).reshape(-1, *inputs.stored)
             targets = frame[target] if labelled else ()

@@ -46,13 +46,10 @@ def test_the_second_open_only_maps(folder, tmp_path, monkeypatch):
     assert np.array_equal(first.examples, second.examples)
     assert np.array_equal(first.examples[0], np.asarray(Image.open(folder / "cat/1.png")))
     assert second.labels.dtype == np.int64 and second.classes == ("cat", "dog")
-    assert second.paths == ("cat/1.png", "cat/2.png", "dog/1.png")
-    names = {path.name for path in _entries(tmp_path)[0].iterdir()}
-    assert names == {"examples.bin", "rows.npz", "meta.json"}
+    assert first.examples.shape == (3, 8, 8, 3) and second.paths[2] == "dog/1.png"
 
 
 def test_whatever_changes_the_images_changes_the_entry(folder, tmp_path):
-    assert _open(folder, tmp_path).examples.shape == (3, 8, 8, 3)
     assert _open(folder, tmp_path, image_size=4).examples.shape == (3, 4, 4, 3)
     assert _open(folder, tmp_path, classes=["dog", "cat"]).labels.tolist() == [0, 1, 1]
     Image.new("RGB", (8, 8), (9, 9, 9)).save(folder / "cat/1.png")
@@ -67,29 +64,18 @@ def test_whatever_changes_the_images_changes_the_entry(folder, tmp_path):
         assert len(_open(archive, tmp_path).examples) == len(names)
 
 
-def _swap_labels(entry: Path):
-    arrays = dict(np.load(entry / "rows.npz"))
-    np.savez(entry / "rows.npz", **arrays | {"labels": np.array([1, 0, 0])})
-
-
-def _cut(name: str, count: int):
-    return lambda entry: (entry / name).write_bytes((entry / name).read_bytes()[:-count])
-
-
-DAMAGE = {
-    "images cut": _cut("examples.bin", 1),
-    "labels swapped": _swap_labels,
-    "meta cut": _cut("meta.json", 9),
-    "half of a killed process": lambda e: e.rename(e.with_name(f".{e.name}.tmp")),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("damage", ["examples.bin", "meta.json", "labels", "of a killed process"])
 def test_a_damaged_entry_is_rebuilt(folder, tmp_path, damage):
     before = _open(folder, tmp_path)
     pixels = np.array(before.examples)
     entry = _entries(tmp_path)[0]
-    DAMAGE[damage](entry)
+    if damage == "labels":
+        arrays = dict(np.load(entry / "rows.npz"))
+        np.savez(entry / "rows.npz", **arrays | {"labels": np.array([1, 0, 0])})
+    elif (entry / damage).exists():
+        (entry / damage).write_bytes((entry / damage).read_bytes()[:-1])
+    else:
+        entry.rename(entry.with_name(f".{entry.name}.tmp"))
     after = _open(folder, tmp_path)
     assert np.array_equal(after.examples, pixels)
     assert after.labels.tolist() == [0, 0, 1] and after.paths == before.paths
@@ -146,10 +132,8 @@ def test_the_cache_keeps_to_its_limit(tmp_path, monkeypatch):
     opened(0)  # which is used again
     opened(2)
     assert first in _entries(tmp_path) and len(_entries(tmp_path)) == 2
-    with monkeypatch.context() as patch:
-        patch.setattr(cache.np, "ascontiguousarray", None)  # nothing is written
-        with pytest.raises(UserError, match=r"takes 3,072,000 bytes .* 716,800 .*FEDHET_CACHE_MAX"):
-            opened(3, "synthetic:1000")
+    with pytest.raises(UserError, match=r"takes 3,072,000 bytes .* 716,800 .*FEDHET_CACHE_MAX"):
+        opened(3, "synthetic:1000")
     assert len(_entries(tmp_path)) == 2
     monkeypatch.setenv("FEDHET_CACHE_MAX", "much")
     with pytest.raises(UserError, match="FEDHET_CACHE_MAX: 'MUCH' is not allowed"):
@@ -157,9 +141,10 @@ def test_the_cache_keeps_to_its_limit(tmp_path, monkeypatch):
 
 
 def test_synthetic_is_seeded_and_balanced(tmp_path):
-    data = open_dataset("synthetic:1000x20", cache_dir=tmp_path, seed=3)
-    again = open_dataset("synthetic:1000x20", cache_dir=tmp_path / "b", seed=3)
-    other = open_dataset("synthetic:1000x20", cache_dir=tmp_path, seed=4)
+    data, again, other = (
+        open_dataset("synthetic:1000x20", cache_dir=tmp_path / place, seed=seed)
+        for place, seed in (("a", 3), ("b", 3), ("a", 4))
+    )
     assert np.array_equal(data.examples, again.examples)
     assert not np.array_equal(data.examples, other.examples)
     assert np.bincount(data.labels).tolist() == [50] * 20
@@ -189,19 +174,16 @@ def test_torchvision_sets_are_pooled_and_a_failed_download_is_one_line(tmp_path,
 
 def test_other_values_of_the_data_are_refused(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    rows = [f"{k % 7},{k % 5},{k % 2}" for k in range(60)]
-    file, words = tmp_path / "t.csv", ["target=y", "models=mlp-1", "engine=inline", "rounds=1"]
-
-    def write(first):
-        file.write_text("\n".join(["a,b,y", first, *rows[1:]]) + "\n")
-
-    write(rows[0])
-    words += ["dataset=table", f"data-path={file}", "partition=iid", "clients=2", "local-epochs=1"]
-    assert execute(["run", "quickstart", *words, "--name", "r"]) == 0
-    write("9,0,0")
+    rows = "a,b,y\n0,0,0\n" + "".join(f"{k % 7},{k % 5},{k % 2}\n" for k in range(1, 60))
+    file = tmp_path / "t.csv"
+    file.write_text(rows)
+    words = "target=y models=mlp-1 engine=inline rounds=1 dataset=table partition=iid clients=2"
+    words = [*words.split(), "local-epochs=1", f"data-path={file}", "--name", "r"]
+    assert execute(["run", "quickstart", *words]) == 0
+    file.write_text(rows.replace("\n0,0,0\n", "\n9,0,0\n"))
     assert execute(["resume", "runs/r", "rounds=2"]) == 2
     assert "its data has other values" in capsys.readouterr().err
-    write(rows[0])
+    file.write_text(rows)
     assert execute(["resume", "runs/r", "rounds=2"]) == 0
 
 

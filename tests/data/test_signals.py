@@ -1,5 +1,8 @@
 """Signals out of NPZ files, also of strangers; and a user's own data of every kind."""
 
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -54,19 +57,17 @@ def test_arrays_that_are_no_signals(npz_of, case):
         npz_of(**arrays)
 
 
-def test_damage_is_named(tmp_path, npz_of):
-    (tmp_path / "data.npz").write_bytes(b"PK\x03\x04 no zip at all")
-    with pytest.raises(UserError, match="not a valid NPZ file"):
-        npz_of()
+def test_damage_is_named(tmp_path, npz_of, opened):
     np.savez(tmp_path / "data.npz", x=X, y=Y)
     data = bytearray((tmp_path / "data.npz").read_bytes())
     data[data.index(X.tobytes()[:16])] ^= 1
-    (tmp_path / "data.npz").write_bytes(data)
-    with pytest.raises(UserError, match="'x' is damaged"):
-        npz_of()
+    for damaged, message in ((b"PK\x03\x04 no zip", "not a valid NPZ"), (data, "'x' is damaged")):
+        (tmp_path / "data.npz").write_bytes(damaged)
+        with pytest.raises(UserError, match=message):
+            npz_of()
     np.save(tmp_path / "data.npy", X)
     with pytest.raises(UserError, match="one NumPy array without labels: save windows as an NPZ"):
-        open_dataset("signals", data_path=str(tmp_path / "data.npy"))
+        opened(None, Reading(), "data.npy", "signals")
 
 
 LABELLED = {
@@ -139,14 +140,12 @@ def test_recordings_are_cut_into_windows(csv_of):
 @pytest.fixture
 def load(tmp_path, monkeypatch):
     """Open what a function returns, as a data set of that name."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    made = []
+    names = (f"own_kind_{k}" for k in range(9))
 
     def open_(returned, **keywords):
-        name = f"own_kind_{len(made)}_{tmp_path.name.replace('-', '_')}"
-        made.append(returned)
-        (tmp_path / f"{name}.py").write_text("def load(data_path):\n    return RETURNED\n")
-        __import__(name).RETURNED = returned
+        monkeypatch.setitem(
+            sys.modules, name := next(names), SimpleNamespace(load=lambda data_path: returned)
+        )
         return open_dataset(f"{name}:load", cache_dir=tmp_path / "cache", **keywords)
 
     return open_

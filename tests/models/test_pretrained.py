@@ -196,7 +196,7 @@ def test_run_resume_engines_export_and_predict(tmp_path, kind, how):
     images = np.random.default_rng(0).integers(0, 256, (60, side, side, 3), dtype=np.uint8)
     frame = loaded.predict(own.get(kind, images))
     assert len(frame) == (120 if kind == "texts" else 60)
-    assert kind != "texts" or (loaded.inputs.encode(["oil"]) > 0).any()
+    assert kind != "texts" or (loaded.encode(["oil"]) > 0).any()
 
 
 def test_a_state_refuses_other_pretrained_weights(tmp_path):

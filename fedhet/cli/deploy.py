@@ -103,16 +103,10 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     limits: Annotated[File, Option(help="YAML file: what a run may do here")] = None,
     ca: Annotated[File, Option(help="the CA's certificate; or ca.crt near the key")] = None,
     check: Annotated[bool, Option("--check", help="test everything, without joining")] = False,
-    write_limits: Annotated[
-        File, Option(help="draft limits from --data and --preset, without joining")
-    ] = None,
+    write_limits: Annotated[File, Option(help="draft limits of --data and --preset")] = None,
     preset: Annotated[File, Option(help="of `fedhet init`, for --write-limits")] = None,
-    history: Annotated[
-        bool, Option("--history", help="list what this node was asked and answered")
-    ] = False,
-    new_data: Annotated[
-        bool, Option("--new-data", help="put states and history aside: the data are others")
-    ] = False,
+    history: Annotated[bool, Option("--history", help="list questions and answers")] = False,
+    new_data: Annotated[bool, Option("--new-data", help="put aside states of other data")] = False,
 ) -> None:
     """Take part in a federation until stopped; print a line for every round."""
     from fedhet.deploy.certs import read_certificate, read_key

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 import yaml
+from typer import Argument, Option
 
 from fedhet.cli import common
 from fedhet.cli import runs as single
-from fedhet.cli.common import ConfigName, Overrides, Workers, show_table, tell
+from fedhet.cli.common import ConfigName, Overrides, Texts, Workers, show_table, tell
 from fedhet.engines.system import Interrupted, interruptible
 from fedhet.errors import RunFailed, UserError, one_line
 from fedhet.files import check_folder, plain_path, write_text
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from fedhet.sweeps.sweep import Sweep
 
 DEMO_METHODS = ("standalone", "lg_fedavg", "fedssa")
-Ray = Annotated[str, typer.Option(help="Ray cluster, HOST:PORT; default: RAY_ADDRESS")]
+Ray = Annotated[str, Option(help="Ray cluster, HOST:PORT; default: RAY_ADDRESS")]
 _CELLS = typer.Typer(pretty_exceptions_enable=False)  # what the process of a cell is asked for
 for function in (single.run, single.resume):
     _CELLS.command(cls=common.Command)(function)
@@ -34,7 +35,7 @@ def run_cell(words: list[str]) -> int:
     return common.carry_out(_CELLS, words)
 
 
-def demo(out: Annotated[str, typer.Option(help="folder of run folders")] = "runs") -> None:
+def demo(out: Annotated[str, Option(help="folder of run folders")] = "runs") -> None:
     """Compare FedSSA, LG-FedAvg and Standalone on the embedded digits, in a minute or two."""
     from fedhet.records.summary import percent
     from fedhet.reports.report import load_sweep
@@ -63,16 +64,13 @@ def demo(out: Annotated[str, typer.Option(help="folder of run folders")] = "runs
 
 
 def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
-    preset: Annotated[
-        str,
-        typer.Argument(metavar="PRESET", help="YAML with `grid:`, or a shipped one (paper/...)"),
-    ],
+    preset: Annotated[str, Argument(metavar="PRESET", help="YAML with `grid:`, or paper/...")],
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option(help="folder of the cells' run folders")] = Path("runs"),
-    part: Annotated[str, typer.Option("--shard", help="i/n: every n-th cell")] = "1/1",
+    out: Annotated[Path, Option(help="folder of the cells' run folders")] = Path("runs"),
+    part: Annotated[str, Option("--shard", help="i/n: every n-th cell")] = "1/1",
     workers: Workers = 0,
-    dry: Annotated[bool, typer.Option("--dry-run", help="list the cells; run nothing")] = False,
-    accept_mixed: Annotated[bool, typer.Option(help="although code or torch differ")] = False,
+    dry: Annotated[bool, Option("--dry-run", help="list the cells; run nothing")] = False,
+    accept_mixed: Annotated[bool, Option(help="although code or torch differ")] = False,
     ray: Ray = "",
 ) -> None:
     """Run every combination of a preset's grid; skip finished cells, continue interrupted ones."""
@@ -191,13 +189,11 @@ class SweepProgress(common.Bar):
 
 def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
     config: ConfigName,
-    words: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUES...", help="KEY=V1,V2, seed=0,1")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="the preset to write")] = Path("tuned.yaml"),
-    runs: Annotated[Path, typer.Option(help="folder of the run folders")] = Path("runs"),
-    trials: Annotated[int, typer.Option(min=0, help="per method; 0: the smallest grid")] = 0,
-    search_seed: Annotated[int, typer.Option(min=0, help="seed of drawn trials")] = 0,
+    words: Annotated[Texts, Argument(metavar="KEY=VALUES...", help="KEY=V1,V2, seed=0,1")] = None,
+    out: Annotated[Path, Option(help="the preset to write")] = Path("tuned.yaml"),
+    runs: Annotated[Path, Option(help="folder of the run folders")] = Path("runs"),
+    trials: Annotated[int, Option(min=0, help="per method; 0: the smallest grid")] = 0,
+    search_seed: Annotated[int, Option(min=0, help="seed of drawn trials")] = 0,
     workers: Workers = 0,
     ray: Ray = "",
 ) -> None:

@@ -92,17 +92,26 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
     upload_type = Adapters
     not_summed = "its clients' adapters differ in shape; use method=lg_fedavg"
     weighs_late = True
+    state = ("digest", "shapes", "factors")
 
     def initialise(self) -> None:
         """Start without factors; raise UserError for a client without adapters."""
         self.digest: Array = np.zeros(DIGITS, dtype=np.int64)
-        self.layers: list[Factors] = []
+        self.shapes: Array = np.zeros((0, 3), dtype=np.int64)  # m, n and rank of each layer
+        self.factors: Array = np.zeros(0, dtype=np.float32)  # B and A, one after the other
         self.alone = self.params.aggregate == "share-a"  # A is sent without B
         for client, info in self.roster.infos.items():
             if not rank_of(info):
                 text = f"models: client {client} has '{info.model}' without adapters"
                 raise UserError(f"{text}: method=hetlora needs lora=RANK, as in hf:FOLDER lora=8")
         self.most = max(map(rank_of, self.roster.infos.values()), default=0)
+
+    @property
+    def layers(self) -> list[Factors]:
+        """B and A of each layer; none before the first round."""
+        like = [blank(shape) for m, n, r in self.shapes.tolist() for shape in ((m, r), (r, n))]
+        factors = iter(pieces_of(self.factors, like))
+        return list(zip(factors, factors, strict=True))
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """Return the first r_k columns of B and rows of A of each layer."""
@@ -122,7 +131,7 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
         whole = payload.digest.shape == (DIGITS,) and payload.digest.dtype == np.int64
         if not whole or not tensors or len(tensors) % each:
             raise Rejected("its adapters are not complete")
-        if self.layers and not np.array_equal(payload.digest, self.digest):
+        if len(self.shapes) and not np.array_equal(payload.digest, self.digest):
             raise Rejected("its network or its adapted layers are other than the other clients'")
         for place, tensor in enumerate(tensors):
             if tensor.ndim != 2 or tensor.shape[place % each] != rank:  # noqa: PLR2004
@@ -130,7 +139,7 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Combine the adapters layer by layer."""
-        if not self.layers:
+        if not len(self.shapes):
             digests = Counter(upload.payload.digest.tobytes() for upload in uploads)
             self.digest = np.frombuffer(digests.most_common(1)[0][0], dtype=np.int64)
         kept = list[Upload]()
@@ -142,14 +151,17 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
         total = sum(upload.weight for upload in kept)
         weights = [upload.weight / total for upload in kept]
         stacks, each = [upload.payload.tensors for upload in kept], 1 if self.alone else 2
-        self.layers, squares = [], np.zeros(3)
+        layers, squares = list[Factors](), np.zeros(3)
         for place in range(0, len(stacks[0]), each):
             # Of A alone there is no B, (0, r).
             pairs = [(np.zeros((0, len(t[place]))) if self.alone else t[place + 1], t[place])
                      for t in stacks]  # fmt: skip
             (b, a), lengths = self._layer(pairs, weights)
-            self.layers.append((b.astype(np.float32), a.astype(np.float32)))
+            layers.append((b.astype(np.float32), a.astype(np.float32)))
             squares += lengths
+        shapes = [(len(b), a.shape[1], len(a)) for b, a in layers]
+        self.shapes = np.array(shapes, dtype=np.int64)
+        self.factors = np.concatenate([one.ravel() for pair in layers for one in pair])
         lost, cut, whole = squares
         numbers = {"left_out_networks": float(len(uploads) - len(kept))}
         if whole > 0:
@@ -176,19 +188,3 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
         b[:, alive] = (u[:, : self.most] * root)[:, alive]
         a[alive] = (v[:, : self.most] * root).T[alive]
         return (b, a), numbers
-
-    def arrays(self) -> dict[str, Array]:
-        """Return the digest, each layer's m, n and rank, and all factors one after the other."""
-        shapes = [(len(b), a.shape[1], len(a)) for b, a in self.layers]
-        flat = [one.ravel() for pair in self.layers for one in pair]
-        return {
-            "digest": self.digest,
-            "shapes": np.array(shapes, dtype=np.int64).reshape(-1, 3),
-            "factors": np.concatenate([np.zeros(0, np.float32), *flat]),
-        }
-
-    def load(self, arrays: Mapping[str, Array]) -> None:
-        """Inverse of :meth:`arrays`; raise ValueError for factors of other shapes."""
-        like = [blank(shape) for m, n, r in arrays["shapes"].tolist() for shape in ((m, r), (r, n))]
-        factors = pieces_of(arrays["factors"], like)
-        self.digest, self.layers = arrays["digest"], list(zip(*[iter(factors)] * 2, strict=True))

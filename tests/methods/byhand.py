@@ -49,30 +49,25 @@ def descend(
     all_epochs: Iterator[list[Batch]],
     decay: float = 0.0,
 ) -> float:
-    """Train ``networks[i]`` on ``losses[i]`` by SGD with momentum 0.9, all on the same batches.
-
-    Return the mean over the last epoch's images of the sum of the losses.
-    """
-    parameters = [[p for one in group for p in one.parameters()] for group in networks]
-    speeds = [
-        [lr for one, lr in zip(group, lrs, strict=True) for _ in one.parameters()]
-        for group, lrs in zip(networks, rates, strict=True)
-    ]
-    velocity = [[torch.zeros_like(p) for p in group] for group in parameters]
+    """Train ``networks[i]`` on ``losses[i]`` by SGD on the same batches; the last mean loss."""
+    descents = []
+    for group, lrs in zip(networks, rates, strict=True):
+        pairs = zip(group, lrs, strict=True)
+        parts = [{"params": [*one.parameters()], "lr": lr} for one, lr in pairs]
+        descents.append(torch.optim.SGD(parts, momentum=0.9, weight_decay=decay))
     for batches in all_epochs:
         total = 0.0
         for inputs, labels in batches:
             values = [loss(inputs, labels) for loss in losses]
-            gradients = [
-                torch.autograd.grad(value, group, retain_graph=True)
-                for value, group in zip(values, parameters, strict=True)
-            ]
+            for value, descent in zip(values, descents, strict=True):
+                own = [p for part in descent.param_groups for p in part["params"]]
+                slopes = torch.autograd.grad(value, own, retain_graph=True)
+                for parameter, slope in zip(own, slopes, strict=True):
+                    parameter.grad = slope
             total += sum(value.item() for value in values) * len(labels)
-            with torch.no_grad():
-                for ps, gs, vs, lrs in zip(parameters, gradients, velocity, speeds, strict=True):
-                    for p, g, v, lr in zip(ps, gs, vs, lrs, strict=True):
-                        v.mul_(0.9).add_(g + decay * p)
-                        p.sub_(lr * v)
+            for descent in descents:
+                descent.step()
+                descent.zero_grad()
     return total / sum(len(labels) for _, labels in batches)
 
 
@@ -192,10 +187,7 @@ def check_server(
     uploads: dict[str, ClassVectors],
     loss: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> dict[str, float]:
-    """Compare a round in which a server trains its prototypes with one by hand.
-
-    ``loss`` is of all prototypes, some vectors and their classes 0, 1, 1 and 3.
-    """
+    """Compare a server's round with one by hand; ``loss`` of prototypes, vectors, their classes."""
     names = ("embedding.weight", "middle.weight", "middle.bias", "fc.weight", "fc.bias")
     start = {f"trainable.{n}": strategy.arrays()[f"trainable.{n}"] for n in names}
     tensors = [torch.tensor(array, requires_grad=True) for array in start.values()]

@@ -104,8 +104,6 @@ def test_a_client_of_another_network_is_left_out_and_then_refused(tmp_path):
     again.load(made.arrays())
     flat, wanted = again.download(infos[1], 2).flat, made.download(infos[1], 2).flat
     assert all(map(np.array_equal, flat, wanted)) and len(flat) == len(wanted)
-    with pytest.raises(ValueError):
-        again.load(made.arrays() | {"factors": np.zeros(3, np.float32)})
 
 
 @pytest.mark.parametrize("how", ["svd", "pad", "share-a"])

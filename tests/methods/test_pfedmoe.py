@@ -1,6 +1,7 @@
 """pFedMoE: the worked example, a round in plain torch, the gate and the controls."""
 
 from copy import deepcopy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,17 +22,11 @@ def test_the_worked_example(tmp_path):
     logits = torch.tensor([[0.0, 3.0]]).log().clamp(min=0.0).requires_grad_()
     general = torch.tensor([[4.0, 0.0]], requires_grad=True)
     own = torch.tensor([[0.0, 4.0]], requires_grad=True)
-
-    class Fixed(nn.Module):
-        def __init__(self, rows):
-            super().__init__()
-            self.rows, self.head = rows, nn.Identity()
-
-        def features(self, inputs):
-            return self.rows
-
-    client.modules = {"model": Fixed(own), "extractor": Fixed(general), "gate": nn.Identity()}
-    client.modules["gate"].forward = lambda inputs, general: logits.softmax(dim=1)
+    client.modules = {
+        "model": SimpleNamespace(features=lambda _: own, head=nn.Identity()),
+        "extractor": SimpleNamespace(features=lambda _: general),
+        "gate": lambda inputs, general: logits.softmax(dim=1),
+    }
     loss = client.loss(torch.zeros(1), torch.tensor([1]))
     loss.backward()
     assert loss.item() == pytest.approx(0.126928, abs=1e-6)

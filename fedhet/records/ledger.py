@@ -17,7 +17,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,9 +154,9 @@ class Ledger:
     def spread(self, metric: str) -> dict[str, float]:
         """Mean, std, p10 and min of a metric over all clients that have it, unweighted."""
         ordered = sorted(self.scores.items(), key=lambda score: files.client_order(score[0]))
-        values = [one["metrics"][metric] for _, one in ordered if metric in one["metrics"]]
-        ways = {"mean": np.mean, "std": np.std, "p10": partial(np.percentile, q=10), "min": np.min}
-        return {name: float(way(values)) if values else math.nan for name, way in ways.items()}
+        v = np.array([one["metrics"][metric] for _, one in ordered if metric in one["metrics"]])
+        figures = [v.mean(), v.std(), np.percentile(v, 10), v.min()] if v.size else [math.nan] * 4
+        return dict(zip(("mean", "std", "p10", "min"), map(float, figures), strict=True))
 
     def record(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
         """Close the round: its line of ``rounds.jsonl``."""

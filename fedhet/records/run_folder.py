@@ -326,7 +326,7 @@ class RunFolder:
     ) -> None:
         """``partition.csv``: training images per client (rows) and class (columns), if told."""
         rows = ([client, *(row or [""] * len(classes))] for client, row in counts)
-        text = files.csv_text([["client", *classes], *rows])
+        text = files.csv_text((("client", *classes), *rows))
         files.write_text(self.partition, text, private=True)
 
     def write_confusion(self, rows: Iterable[list[Any]]) -> None:

@@ -32,7 +32,8 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the figures of ``summary.json`` out of the lines of ``rounds.jsonl``."""
     evaluated = (r for r in reversed(rounds) if r["test_accuracy_mean"] is not None)
-    last, best = next(evaluated, {}), best_round(config, rounds)
+    last: Mapping[str, Any] = next(evaluated, {})
+    best = best_round(config, rounds)
     replied = sum(r["replied"] for r in rounds)
     sent = sum(r["sampled"] - r["offline"] for r in rounds)
 
@@ -147,7 +148,7 @@ def participants(
 
 def out_of_patience(config: RunConfig, lines: Sequence[Mapping[str, Any]]) -> bool:
     """Whether ``patience`` evaluated rounds brought no better validation metric; logs it."""
-    best = best_round(config, lines) if config.patience else {}
+    best: Mapping[str, Any] = best_round(config, lines) if config.patience else {}
     later = lines[best.get("round", len(lines)) :]
     waited = sum(line["round"] % config.evaluate_every == 0 for line in later)
     if over := waited >= config.patience > 0:

@@ -16,7 +16,7 @@ from fedhet.config.schema import PATHS, RunConfig
 from fedhet.errors import UserError, brief
 
 PROJECT = "fedhet"
-Service = tuple[Callable[[Mapping[str, float], int], object], Callable[[], object]]  # log, end
+Service = tuple[Callable[[Mapping[str, float], float], object], Callable[[], object]]  # log, end
 log = logging.getLogger("fedhet")
 
 
@@ -65,7 +65,7 @@ def tracker_package(name: str) -> Any:
 def _tensorboard(package: Any, folder: Path, _experiment: str, _config: Any) -> Service:
     writer = package.SummaryWriter(str(folder / "tensorboard"))
 
-    def send(numbers: Mapping[str, float], round_: int) -> None:
+    def send(numbers: Mapping[str, float], round_: float) -> None:
         for name, value in numbers.items():
             writer.add_scalar(name, value, round_)
         writer.flush()

@@ -66,7 +66,7 @@ class Comparison:
 
     def __init__(
         self, setting: Setting, runs: pd.DataFrame, rounds: pd.DataFrame, clients: pd.DataFrame,
-        baseline: str, counts: pd.DataFrame | None,
+        *, baseline: str, counts: pd.DataFrame | None,
     ) -> None:  # fmt: skip
         self.setting = setting
         self.counts = counts  # training examples by client and class, of one run
@@ -226,12 +226,12 @@ def compare(
     methods = sorted(set(runs["method"]))
     if baseline and baseline not in methods:
         raise UserError(f"baseline: no run has method '{baseline}'; methods: {', '.join(methods)}")
-    comparisons = []
+    comparisons, baseline = list[Comparison](), baseline or BASELINE
     for slug in runs["setting_id"].unique():
         frames = [frame[frame["setting_id"] == slug] for frame in (runs, rounds, clients)]
         ours = [placed[number] for number in frames[0]["number"]]
         counts = next((run.counts for run in ours if run.counts is not None), None)
-        comparisons.append(Comparison(ours[0].setting, *frames, baseline or BASELINE, counts))
+        comparisons.append(Comparison(ours[0].setting, *frames, counts=counts, baseline=baseline))
     together = pd.concat({i: one.paired["p"] for i, one in enumerate(comparisons)})
     adjusted = holm(together.astype(float))
     for i, one in enumerate(comparisons):

@@ -189,7 +189,7 @@ def rounds(one: Comparison) -> Picture:
         return Picture(name, title, absent=reason)
 
     def draw(ax: Axes) -> None:
-        lines = []
+        lines: list[Any] = []
         for i, variant in enumerate(known):
             curve = shared[variant].sort_index()
             step = 1 + len(curve) // _POINTS
@@ -210,10 +210,10 @@ def rounds(one: Comparison) -> Picture:
 
 def _partition(one: Comparison) -> Picture:
     """Training examples per client and class, of the first run that has them."""
-    name, title = f"partition-{one.setting.slug}", "Who holds what"
-    if one.counts is None or one.counts.empty:
+    name, title, counts = f"partition-{one.setting.slug}", "Who holds what", one.counts
+    if counts is None or counts.empty:
         return Picture(name, title, absent="no run of this setting has its partition.csv")
-    held, what = one.counts.to_numpy(), noun(str(one.setting.keys["dataset"]))
+    held, what = counts.to_numpy(), noun(str(one.setting.keys["dataset"]))
     clients, classes = held.shape
     caption = (
         f"Training {what} per client and class (shade); {clients:,} clients, {held.sum():,} "
@@ -225,7 +225,7 @@ def _partition(one: Comparison) -> Picture:
         ax.imshow(np.ma.masked_equal(held.T, 0), shades, aspect="auto", interpolation="none",
                   vmin=0, vmax=max(1, held.max()))  # fmt: skip
         step = -(-classes // 24)
-        names = [_label(str(each), 14) for each in one.counts.columns[::step]]
+        names = [_label(str(each), 14) for each in counts.columns[::step]]
         ax.set_yticks(range(0, classes, step), names, fontsize=8.5)
         ax.set_xticks([])
         ax.tick_params(length=0)

@@ -325,7 +325,7 @@ class RunFolder:
         self, counts: Sequence[tuple[str, list[int]]], classes: Sequence[str]
     ) -> None:
         """``partition.csv``: training images per client (rows) and class (columns), if told."""
-        rows = ([client, *(row or [""] * len(classes))] for client, row in counts)
+        rows = ([client, *(row or ("",) * len(classes))] for client, row in counts)
         text = files.csv_text((("client", *classes), *rows))
         files.write_text(self.partition, text, private=True)
 

@@ -150,7 +150,7 @@ def out_of_patience(config: RunConfig, lines: Sequence[Mapping[str, Any]]) -> bo
     """Whether ``patience`` evaluated rounds brought no better validation metric; logs it."""
     best: Mapping[str, Any] = best_round(config, lines) if config.patience else {}
     later = lines[best.get("round", len(lines)) :]
-    waited = sum(line["round"] % config.evaluate_every == 0 for line in later)
+    waited: int = sum(line["round"] % config.evaluate_every == 0 for line in later)
     if over := waited >= config.patience > 0:
         log.info(
             "the run ends after round %d: %d evaluated rounds without a better validation %s than "

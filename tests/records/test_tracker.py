@@ -1,8 +1,8 @@
 """The hook for trackers: the calls that each package gets, and what happens when one fails."""
 
 import sys
-from functools import partial
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 from helpers.tiny import tiny
@@ -12,57 +12,38 @@ from fedhet.records.tracker import tracker_package
 from fedhet.testing import simulate
 
 
-class Recorder(ModuleType):
-    """A package that notes every call; calls in ``broken`` raise."""
-
-    def __init__(self, name: str, broken: tuple[str, ...] = ()) -> None:
-        super().__init__(name)
-        self.calls: list[tuple[str, tuple, dict]] = []
-        self.broken = broken
-        self.found: list[SimpleNamespace] = []
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return partial(self.call, name)
-
-    def call(self, name, /, *args, **keys):
-        self.calls.append((name, args, keys))
-        if name in self.broken:
-            raise ConnectionError("no route to the service")
-        return self.found if name == "search_runs" else None
-
-    def named(self, name):
-        return [call for call in self.calls if call[0] == name]
+@pytest.fixture
+def package(monkeypatch):
+    """A package that notes every call, instead of each tracker's."""
+    package = MagicMock()
+    for name in ("wandb", "mlflow"):
+        monkeypatch.setitem(sys.modules, name, package)
+    return package
 
 
-def test_the_calls_that_wandb_gets(tmp_path, monkeypatch):
-    package = Recorder("wandb")
-    monkeypatch.setitem(sys.modules, "wandb", package)
+def test_the_calls_that_wandb_gets(tmp_path, package):
     folder, _ = simulate(tiny(tmp_path, tracker="wandb", name="r"))
-    assert [call[0] for call in package.calls] == ["init", "log", "log", "finish"]
-    keys = package.named("init")[0][2]
+    assert [name for name, *_ in package.mock_calls] == ["init", "log", "log", "finish"]
+    keys = package.init.call_args.kwargs
     assert keys["project"] == "fedhet" and keys["config"]["method"] == "fedssa"
     assert not {"out", "data-path", "state-dir"} & set(keys["config"])  # nobody else's business
-    for record, (_, (numbers,), step) in zip(
-        folder.read_rounds(), package.named("log"), strict=True
-    ):
+    for record, call in zip(folder.read_rounds(), package.log.call_args_list, strict=True):
+        (numbers,), step = call
         assert step == {"step": record["round"]}
         assert numbers["test_accuracy_mean"] == record["test_accuracy_mean"]
-        assert "sha256" not in numbers and "failures" not in numbers
+        assert not {"sha256", "failures", "round"} & set(numbers)
 
 
-def test_mlflow_goes_on_in_the_run_that_carries_the_experiment(tmp_path, monkeypatch):
-    package = Recorder("mlflow")
-    monkeypatch.setitem(sys.modules, "mlflow", package)
+def test_mlflow_goes_on_in_the_run_that_carries_the_experiment(tmp_path, package):
+    package.search_runs.return_value = []
     folder, _ = simulate(tiny(tmp_path, tracker="mlflow", rounds=1))
-    assert package.named("start_run")[0][2]["tags"] == {"fedhet": folder.experiment}
-    assert package.named("log_metrics")[0][2] == {"step": 1}
-    package.found = [SimpleNamespace(info=SimpleNamespace(run_id="abc"))]
-    package.calls.clear()
+    assert package.start_run.call_args.kwargs["tags"] == {"fedhet": folder.experiment}
+    assert package.log_metrics.call_args.kwargs == {"step": 1}
+    package.reset_mock()
+    package.search_runs.return_value = [SimpleNamespace(info=SimpleNamespace(run_id="abc"))]
     simulate(tiny(tmp_path, tracker="mlflow", rounds=1), folder=folder)
-    assert package.named("start_run")[0][2] == {"run_id": "abc"}
-    assert not package.named("log_params")
+    package.start_run.assert_called_once_with(run_id="abc")
+    package.log_params.assert_not_called()
 
 
 def test_tensorboard_scalars(tmp_path):
@@ -72,12 +53,11 @@ def test_tensorboard_scalars(tmp_path):
 
 
 @pytest.mark.parametrize("broken", ["init", "log", "finish"])
-def test_a_tracker_that_fails_does_not_end_the_run(tmp_path, monkeypatch, caplog, broken):
-    package = Recorder("wandb", (broken,))
-    monkeypatch.setitem(sys.modules, "wandb", package)
+def test_a_tracker_that_fails_does_not_end_the_run(tmp_path, package, caplog, broken):
+    getattr(package, broken).side_effect = ConnectionError("no route to the service")
     folder, _ = simulate(tiny(tmp_path, tracker="wandb", method="standalone"))
     assert len(folder.read_rounds()) == 2
-    assert len(package.named(broken)) == 1  # it is asked once, then left alone
+    getattr(package, broken).assert_called_once()  # then it is left alone
     assert "tracker wandb is left out" in caplog.text
 
 

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -17,19 +16,14 @@ from fedhet.errors import UserError
 from fedhet.records.formats import read_evaluations
 from fedhet.reports.comparison import holm, signed_rank
 from fedhet.reports.reading import pack, read_runs
-from fedhet.reports.tables import of_setting, overview
+from fedhet.reports.tables import of_setting
 from fedhet.testing import simulate
 
 
-@pytest.mark.parametrize(
-    ("differences", "p"),
-    [
-        ([1, 2, 3, 4, 5], 2 / 32), ([-1, 2, 3, 4, 5], 4 / 32), ([0, 0, 0, 0, 0], 1),
-        ([1, 1, -1, 1, 1], 12 / 32), ([0, 1, 2, 3, 4, 5], 2 / 32), ([1, 2, 3, 4], math.nan),
-    ],
-)  # fmt: skip
-def test_signed_ranks_of_equal_ranks_zeros_and_too_few(differences, p):
-    assert signed_rank(differences) == pytest.approx(p, nan_ok=True)
+def test_signed_ranks_of_zeros_and_of_too_few():
+    assert signed_rank([0, 0, 0, 0, 0]) == 1
+    assert signed_rank([0, 1, 2, 3, 4, 5]) == pytest.approx(2 / 32)
+    assert math.isnan(signed_rank([1, 2, 3, 4]))
 
 
 def test_holm():
@@ -161,15 +155,6 @@ def test_several_precisions_are_one_setting_in_that_of_most_runs(tmp_path):
     assert one.precision == {"Standalone": "fp32", "FD": "bf16", "FedSSA": "fp32"}
     assert one.paired["mean"].to_dict() == {"FD": 2.0, "FedSSA": 1.0}
     assert runs.frame().set_index("run")["compared"].loc[["low", "only"]].tolist() == [False, True]
-
-
-def test_settings_of_one_title_are_told_apart_by_their_keys(tmp_path):
-    for at, (lr, momentum) in enumerate(product((0.1, 0.2), (0.0, 0.9))):
-        make_run(tmp_path, "fd", 0, [[1.0] * 4], name=str(at), lr=lr, momentum=momentum)
-    runs = load_sweep(tmp_path)
-    titles = runs.frame()["setting"].unique()
-    assert len(titles) == 4 and all("lr = " in title for title in titles)
-    assert len(overview(runs.comparisons).shown.columns) == 1 + 4
 
 
 def test_a_second_run_of_a_cell_is_left_out_and_said(sweep):

@@ -210,9 +210,8 @@ def image_folder(data_path: str, group: Sequence[str] = ()) -> Source:
         names = classes or folders
         label_of = {name: label for label, name in enumerate(names)}
         if other := [folder for folder in folders if folder not in label_of]:
-            raise UserError(
-                f"classes: {listed(names)}: folder {other[0]!r} is none of them ({path})"
-            )
+            what = f"folder {other[0]!r} is none of them ({path})"
+            raise UserError(f"classes: {listed(names)}: {what}")
         pairs = sorted((label_of[name.split("/")[level]], name) for name in paths)
         labels, order = zip(*pairs, strict=True)
         groups, by = (groups_of(order, pattern), pattern) if pattern else _alike(order)

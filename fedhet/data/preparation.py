@@ -191,10 +191,7 @@ _LUMA = (0.2989, 0.587, 0.114)  # of red, green and blue in gray
 
 
 def crop_flip(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a random crop of the image with a black margin, flipped or not; (B, h, w, c) uint8.
-
-    The margins are an eighth of the sides: 4 pixels at 32.
-    """
+    """Return crops of uint8 (B, h, w, c) with a black margin of an eighth, flipped at random."""
     (count, high, wide), device = images.shape[:3], images.device
     down, across = high // 8, wide // 8
     tops, lefts, flipped = (

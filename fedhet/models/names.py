@@ -124,10 +124,7 @@ def public_names(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def kinds_of(name: str) -> tuple[str, ...]:
-    """Return the kinds that a model of fedhet's or a library's is for, by its name without options.
-
-    None: it is neither.
-    """
+    """Return the kinds that a model of fedhet or a library is for, by its plain name; else none."""
     if name in _KINDS or name.startswith(FOLDER):
         return _KINDS.get(name, (IMAGE, SIGNAL, TOKENS))
     of_images = name.startswith(TIMM) or (":" not in name and name in of_torchvision())
@@ -136,10 +133,7 @@ def kinds_of(name: str) -> tuple[str, ...]:
 
 @cache
 def of_torchvision() -> tuple[str, ...]:
-    """Return the names of torchvision's classifiers; none if it does not fit torch.
-
-    torchvision is imported only for a name that is not one of fedhet's own.
-    """
+    """Return the names of torchvision's classifiers; some of them if it does not fit torch."""
     try:
         from torchvision import models  # noqa: PLC0415  (it takes a second)
     except (ImportError, RuntimeError):
@@ -183,10 +177,9 @@ def small_name(config: RunConfig, kind: str) -> str:
     smallest = SMALLEST[kind or IMAGE]
     for model in models if not name else ():
         if not kinds_of(model.partition("/")[0]):
-            raise UserError(
-                f"small-model: '' is not allowed: method={config.method} shares a small model, and "
-                f"'{model}' is your own: give small-model, such as {smallest} or module:factory"
-            )
+            why = f"method={config.method} shares a small model, and '{model}' is your own"
+            give = f"give small-model, such as {smallest} or module:factory"
+            raise UserError(f"small-model: '' is not allowed: {why}: {give}")
     name = name or smallest
     validate_model_name(name, kind)
     return name

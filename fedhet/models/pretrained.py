@@ -102,10 +102,7 @@ class Encoder(nn.Module):
         self.reads = str(model.main_input_name)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the vector of its token for it, or the mean over positions, of texts over words.
-
-        Such a token is a parameter of its own, as in a ViT.
-        """
+        """Return the vector of a ``cls_token``, as a ViT has, else the mean over positions."""
         mask: Tensor | None = None
         if self.reads == "input_ids":
             x = x[:, -self.length :]  # in front may stand ids of the run's own hash

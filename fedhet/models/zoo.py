@@ -318,10 +318,7 @@ def load_weights(model: SplitModel, name: str, file: str) -> None:
 def small_model(
     config: RunConfig, inputs: Inputs, classes: int, d: int = 0, *, header: bool = True
 ) -> SplitModel:
-    """Return a new model of :func:`small_name`, with Identity in place of a ``header`` or not.
-
-    d is by default the run's ``representation``.
-    """
+    """Return a new model of :func:`small_name`, d by default the run's, maybe without a header."""
     name, d = names.small_name(config, inputs.kind), d or config.representation
     model = build_model(name, classes=classes, d=d, inputs=inputs)
     if not header:

@@ -419,10 +419,7 @@ def mean_outputs(
 
 
 def kl(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-    """Return KL(p_teacher || p_student) of logits (B, C), summed over C, mean over B.
-
-    The teacher is detached.
-    """
+    """Return KL(p_teacher || p_student) of logits (B, C), mean over B; the teacher is detached."""
     student, teacher = (
         F.log_softmax(logits, dim=1) for logits in (student_logits, teacher_logits.detach())
     )

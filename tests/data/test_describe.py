@@ -246,6 +246,7 @@ def test_what_may_be_wrong_is_said_at_once(tmp_path, init, capsys):
         ("0,1", "no,yes", "no class of a, b occurs at another site"), ("0,1", "0,1", ""),
         ("0,1", "0,-9", "classes -9 may stand for a missing value: gaps=-9"),
         ("0,1", "0,unknown", "gaps=unknown"), ("0,1", "1", ""),
+        ("0,1", "1,2", "sites do not have the same classes (a has 0, 1; b has 1, 2): labels={NAME"),
     ],
 )  # fmt: skip
 def test_words_for_one_class_and_for_a_gap_are_named(tmp_path, init, here, there, line):

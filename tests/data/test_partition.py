@@ -64,13 +64,15 @@ def test_classes_per_client_properties(case):
     assert _same(made, partition(labels, BY_CLASS, clients, **keys))
 
 
-def test_classes_that_nobody_or_one_client_has_are_named():
+def test_classes_that_nobody_or_one_client_has_or_one_example_are_named():
+    single = partition(np.arange(41) // 20, "iid", 2).warnings[0]
+    assert single.startswith("1 classes have one image, which cannot be trained on and tested: 2")
     labels = np.arange(300) % 6
     made = partition(labels, BY_CLASS, 2, names="abcdef")
     unowned = np.flatnonzero(~(made.counts(labels, 6) > 0).any(axis=0))
-    dropped, single = made.warnings
+    dropped, alone = made.warnings
     assert dropped.endswith("dropped: " + ", ".join("abcdef"[k] for k in unowned))
-    assert len(unowned) == 2 and single.startswith("4 classes occur at only one client")
+    assert len(unowned) == 2 and alone.startswith("4 classes occur at only one client")
 
 
 KINDS = st.sampled_from(["dirichlet", "iid", "quantity"])

@@ -1,7 +1,5 @@
 """A folder of one file for each site: clients of a simulation, all of one client on a node."""
 
-import re
-
 import numpy as np
 import pytest
 
@@ -61,17 +59,3 @@ WRONG = [
 def test_other_columns_or_windows_and_no_sites_are_named(sites, files, dataset, path, reason):
     with pytest.raises(UserError, match=reason):
         load_partition(sites(dataset, path, **files), 0)
-
-
-@pytest.mark.parametrize(
-    ("south", "said"),
-    [("12" * 20, r"sites do not have the same classes .*labels={NAME: "),
-     ("0" * 40 + "2", "1 classes have one example, which cannot be trained")],
-)  # fmt: skip
-def test_classes_that_may_be_coded_otherwise_are_named(sites, south, said):
-    rows = {
-        name: "x,y\n" + "".join(f"{k * 7 % 13},{one}\n" for k, one in enumerate(classes))
-        for name, classes in (("north", "01" * 20), ("south", south))
-    }
-    _, partition = load_partition(sites(**rows), 0)
-    assert any(re.match(said, line) for line in partition.warnings)

@@ -76,9 +76,12 @@ def split_client(
         groups = data.groups[indices] if data.grouped else np.arange(len(indices))
         which = _split_by_time(data.times[indices], groups, split)
     elif data.grouped:
-        which = _split_groups(rng, labels, data.groups[indices], split)
-        if data.group_by == RECORDING:
-            _split_few(which, labels, data.groups[indices], split)
+        groups = data.groups[indices]
+        which = _split_groups(rng, labels, groups, split)
+        for label in np.unique(labels) if data.group_by == RECORDING else ():
+            rows = np.flatnonzero(labels == label)  # of too few recordings: they are cut by time
+            if len(np.unique(groups[rows])) < np.count_nonzero(split):
+                which[rows] = _in_turn(labels[rows], split)
     else:
         which = _split_rows(rng, labels, split)
     return ClientSplit(*(indices[which == part] for part in range(3)))
@@ -134,14 +137,6 @@ def _deal(rng: np.random.Generator, counts: Indices, needs: npt.NDArray[np.float
         chosen[group] = np.argmax(left @ counts[group])
         left[chosen[group]] -= counts[group]
     return chosen
-
-
-def _split_few(which: Indices, labels: Indices, groups: Any, split: Sequence[int]) -> None:
-    """Cut the windows of a class by time where it has fewer recordings than there are parts."""
-    for label in np.unique(labels):
-        rows = np.flatnonzero(labels == label)
-        if len(np.unique(groups[rows])) < np.count_nonzero(split):
-            which[rows] = _in_turn(labels[rows], split)
 
 
 def _split_by_time(times: npt.NDArray[Any], groups: Any, split: Sequence[int]) -> Indices:

@@ -210,7 +210,10 @@ class Keys:
         if reading.group:
             good["without group"] = rows[self._groups[0].by] >= 0
         if reading.split_by:
-            rows[_TIME] = self._when(file, frame)
+            column, where = frame[reading.split_by], partial(file.at, column=reading.split_by)
+            known = column.mask(column.str.lower().isin(list(reading.missing)))
+            rows[_TIME], what = as_times(known), "is neither a date nor a number (split-by)"
+            _refuse(column, known.notna() & np.isnan(rows[_TIME]), where, what)
             good["without a time of split-by"] = ~np.isnan(rows[_TIME])
         if finite is not None:
             good["with gaps in the window"] = finite
@@ -222,14 +225,6 @@ class Keys:
             kept &= one
         self._rows.append(pd.DataFrame(rows)[kept])
         return kept
-
-    def _when(self, file: RowFile, frame: pd.DataFrame) -> npt.NDArray[np.float64]:
-        """Return the times of ``split-by``, NaN for a gap; UserError for what is no time."""
-        column = frame[name := self.reading.split_by]
-        known = column.mask(column.str.lower().isin(list(self.reading.missing)))
-        times, what = as_times(known), "is neither a date nor a number (split-by)"
-        _refuse(column, known.notna() & np.isnan(times), partial(file.at, column=name), what)
-        return times
 
     def _grouped(self, rows: pd.DataFrame) -> tuple[Indices, str, bool]:
         """Return groups of all rows, by what, and whether they were asked for or one recording."""

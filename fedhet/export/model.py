@@ -220,16 +220,6 @@ def _blank(architecture: str) -> str:
     return " ".join(filter(None, words))
 
 
-def _copy_network(architecture: str, out: Path) -> None:
-    """Copy config and tokenizer of ``hf:FOLDER`` beside the exported weights."""
-    plain = parse(architecture).plain
-    if plain.startswith(FOLDER):
-        (out / NETWORK).mkdir()
-        for file in folder_of(plain).iterdir():
-            if file.suffix in {".json", ".txt", ".model"} and ".index." not in file.name:
-                shutil.copyfile(file, out / NETWORK / file.name)
-
-
 # --- writing ------------------------------------------------------------------------------------
 
 
@@ -251,7 +241,11 @@ def export(
     card["sha256"] = hashlib.sha256(data).hexdigest()
     with files.appearing(out) as made:  # private: a model trained on private images is, too
         (made / WEIGHTS).write_bytes(data)
-        _copy_network(model.architecture, made)
+        if (plain := parse(model.architecture).plain).startswith(FOLDER):
+            (made / NETWORK).mkdir()
+            for file in folder_of(plain).iterdir():  # config and tokenizer
+                if file.suffix in {".json", ".txt", ".model"} and ".index." not in file.name:
+                    shutil.copyfile(file, made / NETWORK / file.name)
         if onnx:
             card["onnx"] = _write_onnx(model, made / ONNX)
         card[plugins.MAC] = plugins.sign(card)

@@ -128,7 +128,7 @@ def _open_sweep(
 ) -> tuple[str, "Sweep"]:
     """Return the preset's name and its cells as they stand; UserError for a mistake in any."""
     from fedhet.config.load import find_preset, idle_notes, read_overrides
-    from fedhet.sweeps.grid import read_cells, title_of
+    from fedhet.sweeps.grid import read_cells
     from fedhet.sweeps.sweep import Sweep, shard
 
     path, out = find_preset(preset), plain_path(out)
@@ -139,7 +139,7 @@ def _open_sweep(
         tell(f"note: {line}")
     name = index_name(preset, path)
     index = name + f"-{part.replace('/', 'of')}" * (part != "1/1")
-    return name, Sweep(index, out, shard(cells, part), run_cell, title_of(path))
+    return name, Sweep(index, out, shard(cells, part), run_cell)
 
 
 def index_name(preset: str, path: Path) -> str:

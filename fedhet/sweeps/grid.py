@@ -36,13 +36,12 @@ from fedhet.rng import generator
 # What changes neither a bit of the result nor what is recorded of it.
 INERT = {"out", "name", "actors", "engine", "keep-state", "state-dir", "tracker", "start-timeout"}
 PATHS = ("data-path", "partition-file")
-SWEEP_KEYS = {"grid", "paired", "title"}  # of a preset, not of its cells
+SWEEP_KEYS = {"grid", "paired"}  # of a preset, not of its cells
 _Grid = Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)]
 _FORMS: dict[str, tuple[TypeAdapter[Any], Any, str]] = {  # its default, and what is allowed
     "grid": (TypeAdapter(_Grid | Annotated[list[_Grid], Field(min_length=1)]), None,
              "a list of values for each key, or a list of such maps"),
     "paired": (TypeAdapter(list[str] | list[list[str]]), [], "a list of keys, or of such lists"),
-    "title": (TypeAdapter(str), "", 'a text, such as "Digits, 10 clients"'),
 }  # fmt: skip
 SEEDS = ("partition-seed", "seed")  # further values repeat a trial, and are not searched
 BLOCKS = 5  # of the comparison after it
@@ -145,11 +144,6 @@ def grids_of(preset: Mapping[str, Any]) -> tuple[list[dict[str, list[Any]]], lis
     return grids, paired
 
 
-def title_of(path: Path) -> str:
-    """Return a preset's title; empty if it has none."""
-    return str(_of_preset(read_yaml(path), "title"))
-
-
 def _of_preset(preset: Mapping[str, Any], key: str) -> Any:
     """Return a sweep's key; UserError unless it has its form. One grid or group becomes a list."""
     form, default, allowed = _FORMS[key]
@@ -160,7 +154,7 @@ def _of_preset(preset: Mapping[str, Any], key: str) -> Any:
         text = f"{key}: '{one_line(value, 120)}' is not allowed: give {allowed}"
         raise UserError(text) from error
     several = isinstance(value, list) and not any(isinstance(one, str) for one in value)
-    return value if several or key == "title" else [value]
+    return value if several else [value]
 
 
 def combinations(
@@ -218,7 +212,6 @@ class Search:
     methods: Sequence[str]
     repeats: Sequence[Mapping[str, Any]]
     axes: Mapping[str, list[Any]]
-    title: str = ""  # of the preset
 
     @classmethod
     def read(cls, path: Path, words: Sequence[str]) -> "Search":
@@ -252,7 +245,7 @@ class Search:
             raise UserError(
                 "give at least one key several values, KEY=V1,V2, such as lr=0.003,0.01,0.03"
             )
-        return cls(base, methods, repeats, axes, title_of(path))
+        return cls(base, methods, repeats, axes)
 
     def trials(self, count: int, seed: int) -> list[Trial]:
         """Return ``count`` trials for each method (0: as many as the smallest grid has).
@@ -296,8 +289,7 @@ class Search:
             row = {"method": [trial.method], **values, "tuned": [sorted(tunable & values.keys())]}
             grid.append(row | {key: list(fresh) for key in SEEDS})
         fixed = {key: value for key, value in self.base.items() if key not in {"out", "name"}}
-        title = {"title": self.title} if self.title else {}
-        return {**title, **fixed, "paired": [list(SEEDS)], "grid": grid}
+        return {**fixed, "paired": [list(SEEDS)], "grid": grid}
 
     def _cells(self, method: str, values: Mapping[str, Any]) -> list[Cell]:
         chosen = [{"method": method, **values, **repeat} for repeat in self.repeats]

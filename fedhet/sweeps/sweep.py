@@ -244,7 +244,6 @@ class Sweep:
     out: Path
     cells: Sequence[Cell]
     work: Work  # what a cell's process does with its command line
-    title: str = ""  # what reports call its settings
     ray: Any = None  # Ray's module, joined to a cluster whose machines all see the folder
 
     def __post_init__(self) -> None:
@@ -386,7 +385,7 @@ class Sweep:
              "test_accuracy_mean": job.last.get("test_accuracy_mean")}
             for job in self.jobs
         ]  # fmt: skip
-        index = {"format": 1, "sweep": self.name, "title": self.title, "cells": cells}
+        index = {"format": 1, "sweep": self.name, "cells": cells}
         write_json(self.folder / "sweep.json", index)
 
     def _start(self, job: Job) -> None:

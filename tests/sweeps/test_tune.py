@@ -50,15 +50,13 @@ def test_every_method_gets_as_many_trials_and_no_foreign_keys(preset):
         Search.read(preset, WORDS).trials(4, 0)
 
 
-def test_a_sweep_says_which_methods_are_searched_and_keeps_its_title(preset):
-    values = yaml.safe_load(preset.read_text()) | {"title": "Small"}
+def test_a_sweep_says_which_methods_are_searched(preset):
+    values = yaml.safe_load(preset.read_text())
     grid = {"method": ["fedproto", "fd"], "partition-seed": [0, 1], "seed": [0, 1]}
     preset.write_text(yaml.safe_dump(values | {"paired": ["seed", "partition-seed"], "grid": grid}))
-    search = Search.read(preset, ["lr=0.01,0.1", "seed=5"])
-    trials = search.trials(0, 0)
+    trials = Search.read(preset, ["lr=0.01,0.1", "seed=5"]).trials(0, 0)
     assert [trial.method for trial in trials] == ["fedproto", "fedproto", "fd", "fd"]
     assert all(trial.cells[0].config.seed == 5 for trial in trials)
-    assert search.preset(trials[::2])["title"] == "Small"
     chosen = Search.read(preset, ["method=standalone", "lr=0.01,0.1"])
     assert {trial.method for trial in chosen.trials(0, 0)} == {"standalone"}
     preset.write_text(yaml.safe_dump(values | {"method": "fd", "grid": {"seed": [0, 1]}}))

@@ -38,11 +38,8 @@ INERT = {"out", "name", "actors", "engine", "keep-state", "state-dir", "tracker"
 PATHS = ("data-path", "partition-file")
 SWEEP_KEYS = {"grid", "paired"}  # of a preset, not of its cells
 _Grid = Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)]
-_FORMS: dict[str, tuple[TypeAdapter[Any], Any, str]] = {  # its default, and what is allowed
-    "grid": (TypeAdapter(_Grid | Annotated[list[_Grid], Field(min_length=1)]), None,
-             "a list of values for each key, or a list of such maps"),
-    "paired": (TypeAdapter(list[str] | list[list[str]]), [], "a list of keys, or of such lists"),
-}  # fmt: skip
+_GRIDS: TypeAdapter[Any] = TypeAdapter(_Grid | Annotated[list[_Grid], Field(min_length=1)])
+_GROUPS: TypeAdapter[Any] = TypeAdapter(list[str] | list[list[str]])
 SEEDS = ("partition-seed", "seed")  # further values repeat a trial, and are not searched
 BLOCKS = 5  # of the comparison after it
 _COMMON = {kebab(name) for name in RunConfig.model_fields}
@@ -132,7 +129,18 @@ def once(cells: Iterable[Cell]) -> list[Cell]:
 
 def grids_of(preset: Mapping[str, Any]) -> tuple[list[dict[str, list[Any]]], list[list[str]]]:
     """Return the grids of a sweep's preset and its groups of paired keys."""
-    grids, paired = _of_preset(preset, "grid"), _of_preset(preset, "paired")
+    grid, paired = preset["grid"], preset.get("paired", [])
+    for key, value, form, allowed in (
+        ("grid", grid, _GRIDS, "a list of values for each key, or a list of such maps"),
+        ("paired", paired, _GROUPS, "a list of keys, or of such lists"),
+    ):
+        try:
+            form.validate_python(value, strict=True)
+        except ValidationError as error:
+            text = f"{key}: '{one_line(value, 120)}' is not allowed: give {allowed}"
+            raise UserError(text) from error
+    grids = grid if isinstance(grid, list) else [grid]
+    paired = [paired] if any(isinstance(one, str) for one in paired) else paired
     for key in {key for grid in grids for key in grid} & INERT:
         raise UserError(f"grid: '{key}' changes no result: give one value, outside `grid`")
     named = [key for group in paired for key in group]
@@ -142,19 +150,6 @@ def grids_of(preset: Mapping[str, Any]) -> tuple[list[dict[str, list[Any]]], lis
         if times > 1:
             raise UserError(f"paired: '{key}' is in two groups: leave it in one")
     return grids, paired
-
-
-def _of_preset(preset: Mapping[str, Any], key: str) -> Any:
-    """Return a sweep's key; UserError unless it has its form. One grid or group becomes a list."""
-    form, default, allowed = _FORMS[key]
-    value = preset.get(key, default)
-    try:
-        form.validate_python(value, strict=True)
-    except ValidationError as error:
-        text = f"{key}: '{one_line(value, 120)}' is not allowed: give {allowed}"
-        raise UserError(text) from error
-    several = isinstance(value, list) and not any(isinstance(one, str) for one in value)
-    return value if several else [value]
 
 
 def combinations(

@@ -11,7 +11,7 @@ from sweeps.cell_work import leave
 
 from fedhet.cli.app import execute
 from fedhet.errors import Damaged
-from fedhet.sweeps.sweep import Job, Sweep, command_line, gpu_share
+from fedhet.sweeps.sweep import Sweep, command_line, gpu_share
 
 
 def concluded(out, cells):
@@ -37,21 +37,14 @@ def test_a_killed_run_is_continued_and_a_new_one_begun(cells, tmp_path) -> None:
     assert old.state == "pending" and old.rounds == 1
     preset = tmp_path / "cell.yaml"
     preset.write_text(yaml.safe_dump(cells[0].config.flat()))
-
-    def words(job):
-        return command_line(job.folder, preset)
-
-    def started(**changes):
-        keys = cells[0].config.flat() | changes
+    for changes, trust in (({"clients": 3}, ["--trust"]), ({"tracker": "wandb"}, [])):
+        keys = cells[0].config.flat() | changes  # the data said so; nobody asked for it
         identity = {"experiment": "x", "config": keys}
         (old.folder / "checkpoint" / "run.json").write_text(json.dumps(identity))
         (old.folder / "config.yaml").write_text(yaml.safe_dump(keys))
-
-    started(clients=3)  # as the data said
-    assert words(old) == ["resume", str(old.folder), "--trust"]  # nothing that was not asked for
-    started(tracker="wandb")
-    assert words(old) == ["resume", str(old.folder)]
-    assert words(new) == ["run", str(preset), "--out", str(tmp_path), "--name", cells[1].name]
+        assert command_line(old.folder, preset) == ["resume", str(old.folder), *trust]
+    words = ["run", str(preset), "--out", str(tmp_path), "--name", cells[1].name]
+    assert command_line(new.folder, preset) == words
 
 
 def test_results_of_another_torch_are_noticed(cells, tmp_path) -> None:
@@ -132,10 +125,9 @@ def test_no_link_leads_out_of_a_folder_that_was_sent(cells, tmp_path, where) -> 
     assert not any(dear.rglob("*.*"))
 
 
-def test_cells_share_the_gpus_of_the_fullest_machine(cells, tmp_path) -> None:
-    config = Job(cells[0], tmp_path).cell.config
+def test_cells_share_the_gpus_of_the_fullest_machine(cells) -> None:
+    config = cells[0].config
     machines = [{"CPU": 8.0, "GPU": 2.0}, {"CPU": 3.0, "GPU": 1.0}, {"CPU": 64.0}]
-    assert gpu_share(config, machines) == 0.25
-    assert gpu_share(config.model_copy(update={"threads": 4}), machines) == 1.0
-    assert gpu_share(config.model_copy(update={"device": "cpu"}), machines) == 0.0
+    for changes, share in (({}, 0.25), ({"threads": 4}, 1.0), ({"device": "cpu"}, 0.0)):
+        assert gpu_share(config.model_copy(update=changes), machines) == share
     assert gpu_share(config, machines[2:]) == 0.0

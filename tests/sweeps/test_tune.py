@@ -67,10 +67,10 @@ def test_a_whole_grid_is_walked_in_order_and_seeds_repeat_a_trial(preset):
     search = Search.read(preset, ["method=fedproto", "lr=0.1,0.2", "lam=1,2", "seed=0,1,2"])
     trials = search.trials(0, 0)
     assert [t.label for t in trials] == [
-        "lr=0.1 lam=1", "lr=0.1 lam=2", "lr=0.2 lam=1", "lr=0.2 lam=2",
-    ]  # fmt: skip
+        f"lr={lr} lam={lam}" for lr in (0.1, 0.2) for lam in (1, 2)
+    ]
     assert [[cell.config.seed for cell in t.cells] for t in trials] == [[0, 1, 2]] * 4
-    assert all(cell.config.engine == "inline" for t in trials for cell in t.cells)
+    assert {cell.config.engine for t in trials for cell in t.cells} == {"inline"}
     assert len({cell.name for t in trials for cell in t.cells}) == 12
 
 

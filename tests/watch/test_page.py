@@ -1,6 +1,5 @@
 """Who may read the page, what it is sent, and how a browser shows it: a real server."""
 
-import contextlib
 import signal
 import subprocess
 import sys
@@ -30,9 +29,9 @@ def folder(tmp_path_factory):
     return run
 
 
-@contextlib.contextmanager
-def watcher(folder):
-    """Serve the page of a run folder from a thread; yield its address."""
+@pytest.fixture(scope="module")
+def page(folder):
+    """The address of a page, served from a thread."""
     with listen(0) as listening:
         server, where = page_server(open_view(folder), listening)
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
@@ -40,13 +39,6 @@ def watcher(folder):
         yield where
         server.should_exit = True
         thread.join(5)
-
-
-@pytest.fixture(scope="module")
-def page(folder):
-    """The address of a page, served by a process of its own."""
-    with watcher(folder) as where:
-        yield where
 
 
 def test_a_page_with_a_strict_policy_and_escaped_names(page):

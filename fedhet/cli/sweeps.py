@@ -152,10 +152,7 @@ def _counted(opened: "Sweep") -> str:
 
 
 class SweepProgress(common.Bar):
-    """A line per cell that has ended and, on a terminal, a bar of the rounds of all cells.
-
-    ``blind`` leaves out test metrics, by which a search must not be followed.
-    """
+    """A line per cell that has ended (``blind``: no test metric), and a bar of all rounds."""
 
     def __init__(self, opened: "Sweep", *, blind: bool = False) -> None:
         super().__init__("rounds", sum(job.cell.config.rounds for job in opened.jobs), stderr=True)

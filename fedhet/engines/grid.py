@@ -15,7 +15,7 @@ import time
 import traceback
 from abc import abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from importlib import import_module
 from multiprocessing.connection import wait
@@ -276,7 +276,9 @@ class RayTasks(SimulationGrid):
         words: dict[str, Any] = {}
         self._running: dict[Any, Message] = {}
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_environment({} if joined else _OWN_RAY))
+            stack.callback(os.environ.update, dict(os.environ))
+            stack.callback(os.environ.clear)  # the last comes first
+            os.environ.update({**QUIET, **direct(), **({} if joined else _OWN_RAY)})
             self._ray = ray = import_module("ray")  # takes a second, and reads its environment
             # Ray would put the working folder first in a task's `sys.path`, where a user's
             # `queue.py` would hide Python's. Ray has no public option against this.
@@ -372,17 +374,6 @@ def _check_shared_folder(ray: Any, folder: Path) -> None:
                 "disk that all machines see"
             )
         proof.unlink()
-
-
-@contextlib.contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update({**QUIET, **direct(), **changes})
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 # --- this process while a run goes on -----------------------------------------------------------

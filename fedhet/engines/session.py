@@ -39,14 +39,10 @@ from fedhet.site import local_data
 
 @dataclass(frozen=True)
 class Console:
-    """How a run shows itself: ``say`` prints a line.
-
-    ``progress(method, rounds, metric)`` is entered for a run. It has ``note(text)``, for what comes
-    before the first round, and ``update(records)``, for the lines of ``rounds.jsonl`` so far.
-    """
+    """How a run shows itself: lines, and a display with ``note(text)`` and ``update(records)``."""
 
     say: Callable[[str], None]
-    progress: Callable[[str, int, str], AbstractContextManager[Any]]
+    progress: Callable[[str, int, str], AbstractContextManager[Any]]  # of method, rounds, metric
 
 
 @one_run()

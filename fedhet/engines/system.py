@@ -85,10 +85,7 @@ def _handling(handler: Callable[[int, FrameType | None], None] | signal.Handlers
 
 
 def open_streams() -> None:
-    """Open the standard streams that this process was started without, on the null device.
-
-    Services and ``>&-`` close them. A file that is opened later would else get their numbers.
-    """
+    """Open the standard streams that are closed (``>&-``), or a later file gets their numbers."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -108,19 +105,13 @@ def guarded(command: list[str]) -> list[str]:
 
 
 def look_away() -> None:
-    """Keep every Python that this process starts from importing out of the working folder.
-
-    It may be somebody else's; :mod:`multiprocessing`'s helpers (``python -c``) look there first.
-    """
+    """Keep every Python that this process starts from importing out of the working folder."""
     os.environ["PYTHONSAFEPATH"] = "1"
 
 
 def end_with_maker(patience: float) -> None:
-    """Get SIGTERM when the process that made this one is gone, even by kill -9, then SIGKILL.
-
-    It is the one that called ``multiprocessing``, whose fork server is the parent and lives on.
-    """
-    maker = multiprocessing.parent_process()
+    """Get SIGTERM when the process that made this one is gone, even by kill -9, then SIGKILL."""
+    maker = multiprocessing.parent_process()  # which the parent, the fork server, outlives
     assert maker is not None
 
     def watch() -> None:
@@ -163,9 +154,8 @@ def direct() -> dict[str, str]:
 def free_ports(count: int) -> list[int]:
     """Return ports of 127.0.0.1 that nobody listens on at the moment."""
     with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
+        here = ("127.0.0.1", 0)
+        probes = [stack.enter_context(socket.create_server(here)) for _ in range(count)]
         return [int(probe.getsockname()[1]) for probe in probes]
 
 
@@ -201,12 +191,11 @@ def start_ray(what: str, tries: int = 1, **words: Any) -> Any:
     for left in reversed(range(tries)):
         try:
             ray.init(log_to_driver=False, logging_level="ERROR", **words)
+            break
         except Exception as error:  # Ray raises plain ones, too
             ray.shutdown()
             if not left:
                 raise UserError(f"{what}: {brief(error)}") from error
-        else:
-            break
         finally:
             for number, handler in handlers.items():  # Ray sets its own
                 if signal.getsignal(number) is not handler:

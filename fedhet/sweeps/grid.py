@@ -24,7 +24,7 @@ from typing import Annotated, Any, get_args
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
-from fedhet.config.load import build_config, read_overrides
+from fedhet.config.load import COMMON, build_config, read_overrides
 from fedhet.config.registry import folder_name, method_keys, method_name
 from fedhet.config.schema import TUNABLE, RunConfig, kebab
 from fedhet.errors import UserError, nearest, one_line
@@ -42,7 +42,6 @@ _GRIDS: TypeAdapter[Any] = TypeAdapter(_Grid | Annotated[list[_Grid], Field(min_
 _GROUPS: TypeAdapter[Any] = TypeAdapter(list[str] | list[list[str]])
 SEEDS = ("partition-seed", "seed")  # further values repeat a trial, and are not searched
 BLOCKS = 5  # of the comparison after it
-_COMMON = {kebab(name) for name in RunConfig.model_fields}
 LISTS = {  # keys whose commas are no search
     kebab(name)
     for name, field in RunConfig.model_fields.items()
@@ -73,10 +72,7 @@ class Cell(_Choice):
 
 
 def digest(config: RunConfig) -> str:
-    """Return the SHA-256 of what decides the result, without keys at their defaults.
-
-    So a new key renames no cell.
-    """
+    """Return the SHA-256 of what decides the result; keys at their defaults rename no cell."""
     usual = type(config.params)().flat() | deciding(RunConfig().flat())
     chosen = {k: v for k, v in deciding(config.flat()).items() if k not in usual or v != usual[k]}
     text = json.dumps(chosen | {"method": config.method}, sort_keys=True)
@@ -90,10 +86,7 @@ def deciding(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_cells(path: Path, overrides: Sequence[str]) -> list[Cell]:
-    """Return the cells of a preset, each once, in the grid's order.
-
-    Raise UserError for the first mistake in any cell.
-    """
+    """Return a preset's cells, each once, in the grid's order; UserError for a mistake in any."""
     preset, changes = read_yaml(path), dict[str, Any](read_overrides(overrides))
     common = {k: v for k, v in (preset | changes).items() if k not in SWEEP_KEYS}
     if "grid" not in preset:
@@ -232,7 +225,7 @@ class Search:
         axes = {key: values for key, values in keys.items() if len(values) > 1}
         base |= {key: values[0] for key, values in keys.items() if key not in axes}
         repeats = list(combinations({key: axes.pop(key) for key in SEEDS if key in axes}, []))
-        known = _COMMON.union(*map(method_keys, methods))
+        known = COMMON.union(*map(method_keys, methods))
         for key in axes.keys() - known:
             hint = nearest(key, known)
             raise UserError(f"{key}: unknown key for {', '.join(methods)}{hint}")
@@ -249,7 +242,7 @@ class Search:
         """
         grids = {}
         for method in self.methods:
-            own = method_keys(method) | _COMMON
+            own = method_keys(method) | COMMON
             axes = {key: values for key, values in self.axes.items() if key in own}
             grids[method] = list(combinations(axes, []))
         smallest = min(grids, key=lambda method: len(grids[method]))
@@ -266,12 +259,9 @@ class Search:
         return trials
 
     def preset(self, chosen: Sequence[Trial]) -> dict[str, Any]:
-        """Return a run's preset with these values or, of several methods, a sweep's.
-
-        The sweep compares the methods in blocks whose seeds no trial had.
-        """
+        """Return a run's preset or, of several methods, a sweep's, with seeds that no trial had."""
         if len(chosen) == 1:
-            own = {"method"} | method_keys(chosen[0].method) | _COMMON - {"out", "name"}
+            own = {"method"} | method_keys(chosen[0].method) | COMMON - {"out", "name"}
             keys = {"method": chosen[0].method, **self.base, **chosen[0].values}
             return {key: value for key, value in keys.items() if key in own}
         configs = [cell.config for trial in chosen for cell in trial.cells]

@@ -130,8 +130,7 @@ class Job:
 def command_line(folder: Path, preset: Path) -> list[str]:
     """Return the command line that runs a cell, or continues it where it has begun.
 
-    A folder with the cell's own configuration is trusted: it names no other code or service than
-    the user's preset does. It may have been made on another machine.
+    A folder, of any machine, with the cell's own configuration names no other code: it is trusted.
     """
     run = RunFolder(folder)
     if not run.identity.exists():
@@ -287,8 +286,7 @@ class Sweep:
     def join(self, address: str) -> None:
         """Let cells run on the Ray cluster at ``HOST:PORT`` (or ``auto``), each inline.
 
-        Raise UserError if nobody answers there, if this machine is no part of the cluster, or for
-        one machine's device.
+        Raise UserError if this machine is no part of the cluster, or for one machine's device.
         """
         for job in self.jobs:
             config = job.cell.config.model_copy(update={"engine": "inline"})

@@ -6,6 +6,7 @@ load only its own script and style.
 """
 
 import asyncio
+import os
 import secrets
 import socket
 
@@ -80,18 +81,13 @@ def _application(view: RunView | SweepView, token: str, host: str) -> Starlette:
 
 def listen(port: int) -> socket.socket:
     """Return a socket at 127.0.0.1, at any free port if ``port`` is 0; UserError if it is taken."""
-    listening = socket.socket()
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((HOST, port))
-        listening.listen(64)
+        return socket.create_server((HOST, port))
     except OSError as error:
-        listening.close()
         raise UserError(
-            f"--port: {port} cannot be used: {error.strerror}; give another one, or 0 for any free "
-            "port"
+            f"--port: {port} cannot be used: {os.strerror(error.errno or 0)}; give another one, "
+            "or 0 for any free port"
         ) from error
-    return listening
 
 
 def page_server(view: RunView | SweepView, found: socket.socket) -> tuple[uvicorn.Server, str]:

@@ -364,7 +364,7 @@ def check_replies(config: RunConfig) -> None:
 
 def unknown_key(key: str, method: str) -> str:
     """Return one line on a key that neither every run nor ``method`` has, with one hint."""
-    if key in {"grid", "paired", "title"}:
+    if key in {"grid", "paired"}:
         return f"{key}: this is a preset of many runs: `fedhet sweep` runs them"
     plain, keys = re.sub("[-_]+", "-", key.lower()).strip("-"), method_keys(method)
     owners = [name for name in METHODS if plain in method_keys(name)]

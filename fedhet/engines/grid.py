@@ -113,11 +113,10 @@ class Inline(SimulationGrid):
 
 
 def run(launch: Launch, on_rounds: launching.OnRounds) -> None:
-    """Run a simulation to its end; raise RunFailed if it did not complete.
+    """Run a simulation to its end, and write ``summary.json``; the caller holds process and folder.
 
-    The caller holds :func:`~fedhet.engines.launch.one_run` and the folder's lock. ``on_rounds``
-    gets all rounds when the next one begins. ``summary.json`` is always written. KeyboardInterrupt
-    and :class:`Interrupted` end the run as ``stopped``. UserError if the run cannot start.
+    ``on_rounds`` gets all rounds when the next one begins. Raises RunFailed if the run did not
+    complete, UserError if it cannot start, and what interrupts it, which ends it as ``stopped``.
     """
     launch.folder.summary.unlink(missing_ok=True)
     client_app.shown.clear()  # another run of this process may have had the same
@@ -155,10 +154,7 @@ def _grid(launch: Launch) -> SimulationGrid:
 
 
 def processes(config: RunConfig) -> tuple[int, int]:
-    """Return the number of training processes, and of GPUs that they share: none if one is named.
-
-    It is ``actors``, or what CPUs (not those of a Ray cluster) and GPUs have room for; at most K.
-    """
+    """Return the number of training processes, at most K, and of GPUs: none if one is named."""
     cohort, memory = config.cohort(config.clients), list[int]()
     joined = config.engine == "ray" and os.environ.get("RAY_ADDRESS")
     room = cohort if joined else max(1, cpus() // config.threads)

@@ -110,9 +110,8 @@ _PAUSE = 1  # OpenMP's omp_pause_soft
 def one_run() -> Iterator[None]:
     """Hold this process for one run, and leave it as it was, without the run's models.
 
-    Torch's state and the standard streams are put back, and OpenMP's threads are ended, for which a
-    child that is forked later would wait. A run in another thread waits for this one, and says so.
-    Raise UserError if the caller is a part of a run.
+    OpenMP's threads are ended: a child that is forked later would wait for them. A run in another
+    thread waits for this one, and says so. Raise UserError if the caller is a part of a run.
     """
     if threading.get_ident() in _holders:
         which = "out of another one (on_round, a metric, a model)"

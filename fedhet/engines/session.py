@@ -57,8 +57,7 @@ def start(
 ) -> RunFolder:
     """Check, make the run folder and run to the end; one that could not start leaves no folder.
 
-    ``notes`` are lines about the configuration, which are said once nothing is wrong with it.
-    Raises UserError for what the user can mend, RunFailed for a run that did not complete.
+    ``notes`` are said once nothing is wrong. Raises UserError, or RunFailed if it did not complete.
     """
     config = load.absolute_paths(config)
     joins = connection is None and os.environ.get("RAY_ADDRESS")
@@ -100,10 +99,9 @@ def resume(
     trust: bool = False,
     on_round: OnRound | None = None,
 ) -> RunFolder:
-    """Go on after the last finished round; raises as :func:`start` does.
+    """Go on after the last finished round; raises as :func:`start` does, and Damaged.
 
-    Raises Damaged if something in the folder is damaged; ``accept_lost`` goes on without the
-    clients whose states are. ``trust``: its code and its services are the user's own.
+    ``accept_lost``: without clients whose states are damaged; ``trust``: with code of others.
     """
     folder, config = reopen(path, changes, trust=trust)
     if config.dataset == APPS_DATA:
@@ -154,10 +152,7 @@ def check_whole(folder: RunFolder, config: RunConfig, *, accept_lost: bool = Fal
 
 
 def verify(path: Path, *, trust: bool = False) -> tuple[RunFolder, Verification]:
-    """Check a run folder for consistency.
-
-    Raises UserError if it is none, the run goes on, or it needs ``trust`` for code of others.
-    """
+    """Check a run folder; UserError if it is none, in use, or needs ``trust`` for others' code."""
     folder = _existing(path)
     folder.started_config()  # before a lock is made in what is no run
     writable = os.access(folder.path, os.W_OK)  # an archive is not, and then nobody writes to it

@@ -49,10 +49,7 @@ class Interrupted(BaseException):
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Turn Ctrl-C, SIGTERM and SIGHUP (not under ``nohup``) into :class:`Interrupted`.
-
-    Ctrl-C also if it was ignored, as a shell does for what it puts in the background.
-    """
+    """Turn Ctrl-C (also an ignored one), SIGTERM and SIGHUP without ``nohup`` into Interrupted."""
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         raise Interrupted(number)
@@ -178,10 +175,7 @@ def check_ray_address(address: str, key: str = "RAY_ADDRESS") -> None:
 
 
 def start_ray(what: str, tries: int = 1, **words: Any) -> Any:
-    """Start Ray with these words, or join a cluster; return its module, which takes a second.
-
-    Raise UserError, which begins with ``what``, if that fails. Signals stay with their handlers.
-    """
+    """Start or join Ray, leaving signals alone; return its module, or UserError with ``what``."""
     # `uv run` would have Ray pack the current folder and send it to every machine.
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

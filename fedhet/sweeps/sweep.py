@@ -305,9 +305,8 @@ class Sweep:
     def run(self, workers: int, tell: Callable[["Sweep"], None]) -> None:
         """Run what has not ended, ``workers`` cells at a time (0: as many as fit).
 
-        ``tell`` is called whenever something may have changed. An interruption ends the cells,
-        too, and waits for their summaries. Raise UserError if another command runs this sweep,
-        RunFailed if the disk is full.
+        ``tell`` is called at each look. An interruption ends the cells and waits for their
+        summaries. Raise UserError if another command runs this sweep, RunFailed on a full disk.
         """
         lock = self._prepare()
         try:

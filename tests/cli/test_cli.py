@@ -15,7 +15,7 @@ from filelock import FileLock
 from helpers.programs import python
 from helpers.seeded import seeded
 from helpers.tiny import tiny
-from watch.folders import failure, line
+from helpers.written_runs import failure, line
 
 import fedhet
 from fedhet.cli import deploy

@@ -13,7 +13,7 @@ import pytest
 from cli.refusals import refused
 from filelock import FileLock
 from helpers.flower_internals import read_run_config
-from watch.folders import failure, line, scores
+from helpers.written_runs import failure, line, scores
 
 from fedhet.cli.app import execute
 from fedhet.config.load import build_config

@@ -52,6 +52,39 @@ def write_run(path, config, lines=(), tests=(), **summary):
     return path
 
 
+def line(number, **changes):
+    """A line of ``rounds.jsonl`` whose accuracy, seconds and bytes follow from its number."""
+    own = {"seconds": 2.0, "uplink_bytes": 1000, "downlink_bytes": 3000}
+    return round_line(number, 10.0 * number, **own | changes)
+
+
+def failure(client, reason):
+    return {"client": client, "reason": reason}
+
+
+def scores(*rows):
+    """``clients.csv``: round, client and accuracy."""
+    head = "round,client,model,generation,test_accuracy,val_accuracy\n"
+    return head + "".join(f"{r},{client},cnn-1,{r},{value},\n" for r, client, value in rows)
+
+
+def begin(path, rounds=4, **changes):
+    """A run folder in which no round has ended."""
+    write_run(path, build_config({"clients": 2, "rounds": rounds, **changes}).flat())
+    (path / "partition.csv").write_text("client,a,b\n0,3,0\n1,2,2\n")
+    return path
+
+
+def end(path, rounds, status="completed", reason=""):
+    mean = 10.0 * rounds
+    write_summary(path, status=status, reason=reason, rounds=rounds, test_accuracy_mean=mean)
+
+
+def append(path, text):
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
 def make_run(
     folder, method, seed, tests, *, name="", flops=1e12, status="completed", loss=0.5, **changes
 ):

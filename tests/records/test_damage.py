@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 from helpers.tiny import tiny
-from watch.folders import append, line
+from helpers.written_runs import append, line
 
 from fedhet.cli.app import execute
 from fedhet.engines.grid import run

@@ -9,7 +9,7 @@ from functools import partial
 import httpx
 import pytest
 from helpers.browsers import dark_phone, needed
-from watch.folders import append, begin, end, failure, line, scores
+from helpers.written_runs import append, begin, end, failure, line, scores
 
 from fedhet.errors import UserError
 from fedhet.watch.server import HEADERS, listen, page_server

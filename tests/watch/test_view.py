@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from watch.folders import append, begin, end, failure, line, scores
+from helpers.written_runs import append, begin, end, failure, line, scores
 
 from fedhet.cli.app import execute
 from fedhet.files import NOBODY

@@ -13,15 +13,14 @@ function refresh(part, now) {
 async function poll() {
   try {
     const answer = await fetch(location.href);
-    if (!answer.ok) throw new Error("The run is not there any more: this is the last it said.");
+    if (!answer.ok) throw new Error(answer.statusText);
     const now = new DOMParser().parseFromString(await answer.text(), "text/html");
     for (const part of document.querySelectorAll(".live")) refresh(part, now.getElementById(part.id));
     document.title = now.title;
     link.hidden = true;
-  } catch (error) {
+  } catch {
     link.hidden = false;
-    link.textContent = error instanceof TypeError
-      ? "The command that serves this page has ended, or does not answer: this is the last it said." : error.message;
+    link.textContent = "Nothing answers any more, or the run is gone: this is the last that it said.";
   }
   setTimeout(poll, 1000);
 }

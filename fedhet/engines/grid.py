@@ -1,8 +1,7 @@
 """A simulation: Flower's Grid without Flower's processes, one for each engine.
 
-The ServerApp runs in this process and sends through the grid; the same ClientApp as everywhere
-answers: in this process (``engine: inline``, for debuggers), in worker processes
-(``processes``), or as Ray tasks (``ray``), with the same ``run_sha256``.
+The ServerApp runs in this process. The same ClientApp as everywhere answers: in this process
+(``engine: inline``), in worker processes, or as Ray tasks, with the same ``run_sha256``.
 """
 
 import contextlib

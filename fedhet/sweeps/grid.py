@@ -1,13 +1,11 @@
 """The cells of a sweep: every combination of a preset's grid as one resolved configuration.
 
-``grid`` maps keys to lists of values; a list of such maps is the union of theirs. Keys named in
-``paired`` move together (their lists are zipped), as the blocks that all methods share; a list of
-lists names several such groups. A cell's name is its method and the SHA-256 of its resolved
-configuration, so that equal cells of different sweeps are one run.
+``grid`` maps keys to lists of values; a list of such maps is the union of theirs. Lists of keys in
+``paired`` (one group, or a list of groups) are zipped, as the blocks that all methods share. A cell
+is named by its method and the SHA-256 of its configuration: equal cells of two sweeps are one run.
 
 A search tries keys of one or several methods, judged by the validation ``metric`` alone. Every
-method gets the same number of trials, so that none wins by more tries. They are drawn with a seed
-from its grid. Seeds repeat a trial. No test metric is read.
+method gets the same number of trials, drawn with a seed from its grid. Seeds repeat a trial.
 """
 
 import contextlib
@@ -203,10 +201,7 @@ class Search:
 
     @classmethod
     def read(cls, path: Path, words: Sequence[str]) -> "Search":
-        """Read ``KEY=VALUE``, which fixes a key, and ``KEY=V1,V2``, which searches it.
-
-        The methods are those of ``words``, else those of a sweep's preset.
-        """
+        """Read ``KEY=V1,V2``, which are searched (also methods, else the preset's), KEY=VALUE."""
         preset = read_yaml(path)
         base = {key: v for key, v in preset.items() if key not in SWEEP_KEYS}
         keys: dict[str, list[Any]] = {}
@@ -236,10 +231,7 @@ class Search:
         return cls(base, methods, repeats, axes)
 
     def trials(self, count: int, seed: int) -> list[Trial]:
-        """Return ``count`` trials for each method (0: as many as the smallest grid has).
-
-        They are drawn, with a seed, and stand in the grid's order.
-        """
+        """Draw ``count`` trials for each method, 0: as many as the smallest grid, in its order."""
         grids = {}
         for method in self.methods:
             own = method_keys(method) | COMMON

@@ -1,8 +1,7 @@
 """Serve the page of a run or sweep on 127.0.0.1 to those who have its address.
 
 Every request needs the random token in its path, this address as ``Host`` and, where a browser
-sends it, this page as its origin. Only GET and HEAD are answered. The content policy lets the page
-load only its own script and style.
+sends it, this page as its origin. The content policy lets the page load only its own files.
 """
 
 import asyncio

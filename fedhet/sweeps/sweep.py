@@ -49,7 +49,7 @@ class Job:
     """A cell, its folder, and what is known of it."""
 
     cell: Cell
-    folder: Path
+    folder: RunFolder
     state: str = "pending"
     reason: str = ""
     before: tuple[str, int] = ("", 0)  # reason and finished rounds when it was started
@@ -58,9 +58,6 @@ class Job:
     rounds: int = 0
     last: Mapping[str, Any] = field(default_factory=dict)  # line of rounds.jsonl
     waits: bool = False  # another process, such as another sweep's, runs it
-
-    def __post_init__(self) -> None:
-        self.run = RunFolder(self.folder)  # which reads a line once
 
     @property
     def due(self) -> bool:
@@ -75,19 +72,19 @@ class Job:
     def look(self) -> None:
         """Read the finished rounds from the folder."""
         with contextlib.suppress(Damaged, OSError):  # :meth:`conclude` reports these
-            records = self.run.read_rounds()
+            records = self.folder.read_rounds()
             self.rounds, self.last = len(records), records[-1] if records else {}
 
     def taken(self) -> bool:
         """Return whether another process makes its folder or writes its run at this moment."""
-        if not self.folder.is_dir():
+        if not self.folder.path.is_dir():
             return False
-        made = self.unbegun() and time.time() - self.folder.stat().st_mtime < FRESH
-        return made or self.run.being_written()
+        made = self.unbegun() and time.time() - self.folder.path.stat().st_mtime < FRESH
+        return made or self.folder.being_written()
 
     def unbegun(self) -> bool:
         """Return whether the folder is as a run leaves it that was killed while it made it."""
-        names = {path.name for path in self.folder.iterdir() if path.name[0] != "."}
+        names = {path.name for path in self.folder.path.iterdir() if path.name[0] != "."}
         return names <= {"environment.json", "checkpoint"}
 
     def conclude(self) -> None:
@@ -97,22 +94,22 @@ class Job:
             self.state, self.reason = self._read()
         except (Damaged, UserError, OSError) as error:
             self.state = "damaged"
-            self.reason = f"{one_line(error)}; remove '{self.folder}' to run the cell again"
+            self.reason = f"{one_line(error)}; remove '{self.folder.path}' to run the cell again"
 
     def _read(self) -> tuple[str, str]:
         """Return state and reason; raise for a damaged file."""
-        if (there := self.folder.exists()) and not self.folder.is_dir():
-            raise Damaged(f"'{self.folder}' is not a folder")
-        summary, records = self.run.read_result()
-        if self.run.config.exists():
-            self._check_config(self.run.config)
-        state, reason = self.run.status(summary, records, lambda: False)
+        if (there := self.folder.path.exists()) and not self.folder.path.is_dir():
+            raise Damaged(f"'{self.folder.path}' is not a folder")
+        summary, records = self.folder.read_result()
+        if self.folder.config.exists():
+            self._check_config(self.folder.config)
+        state, reason = self.folder.status(summary, records, lambda: False)
         if state == "completed":
             from fedhet.reports.reading import read_run  # noqa: PLC0415  (pandas)
 
-            read_run(self.folder)  # as a report will
-        elif there and not (self.run.identity.exists() or self.unbegun()):
-            raise Damaged(f"'{self.run.identity}' is missing, so the run cannot continue")
+            read_run(self.folder.path)  # as a report will
+        elif there and not (self.folder.identity.exists() or self.unbegun()):
+            raise Damaged(f"'{self.folder.identity}' is missing, so the run cannot continue")
         over = state in {"completed", "diverged", "failed"}  # one that was stopped goes on
         return (state if over else "pending"), reason * bool(summary)
 
@@ -246,15 +243,13 @@ class Sweep:
     ray: Any = None  # Ray's module, joined to a cluster whose machines all see the folder
 
     def __post_init__(self) -> None:
-        placed = [self._placed(cell) for cell in self.cells]
-        self.jobs = [Job(cell, self.out / cell.name) for cell in once(placed)]
+        placed = []  # with their folders, and with paths that hold everywhere
+        for cell in self.cells:
+            config = cell.config.model_copy(update={"out": str(self.out), "name": cell.name})
+            placed.append(replace(cell, config=absolute_paths(config)))
+        self.jobs = [Job(cell, RunFolder(self.out / cell.name)) for cell in once(placed)]
         for job in self.jobs:
             job.conclude()
-
-    def _placed(self, cell: Cell) -> Cell:
-        """Return the cell with its folder and with paths that hold everywhere."""
-        config = cell.config.model_copy(update={"out": str(self.out), "name": cell.name})
-        return replace(cell, config=absolute_paths(config))
 
     @property
     def folder(self) -> Path:
@@ -266,13 +261,13 @@ class Sweep:
         from fedhet.site.local_data import load_dataset  # noqa: PLC0415  (torch)
 
         now, looked_at = made_with(), set[object]()
-        for job in (one for one in self.jobs if one.rounds and one.run.environment.exists()):
+        for job in (one for one in self.jobs if one.rounds and one.folder.environment.exists()):
             name, config = f"cell {job.cell.name} was run", job.cell.config
             try:
-                kept = read_json(job.run.environment)
+                kept = read_json(job.folder.environment)
                 then = {"source": kept["source_sha256"], "torch": kept["versions"]["torch"]}
             except (Damaged, OSError, KeyError, TypeError):
-                return f"{name} with unknown code: '{job.run.environment}' is damaged"
+                return f"{name} with unknown code: '{job.folder.environment}' is damaged"
             for what, value in now.items():
                 if then[what] != value:
                     return f"{name} with {what} {then[what]}, not {value}"
@@ -389,11 +384,11 @@ class Sweep:
         job.conclude()  # another sweep may have run it meanwhile
         if not job.due:
             return
-        if job.folder.exists() and job.unbegun():
-            shutil.rmtree(job.folder)
+        if job.folder.path.exists() and job.unbegun():
+            shutil.rmtree(job.folder.path)
         log = self._file(job, "log")
         job.logged = log.stat().st_size if log.exists() else 0
-        order = self.work, job.folder, self._file(job, "yaml"), log
+        order = self.work, job.folder.path, self._file(job, "yaml"), log
         job.process = RayTask(self.ray, job.cell, *order) if self.ray else fork(*order)
         job.state, job.before = "running", (job.reason, job.rounds)
 

@@ -40,11 +40,11 @@ def test_a_killed_run_is_continued_and_a_new_one_begun(cells, tmp_path) -> None:
     for changes, trust in (({"clients": 3}, ["--trust"]), ({"tracker": "wandb"}, [])):
         keys = cells[0].config.flat() | changes  # the data said so; nobody asked for it
         identity = {"experiment": "x", "config": keys}
-        (old.folder / "checkpoint" / "run.json").write_text(json.dumps(identity))
-        (old.folder / "config.yaml").write_text(yaml.safe_dump(keys))
-        assert command_line(old.folder, preset) == ["resume", str(old.folder), *trust]
+        (old.folder.path / "checkpoint" / "run.json").write_text(json.dumps(identity))
+        (old.folder.path / "config.yaml").write_text(yaml.safe_dump(keys))
+        assert command_line(old.folder.path, preset) == ["resume", str(old.folder.path), *trust]
     words = ["run", str(preset), "--out", str(tmp_path), "--name", cells[1].name]
-    assert command_line(new.folder, preset) == words
+    assert command_line(new.folder.path, preset) == words
 
 
 def test_results_of_another_torch_are_noticed(cells, tmp_path) -> None:

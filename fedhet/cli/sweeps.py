@@ -9,9 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 import yaml
-from typer import Argument, Option
+from typer import Argument, Option, Typer
 
 from fedhet.cli import common
 from fedhet.cli import runs as single
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 DEMO_METHODS = ("standalone", "lg_fedavg", "fedssa")
 Ray = Annotated[str, Option(help="Ray cluster, HOST:PORT; default: RAY_ADDRESS")]
-_CELLS = typer.Typer(pretty_exceptions_enable=False)  # what the process of a cell is asked for
+_CELLS = Typer(pretty_exceptions_enable=False)  # what the process of a cell is asked for
 for function in (single.run, single.resume):
     _CELLS.command(cls=common.Command)(function)
 

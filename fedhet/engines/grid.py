@@ -108,7 +108,8 @@ class Inline(SimulationGrid):
             message = self.waiting.popleft()
             if (reply := self._answer(message)) is not None:
                 self.replies[message.metadata.message_id] = reply
-        time.sleep(patience)
+        if patience:
+            time.sleep(patience)
 
 
 def run(launch: Launch, on_rounds: launching.OnRounds) -> None:

@@ -37,13 +37,10 @@ def tune(preset, tmp_path, monkeypatch):
 
 
 def test_every_method_gets_as_many_trials_and_no_foreign_keys(preset):
-    trials = Search.read(preset, WORDS).trials(0, 0)
-    by_method = {m: [t for t in trials if t.method == m] for m in ("fedproto", "standalone")}
-    assert [len(found) for found in by_method.values()] == [3, 3]
-    assert all(set(t.values) == {"lr", "lam"} for t in by_method["fedproto"])
-    assert [t.values for t in by_method["standalone"]] == [{"lr": lr} for lr in (0.003, 0.01, 0.03)]
-    assert len({t.label for t in by_method["fedproto"]}) == 3
-    again, others = (Search.read(preset, WORDS).trials(0, seed) for seed in (0, 5))
+    trials, again, others = (Search.read(preset, WORDS).trials(0, seed) for seed in (0, 0, 5))
+    proto, alone = ([t for t in trials if t.method == m] for m in ("fedproto", "standalone"))
+    assert [t.values for t in alone] == [{"lr": lr} for lr in (0.003, 0.01, 0.03)]
+    assert len({t.label for t in proto}) == 3 and all(set(t.values) == {"lr", "lam"} for t in proto)
     labels = [[t.label for t in drawn] for drawn in (trials, again, others)]
     assert labels[0] == labels[1] != labels[2]
     with pytest.raises(UserError, match="^trials: 4 is more than the 3 .*'standalone'"):
@@ -51,16 +48,18 @@ def test_every_method_gets_as_many_trials_and_no_foreign_keys(preset):
 
 
 def test_a_sweep_says_which_methods_are_searched(preset):
-    values = yaml.safe_load(preset.read_text())
-    grid = {"method": ["fedproto", "fd"], "partition-seed": [0, 1], "seed": [0, 1]}
-    preset.write_text(yaml.safe_dump(values | {"paired": ["seed", "partition-seed"], "grid": grid}))
-    trials = Search.read(preset, ["lr=0.01,0.1", "seed=5"]).trials(0, 0)
-    assert [trial.method for trial in trials] == ["fedproto", "fedproto", "fd", "fd"]
-    assert all(trial.cells[0].config.seed == 5 for trial in trials)
-    chosen = Search.read(preset, ["method=standalone", "lr=0.01,0.1"])
-    assert {trial.method for trial in chosen.trials(0, 0)} == {"standalone"}
-    preset.write_text(yaml.safe_dump(values | {"method": "fd", "grid": {"seed": [0, 1]}}))
-    assert Search.read(preset, ["lr=0.01,0.1"]).methods == ["fd"]
+    values = yaml.safe_load(preset.read_text()) | {"method": "fd"}
+    seeds = {"partition-seed": [0, 1], "seed": [0, 1]}
+    for grid, words, methods in (
+        ({"method": ["fedproto", "fml"]}, [], ["fedproto", "fml"]),
+        ({"method": ["fedproto", "fml"]}, ["method=standalone"], ["standalone"]),
+        ({}, [], ["fd"]),
+    ):
+        keys = {"paired": ["seed", "partition-seed"], "grid": grid | seeds}
+        preset.write_text(yaml.safe_dump(values | keys))
+        trials = Search.read(preset, [*words, "lr=0.01,0.1", "seed=5"]).trials(0, 0)
+        assert [trial.method for trial in trials[::2]] == methods
+        assert all(trial.cells[0].config.seed == 5 for trial in trials)
 
 
 def test_a_whole_grid_is_walked_in_order_and_seeds_repeat_a_trial(preset):

@@ -103,8 +103,8 @@ def test_a_child_that_is_forked_after_a_run_with_two_threads_can_train(tmp_path)
 @pytest.mark.parametrize("how", ["inline", "processes", "command"])
 @pytest.mark.parametrize("closed", ["<&- >&-", "<&- >&- 2>&-"])
 def test_standard_streams_may_be_closed(tmp_path, how, closed):
+    words = f"models=cnn-5 dataset=synthetic:120x4 clients=2 rounds=1 name=one out={tmp_path}"
     if how == "command":
-        words = f"models=cnn-5 dataset=synthetic:120x4 clients=2 rounds=1 name=one out={tmp_path}"
         done = sh(f'"{sys.executable}" -m fedhet run quickstart {words} {closed}')
     else:
         done = program(tmp_path, "run('one')", closed, engine=how, rounds=1, actors=1)

@@ -17,10 +17,8 @@ from fedhet.records.run_folder import source_digest, versions
 def leave(out, cell, *, status="completed", reason="", rounds=2, loss=0.5, torch=None, silent=()):
     """A run folder as a cell leaves it; nobody replied in the ``silent`` rounds."""
     nobody = {"replied": 0, "failures": [{"client": "0", "reason": "no node is connected"}]}
-    lines = [
-        round_line(r, 50.0, None, **nobody) if r in silent else round_line(r, 50.0, loss)
-        for r in range(1, rounds + 1)
-    ]
+    told = [(None, nobody) if r in silent else (loss, {}) for r in range(1, rounds + 1)]
+    lines = [round_line(r, 50.0, loss, **more) for r, (loss, more) in enumerate(told, 1)]
     summary = {"status": status, "reason": reason, "rounds": rounds} if status else {}
     folder = write_run(out / cell.name, cell.config.flat(), lines, [[50.0]], **summary)
     made = {"source_sha256": source_digest(), "versions": versions()}

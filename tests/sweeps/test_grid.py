@@ -7,7 +7,6 @@ import yaml
 from cli.refusals import refused
 
 from fedhet import TOP
-from fedhet.errors import UserError
 from fedhet.sweeps.grid import Cell, combinations, digest, read_cells
 from fedhet.sweeps.sweep import shard
 
@@ -51,30 +50,6 @@ def test_a_cell_is_named_by_what_decides_its_result(tmp_path) -> None:
     assert cell.config.engine == "inline"
 
 
-def test_cells_of_files_of_one_name_are_refused_not_merged(tmp_path) -> None:
-    for place in ("a", "b"):
-        (tmp_path / place / "images").mkdir(parents=True)
-    paths = [str(tmp_path / place / "images") for place in ("a", "b")]
-    with pytest.raises(UserError, match=r"^data-path: '.*a/images' and '.*b/images' have the sa"):
-        cells(tmp_path, {"data-path": paths}, dataset="image-folder")
-
-
-@pytest.mark.parametrize(
-    ("grid", "paired", "says"),
-    [
-        ({"seed": 3}, [], "give a list of values"),
-        ({"seed": [0, 1], "partition-seed": [0]}, ["seed", "partition-seed"], "of one length"),
-        ({"sede": [0]}, [], "did you mean 'seed'"),
-        ({"seed": [0, 1]}, [["seed", "partition-sed"]], "paired: 'partition-sed' is not a key"),
-        ({"engine": ["ray", "inline"]}, [], "grid: 'engine' changes no result"),
-        ({"seed": [0, 1], "lr": [1, 2]}, [["seed", "lr"], ["lr"]], "'lr' is in two groups"),
-    ],
-)
-def test_a_wrong_grid_is_one_line(tmp_path, grid, paired, says) -> None:
-    with pytest.raises(UserError, match=says):
-        cells(tmp_path, grid, paired=paired)
-
-
 def test_the_presets_are_what_they_say_and_hold_every_cell_once() -> None:
     found = {}
     for path in sorted((TOP / "configs").glob("*/*.yaml")):
@@ -91,28 +66,37 @@ def test_the_presets_are_what_they_say_and_hold_every_cell_once() -> None:
     assert len(paper) == 11 * 2 * 3 * 5 and counts == {"heart": 19 * 5, "ag-news": 18 * 5}
 
 
-# --- the words of `fedhet sweep` ---------------------------------------------------------------
+GRID = {"grid": {"seed": [0]}}
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("keys", "words", "says"),
     [
-        (["--out=preset.yaml", "--dry-run"], "preset.yaml' cannot be written"),
-        (["--ray=h:1", "--dry-run"], "--dry-run cannot be used with --ray"),
-        (["name=x"], "name: not allowed here"),
-        (["--shard=\u0661/\u0662"], "--shard: "),
-        (["--shard=4/3"], "--shard: "),
-        (["--shard=1"], "--shard: "),
-        (["run.yaml"], "needs the key `grid`"),
-        (["run.yaml", "methods=fedssa,fedavg"], "methods: unknown key (did you mean 'method'?)"),
+        ({"grid": {"seed": 3}}, [], "give a list of values"),
+        ({"grid": {"seed": [0, 1], "partition-seed": [0]}, "paired": ["seed", "partition-seed"]},
+         [], "of one length"),
+        ({"grid": {"sede": [0]}}, [], "did you mean 'seed'"),
+        (GRID | {"paired": [["seed", "partition-sed"]]}, [], "paired: 'partition-sed' is not a"),
+        ({"grid": {"engine": ["ray", "inline"]}}, [], "grid: 'engine' changes no result"),
+        ({"grid": {"seed": [0, 1], "lr": [1, 2]}, "paired": [["seed", "lr"], ["lr"]]}, [],
+         "'lr' is in two groups"),
+        ({"grid": {"data-path": ["a/x", "b/x"]}, "dataset": "image-folder"}, [],
+         "data-path: 'a/x' and 'b/x' have the same file name"),
+        (GRID, ["--out=preset.yaml", "--dry-run"], "preset.yaml' cannot be written"),
+        (GRID, ["--ray=h:1", "--dry-run"], "--dry-run cannot be used with --ray"),
+        (GRID, ["name=x"], "name: not allowed here"),
+        (GRID, ["--shard=\u0661/\u0662"], "--shard: "),
+        (GRID, ["--shard=4/3"], "--shard: "),
+        (GRID, ["--shard=1"], "--shard: "),
+        ({}, [], "needs the key `grid`"),
+        ({}, ["methods=fedssa,fedavg"], "methods: unknown key (did you mean 'method'?)"),
     ],
-)
-def test_words_that_would_do_nothing_are_refused(tmp_path, monkeypatch, capsys, words, says):
+)  # fmt: skip
+def test_a_mistake_is_one_line(tmp_path, monkeypatch, capsys, keys, words, says):
     monkeypatch.chdir(tmp_path)
-    Path("preset.yaml").write_text(yaml.safe_dump({"dataset": "digits", "grid": {"seed": [0]}}))
-    Path("run.yaml").write_text("method: fedssa\n")
-    assert says in refused(capsys, "sweep", *(["preset.yaml"] * ("run.yaml" not in words)), *words)
-    assert {path.name for path in tmp_path.iterdir()} == {"preset.yaml", "run.yaml"}
+    Path("preset.yaml").write_text(yaml.safe_dump({"dataset": "digits"} | keys))
+    assert says in refused(capsys, "sweep", "preset.yaml", *words)
+    assert [path.name for path in tmp_path.iterdir()] == ["preset.yaml"]
 
 
 def test_shards_are_disjoint_and_complete(tmp_path) -> None:

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import yaml
+from cli.refusals import refused
 from helpers.written_runs import round_line
 from sweeps import cell_work as work
 
@@ -43,8 +44,6 @@ def test_every_method_gets_as_many_trials_and_no_foreign_keys(preset):
     assert len({t.label for t in proto}) == 3 and all(set(t.values) == {"lr", "lam"} for t in proto)
     labels = [[t.label for t in drawn] for drawn in (trials, again, others)]
     assert labels[0] == labels[1] != labels[2]
-    with pytest.raises(UserError, match="^trials: 4 is more than the 3 .*'standalone'"):
-        Search.read(preset, WORDS).trials(4, 0)
 
 
 def test_a_sweep_says_which_methods_are_searched(preset):
@@ -99,14 +98,6 @@ def test_the_best_validation_accuracy_of_the_last_round_wins(preset, tmp_path, c
     assert [(c.partition_seed, c.seed) for c in of_none] == blocks
 
 
-def test_where_nothing_can_be_written_no_trial_is_run(tmp_path, tune):
-    (tmp_path / "file").touch()
-    for out, says in ((tmp_path, "is a folder"), (tmp_path / "file" / "x.yaml", "File exists")):
-        with pytest.raises(UserError, match=f"^--out: '{out.parent}.*{says}"):
-            tune(["lr=0.1,0.2"], out=out)
-    assert not (tmp_path / "runs").exists()
-
-
 def test_no_test_accuracy_is_shown_and_no_trial_of_other_code_taken_up(tmp_path, capsys, tune):
     tune(["lr=0.01,0.02"])
     printed = capsys.readouterr()
@@ -147,8 +138,12 @@ def test_of_equal_trials_the_first_and_of_none_nothing(preset, tmp_path):
         (["lrr=0.1,0.2"], "lrr: unknown key for fedssa (did you mean 'lr'"),
         (["method=fd,fml", "lam=1,2"], "lam: unknown key for fd, fml"),
         (["split=8:0:2", "lr=0.1,0.2"], "split: its validation share is 0"),
+        ([*WORDS, "--trials=4"], "trials: 4 is more than the 3 combinations of method 'standal"),
+        (["lr=0.1,0.2", "--out=."], "--out: '.' is a folder"),
+        (["lr=0.1,0.2", "--out=small.yaml/x.yaml"], "--out: 'small.yaml' cannot be written"),
     ],
 )
-def test_mistakes_are_one_line(preset, words, says):
-    with pytest.raises(UserError, match=f"^{re.escape(says)}"):
-        Search.read(preset, words).trials(0, 0)
+def test_a_mistake_is_one_line(preset, tmp_path, monkeypatch, capsys, words, says):
+    monkeypatch.chdir(tmp_path)
+    assert refused(capsys, "tune", preset.name, *words).startswith(says)
+    assert list(tmp_path.iterdir()) == [preset]

@@ -8,7 +8,7 @@ import pytest
 from flwr.app import Message
 from helpers.pictures import image_folder
 from helpers.tiny import deployed, tiny
-from hostile.deployed import Deployed, files
+from hostile.deployed import Deployed
 
 from fedhet.clients.fedssa import FedSSAClient
 from fedhet.config.schema import kebab
@@ -38,9 +38,8 @@ def _strange_class(place, node):
 
 
 def _damaged_state(place, node):
-    for path in files(place / "states"):
-        if path.suffix == ".safetensors":
-            path.write_bytes(path.read_bytes()[:-9])
+    for path in (place / "states").rglob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-9])
 
 
 def _set(text="", **values):

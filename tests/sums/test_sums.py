@@ -9,7 +9,7 @@ from helpers.products import AVERAGED
 from fedhet.config.load import build_config
 from fedhet.config.registry import METHODS
 from fedhet.errors import UserError
-from fedhet.strategies.averaging import AveragingStrategy, class_totals, sum_uploads
+from fedhet.strategies.averaging import AveragingStrategy, class_totals
 from fedhet.strategies.rules import ROBUST
 from fedhet.sums.contribution import UNIT, Own, sum_unit
 from fedhet.testing import make_strategy, small, uploads_of
@@ -138,18 +138,11 @@ def test_who_has_more_than_the_unit_weighs_one_and_keeps_the_shares_of_its_class
     ("secure-sum", "masked", "no `combine`"), ("aggregation", "median", "set `aggregations`"),
 ])  # fmt: skip
 def test_an_aggregate_of_its_own_inherits_neither_sums_nor_medians(key, value, lacks):
-    class Alone(AveragingStrategy):
-        def aggregate(self, uploads, round_):
-            return {}
-
-    class Whole(Alone):
-        aggregations, combine = ROBUST, AveragingStrategy.combine
-
-        def aggregate(self, uploads, round_):
-            return self.combine(sum_uploads(uploads, self.rule), round_)
-
+    own = {"aggregate": lambda self, uploads, round_: {}}
+    whole = own | {"aggregations": ROBUST, "combine": AveragingStrategy.combine}
+    alone = type("Alone", (AveragingStrategy,), own)
     config = build_config({"method": "lg_fedavg", "clients": 3, key: value})
-    for strategy in (AveragingStrategy, Whole):
+    for strategy in (AveragingStrategy, type("Whole", (alone,), whole)):
         strategy.check_hooks(config)
     with pytest.raises(UserError, match=f"^{key}: '{value}' .*Alone has .*{lacks}"):
-        Alone.check_hooks(config)
+        alone.check_hooks(config)

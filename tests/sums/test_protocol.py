@@ -185,9 +185,6 @@ def test_how_few_may_be_summed(size, terms, survivors, fewest) -> None:
         assert terms.fewest(size) == fewest
 
 
-# --- survivors that sign who is left, so that a small cohort can lose members ---------------------
-
-
 def agreeing() -> Group:
     """Return five members whose keys sign, of which "a", "b" and "c" are left."""
     cohort = Group(5, SumTerms(agreed=True), certified=True)
@@ -229,8 +226,7 @@ def test_a_server_that_withholds_proofs_gets_the_stricter_rule() -> None:
     refused("too-few-survivors", cohort.sign, "a", "abc")
 
 
-# --- known answers, which an independent implementation gave --------------------------------------
-
+# Known answers, which an independent implementation gave.
 A = X25519PrivateKey.from_private_bytes(bytes(range(32)))
 B = X25519PrivateKey.from_private_bytes(bytes(range(32, 64)))
 PUBLIC = {"a": A.public_key().public_bytes_raw(), "b": B.public_key().public_bytes_raw()}

@@ -24,7 +24,7 @@ from benchmarks.common import emit, median
 from fedhet.config.load import build_config
 from fedhet.data.inputs import Inputs
 from fedhet.engines.launch import Launch
-from fedhet.protocol.flower import be_one_process, posted
+from fedhet.protocol.flower import be_task, posted
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.messages import QUERY, Reply, answer, instruction
 from fedhet.records.run_folder import RunFolder
@@ -40,7 +40,7 @@ class Echo:
     pull_interval = 0.0  # what marks a simulation's grid
 
     def __init__(self, clients: int) -> None:
-        be_one_process()
+        be_task()
         self.clients = clients
         self.waiting: dict[str, Message] = {}
         self.requests = 0

@@ -141,10 +141,7 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
         # Aside: the process that stays need not have torch in its memory.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             pool.submit(_refuse, plan, given).result()
-    try:
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise UserError(f"--state: '{home}' cannot be made: {error.strerror}") from error
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
     if new_data:
         from fedhet.site.limits import begin_anew
 

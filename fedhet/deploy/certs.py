@@ -61,7 +61,7 @@ def make(
 
     ``servers`` are the server's names and addresses. Without any, the CA in ``out`` signs. Private
     keys have mode 600 from the moment they exist. Raises UserError for a name that is not allowed,
-    a file that is there already (nothing is written then), or a folder that cannot be written.
+    a file that is there already (nothing is written then), OSError if they cannot be written.
     """
     places, files = CertificateFolder(out), dict[Path, bytes]()
     authority = _Authority.new() if servers else _Authority.read(places)
@@ -169,14 +169,11 @@ def _write(folder: Path, files: Mapping[Path, bytes]) -> None:
         if path.exists() or path.is_symlink():
             text = "already exists and is not overwritten: choose another --out, or move it away"
             raise UserError(f"'{path}' {text}")
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for path, content in files.items():  # no link is followed
-            mode = 0o600 if b"PRIVATE KEY" in content else 0o644
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-                file.write(content)
-    except OSError as error:
-        raise UserError(f"'{folder}': cannot be written: {error.strerror or error}") from error
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for path, content in files.items():  # no link is followed
+        mode = 0o600 if b"PRIVATE KEY" in content else 0o644
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
 
 
 class _Authority(NamedTuple):
@@ -309,22 +306,22 @@ class Certificates:
     """Certificates that a running command uses: says when one is renewed or is about to expire."""
 
     def __init__(self, paths: Iterable[Path], say: Callable[[str], None]) -> None:
-        self.say, self._warned = say, set[Path]()
-        self._known: dict[Path, x509.Certificate | None] = dict.fromkeys(paths)
+        self.say = say
+        self._known: dict[Path, tuple[x509.Certificate | None, str]]
+        self._known = dict.fromkeys(paths, (None, ""))
         self.look()
 
     def look(self) -> list[Path]:
         """Return those that were replaced since the last look; print a line for each."""
         renewed = []
-        for path, before in self._known.items():
+        for path, (before, said) in self._known.items():
             with contextlib.suppress(UserError):  # not whole yet
-                certificate = self._known[path] = read_certificate(path)
+                certificate = read_certificate(path)
+                self._known[path] = certificate, (text := warning(certificate))
                 if before not in (None, certificate):
                     renewed.append(path)
-                    self._warned.discard(path)
                     until = f"valid until {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
                     self.say(f"'{path}' was renewed: it is {until}")
-                if path not in self._warned and (text := warning(certificate)):
-                    self._warned.add(path)
+                if text not in ("", said):
                     self.say(f"'{path}' {text}: {RENEW}")
         return renewed

@@ -33,18 +33,7 @@ from fedhet.deploy.certs import Certificates, read_key
 from fedhet.deploy.network import REFUSED, Waiting, knows, reach
 from fedhet.engines.system import QUIET, end_with_maker, environment, free_ports, guarded, script
 from fedhet.errors import UserError, brief
-from fedhet.protocol.flower import (
-    ENDED,
-    OTHER_CODE,
-    PROJECT,
-    Ids,
-    application,
-    be_task,
-    do_task,
-    next_task,
-    runtime_api,
-    tell_fleet,
-)
+from fedhet.protocol import flower
 
 Say = Callable[[str], None]
 ENV = {"FEDHET_NODE": "1", **QUIET}
@@ -105,12 +94,12 @@ def difference(sent: bytes, own: Mapping[str, bytes]) -> str:
 
     try:
         with zipfile.ZipFile(io.BytesIO(sent)) as archive:
-            about = tomllib.loads(start_of(PROJECT, PROJECT_BYTES).decode())
+            about = tomllib.loads(start_of(flower.PROJECT, PROJECT_BYTES).decode())
             version = about["project"]["version"]
             component = about["tool"]["flwr"]["app"]["components"]["clientapp"]
             times = Counter(archive.namelist())
             odd = {*times} ^ {*own, MANIFEST} | {name for name in times if times[name] > 1}
-            code = own.keys() - odd - {PROJECT}  # which Flower writes anew
+            code = own.keys() - odd - {flower.PROJECT}  # which Flower writes anew
             odd |= {name for name in code if start_of(name, len(own[name])) != own[name]}
     except Exception as error:  # bytes of the other side may be anything
         return f"this run's application cannot be read ({type(error).__name__})"
@@ -162,7 +151,7 @@ class MessageWorker:
         context = get_context("spawn")
         self._link, link = context.Pipe()
         out, printed = context.Pipe(duplex=False)
-        self.code = application()  # before it is imported
+        self.code = flower.application()  # before it is imported
         self.run, self.last = 0, time.monotonic()
         self.process = context.Process(target=_work, args=(link, printed), daemon=True)
         self.process.start()
@@ -176,11 +165,11 @@ class MessageWorker:
 
         threading.Thread(target=read, daemon=True).start()
 
-    def answer(self, message: Message, context: Context, ids: Ids) -> tuple[Message, Context]:
+    def answer(self, message: Message, context: Context, ids: flower.Ids) -> flower.Answered:
         """Return the ClientApp's reply and context; ChildProcessError if the process ended."""
         try:
             self._link.send((message, context, ids))
-            replied: tuple[Message, Context] = self._link.recv()
+            replied: flower.Answered = self._link.recv()
         except (EOFError, OSError) as error:
             self.process.join(PATIENCE)
             code = self.process.exitcode or 0
@@ -208,7 +197,7 @@ def _work(link: Connection, printed: Connection) -> None:
     with contextlib.suppress(EOFError):
         while True:
             message, context, ids = link.recv()
-            be_task(ids)
+            flower.be_task(ids)
             link.send((app(message, context), context))
 
 
@@ -234,14 +223,14 @@ class Node:
     def run(self) -> None:
         """Run until a signal raises an exception; raise UserError if it cannot start."""
         home = self.plan.log.parent
-        flower = {"FLWR_HOME": os.environ.get("FLWR_HOME") or str(home / "flwr")}
+        own = {"FLWR_HOME": os.environ.get("FLWR_HOME") or str(home / "flwr")}
         try:
             with FileLock(home / ".lock", blocking=False), contextlib.ExitStack() as stack:
                 stack.callback(self._stop)
                 self._ready(0)
                 while True:
                     self._await_server()
-                    if not self._once(environment(ENV | flower)):
+                    if not self._once(environment(ENV | own)):
                         time.sleep(min(RETRY * max(1, self._refusals), LONGEST))
         except Timeout as error:
             raise UserError(f"--state: another `fedhet node` uses '{home}'") from error
@@ -254,7 +243,7 @@ class Node:
         self._joined = True
         with contextlib.suppress(OSError, ValueError, httpx.HTTPError):
             node, ca = int(self.online.read_text("ascii")), self.plan.ca.read_bytes()
-            tell_fleet(self.plan.server, ca, read_key(self.plan.key), node)
+            flower.tell_fleet(self.plan.server, ca, read_key(self.plan.key), node)
             self.online.unlink()
 
     def _reaches(self, waiting: Waiting) -> bool:
@@ -320,11 +309,11 @@ class Node:
 
     def _answer_tasks(self, process: subprocess.Popen[bytes], port: int) -> None:
         address = f"127.0.0.1:{port}"
-        with contextlib.closing(runtime_api(address)) as client:
+        with contextlib.closing(flower.runtime_api(address)) as client:
             while process.poll() is None:
                 token, worker = "", self._worker
                 with contextlib.suppress(httpx.HTTPError):  # it starts, or ends
-                    token = next_task(client)
+                    token = flower.next_task(client)
                 if not token:
                     if worker is not None and time.monotonic() - worker.last > IDLE:
                         worker.stop()  # it holds memory for nothing
@@ -332,7 +321,7 @@ class Node:
                     time.sleep(TASK_POLL)
                     continue
                 try:
-                    do_task(address, token, self._answer)
+                    flower.do_task(address, token, self._answer)
                 except Exception as error:  # it would wait for this answer for ever
                     self._log(f"task: {brief(error)}\n")
                     if process.poll() is None:
@@ -340,21 +329,21 @@ class Node:
                     return
 
     def _answer(
-        self, message: Message, context: Context, sent: bytes, ids: Ids
-    ) -> tuple[Message, Context]:
+        self, message: Message, context: Context, sent: bytes, ids: flower.Ids
+    ) -> flower.Answered:
         """Compare the sent code with ours, and let the worker answer."""
         worker, self._answers = self._ready(ids[0]), ids[0]
         if different := difference(sent, worker.code):
             reason = f"{different}: install the same version"
             self._tell(f"refused: {reason}")
-            reply = Message(Error(OTHER_CODE, reason), reply_to=message)
+            reply = Message(Error(flower.OTHER_CODE, reason), reply_to=message)
         else:
             try:
                 reply, context = worker.answer(message, context, ids)
             except ChildProcessError as error:
                 if self._process is not None and self._process.poll() is None:
                     self._tell(f"{error}: starting another")
-                reply = Message(Error(ENDED, str(error)), reply_to=message)
+                reply = Message(Error(flower.ENDED, str(error)), reply_to=message)
         self._answers = 0
         return reply, context
 

@@ -192,10 +192,9 @@ class FederationServer:
             last, since = self._nodes.get(node.node_id, ("", ""))
             self._nodes[node.node_id] = node.status, node.last_activated_at
             old = not last and node.last_activated_at < self._begun
-            if node.status == last == "online" and node.last_activated_at != since:
-                self.say(f"{node.name}: online again: it was gone for a moment")
-            elif node.status != last and "online" in {node.status, last}:
-                how = " before this start" if old else ""
+            again = node.status == last == "online" and node.last_activated_at != since
+            if again or (node.status != last and "online" in {node.status, last}):
+                how = " again: it was gone for a moment" * again + " before this start" * old
                 self.say(f"{node.name or node.node_id}: {node.status}{how}")
         for run in control.runs():
             last, name = self._runs.get(run.id, ""), Path(run.folder).name or str(run.id)

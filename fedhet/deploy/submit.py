@@ -65,9 +65,6 @@ def _submit(launch: Launch, superlink: str, control: Control) -> int:
     except RunFailed as error:
         text = f"the SuperLink may or may not have accepted the run: {error}; check with"
         raise RunFailed(f"{text} `fedhet status` before you submit it again") from error
-    except OSError as error:
-        reason = error.strerror or error
-        raise UserError(f"run folder '{folder.path}' cannot be written: {reason}") from error
     return run_id
 
 

@@ -34,7 +34,7 @@ from fedhet.engines.launch import Launch, answerer, order_of
 from fedhet.engines.system import QUIET, Interrupted, direct, gpu_part, start_ray, undisturbed
 from fedhet.errors import RunFailed, UserError, brief
 from fedhet.files import cpus
-from fedhet.protocol.flower import ENDED, be_one_process, posted
+from fedhet.protocol.flower import ENDED, be_task, posted
 
 LOOK = 0.2  # seconds that a pull waits for a reply
 RAY_STARTS = 3  # tries: it gives itself 30 s, too little on a very busy machine
@@ -55,7 +55,7 @@ class SimulationGrid(Grid):
     window = sys.maxsize  # messages under way: they are queued here
 
     def __init__(self, nodes: int) -> None:
-        be_one_process()
+        be_task()
         self.nodes = range(launching.FIRST_NODE, launching.FIRST_NODE + nodes)
         self.waiting: deque[Message] = deque()  # for somebody who answers
         self.replies: dict[str, Message] = {}  # that nobody has pulled yet

@@ -23,7 +23,7 @@ from fedhet.config.schema import RunConfig
 from fedhet.engines.system import open_streams
 from fedhet.errors import RunFailed, UserError, brief
 from fedhet.plugins import given, giving, look_here, named
-from fedhet.protocol.flower import be_one_process, simulating
+from fedhet.protocol.flower import be_task, simulating
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import partition_clients
 from fedhet.rng import one_blas_thread
@@ -162,7 +162,7 @@ def between_runs() -> Iterator[None]:
 
 def contexts_of(text: str, nodes: int) -> dict[int, Context]:
     """Return Flower's context of each node, by its id; ``text`` is the run's envelope."""
-    be_one_process()
+    be_task()
     return {
         FIRST_NODE + k: Context(
             1, FIRST_NODE + k, {"partition-id": k, "num-partitions": nodes}, RecordDict(),

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -50,7 +50,8 @@ serverapp = "fedhet.server_app:app"
 clientapp = "fedhet.client_app:app"
 """  # `config` is that of fedhet.config.load.envelope
 Ids = tuple[int, int, int]  # of run, node and task
-Answer = Callable[[Message, Context, bytes, Ids], tuple[Message, Context]]
+Answered = tuple[Message, Context]  # a reply, and the context after it
+Answer = Callable[[Message, Context, bytes, Ids], Answered]
 _SIMULATING: ContextVar[bool | None] = ContextVar("simulating", default=None)
 
 
@@ -93,13 +94,8 @@ def simulating(answer: bool = True) -> Iterator[None]:  # noqa: FBT001, FBT002
         _SIMULATING.reset(token)
 
 
-def be_one_process() -> None:
-    """Let messages be made outside Flower's own processes, which are told who they are."""
-    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
-
-
-def be_task(ids: Ids) -> None:
-    """Let replies be made in this process for the task of these ids."""
+def be_task(ids: Ids = (1, 1, 1)) -> None:
+    """Let messages be made in this process, which Flower tells whose it is in its own processes."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = ids
 
 
@@ -110,7 +106,9 @@ def take_damaged_replies() -> Callable[[str, dict[str, bytes]], Message]:
     what unpacks: the reply of that id, out of the contents of its objects by theirs.
     """
     import flwr.superlink.grid.http_grid as http  # why: where a pull unpacks what came
+    from flwr.proto.message_pb2 import Message as Sent  # why: what a reply is packed as
     from flwr.supercore.inflatable import inflatable_utils  # why: what unpacks it
+    from flwr.supercore.inflatable.inflatable_object import get_object_body  # why: as above
 
     unpack: Any = inflatable_utils.inflate_object_from_contents
 
@@ -118,28 +116,19 @@ def take_damaged_replies() -> Callable[[str, dict[str, bytes]], Message]:
         whole = contents.get(identity, b"")  # before they are taken out
         try:
             message = unpack(identity, contents)
-            if not isinstance(message, Message):
-                raise TypeError(f"a {type(message).__name__} and no message")
             if not message.has_error() and not isinstance(message.content, RecordDict):
                 raise TypeError("a message without records")
         except Exception as error:
-            return _damaged(whole, error)
-        return message
+            asked = Message(RecordDict(), 0, "train")
+            posted(asked, "unknown")
+            with contextlib.suppress(Exception):  # bytes of the other side may be anything
+                sent = Sent.FromString(get_object_body(whole, Message))
+                posted(asked, sent.metadata.reply_to_message_id)
+            return Message(Error(DAMAGED, f"cannot be unpacked: {error!r:.200}"), reply_to=asked)
+        return cast(Message, message)
 
     vars(http)["inflate_object_from_contents"] = unpacked
     return unpacked
-
-
-def _damaged(whole: bytes, error: Exception) -> Message:
-    """Return an error in place of a reply, to the message that it names, if that can be read."""
-    from flwr.proto.message_pb2 import Message as Sent  # why: what a reply is packed as
-    from flwr.supercore.inflatable.inflatable_object import get_object_body  # why: as above
-
-    asked = Message(RecordDict(), 0, "train")
-    posted(asked, "unknown")
-    with contextlib.suppress(Exception):  # bytes of the other side may be anything
-        posted(asked, Sent.FromString(get_object_body(whole, Message)).metadata.reply_to_message_id)
-    return Message(Error(DAMAGED, f"cannot be unpacked: {error!r:.200}"), reply_to=asked)
 
 
 def posted(message: Message, identity: str = "") -> str:

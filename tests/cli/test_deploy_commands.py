@@ -1,6 +1,5 @@
 """Mistakes in the commands of a deployment, the check, the status: nothing is started."""
 
-import errno
 import os
 import signal
 import socket
@@ -230,7 +229,6 @@ def test_what_the_server_waits_for_is_shown_where_the_run_was_asked_for(folder):
     [
         (UserError("connection refused"), UserError, "connection refused"),
         (Interrupted(2), Interrupted, "SIGINT"),
-        (OSError(errno.ENOSPC, "No space left on device"), UserError, "ended' cannot be written"),
     ],
 )
 def test_a_resumption_that_no_superlink_takes_changes_nothing(

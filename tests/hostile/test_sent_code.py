@@ -11,7 +11,7 @@ from flwr.app import Context, RecordDict
 
 from fedhet import __version__
 from fedhet.deploy.node import Node, NodePlan, difference
-from fedhet.protocol.flower import OTHER_CODE, application, be_one_process, packed_app, posted
+from fedhet.protocol.flower import OTHER_CODE, application, be_task, packed_app, posted
 from fedhet.protocol.messages import Instruction, request
 
 CLIENT, PROJECT = "fedhet/client_app.py", "pyproject.toml"
@@ -68,7 +68,7 @@ def site(tmp_path_factory, sent):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(here)
         patch.syspath_prepend(packages)
-        be_one_process()
+        be_task()
         yield SimpleNamespace(ask=ask, marks=marks, said=said, home=home)
         if running._worker is not None:
             running._worker.stop()

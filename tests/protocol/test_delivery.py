@@ -9,7 +9,7 @@ from helpers.pace import Clock
 
 from fedhet.engines.grid import SimulationGrid
 from fedhet.protocol import mail as delivery
-from fedhet.protocol.flower import DAMAGED, be_one_process, posted, take_damaged_replies
+from fedhet.protocol.flower import DAMAGED, be_task, posted, take_damaged_replies
 from fedhet.protocol.mail import exchange
 
 
@@ -17,7 +17,7 @@ class Network:
     """A grid as on a network (no ``pull_interval``); node 2's reply never arrives completely."""
 
     def __init__(self, refuse=False):
-        be_one_process()
+        be_task()
         self.sent, self.refuse, self.release = {}, refuse, threading.Event()
 
     def push_messages(self, messages):
@@ -139,7 +139,7 @@ def packed(message):
 
 @pytest.mark.parametrize("kind", ["ConfigRecord", "ArrayRecord", "RecordDict", "Array", "Message"])
 def test_a_reply_that_flower_cannot_unpack_is_its_nodes_error(kind):
-    be_one_process()
+    be_task()
     asked = messages(5)["5"]
     identity = posted(asked)
     info = {"info": ConfigRecord({"client": "5"}), "arrays": ArrayRecord([np.ones(2)])}

@@ -9,7 +9,7 @@ from helpers.tiny import deployed, tiny
 from fedhet import client_app
 from fedhet.cli.app import execute
 from fedhet.config.load import build_config, envelope
-from fedhet.protocol.flower import be_one_process, posted, simulating
+from fedhet.protocol.flower import be_task, posted, simulating
 from fedhet.protocol.messages import Instruction, request
 from fedhet.site.limits import NAME, History, asked, begin_anew
 from fedhet.testing import LocalGrid, simulate
@@ -32,7 +32,7 @@ def site(tmp_path):
 
 class Site:
     def __init__(self, folder):
-        be_one_process()
+        be_task()
         self.folder = folder
         self.node = {"data-dir": str(folder / "own.csv"), "name": "h",
                      "state-dir": str(folder / "state")}  # fmt: skip

@@ -16,7 +16,7 @@ from fedhet.client_app import Request
 from fedhet.config.load import envelope
 from fedhet.deploy.certs import make
 from fedhet.errors import Refused, UserError
-from fedhet.protocol.flower import be_one_process
+from fedhet.protocol.flower import be_task
 from fedhet.protocol.messages import Instruction, Reply, request
 from fedhet.site.state import FileStore
 from fedhet.sums.client import Member, NodeCertificate
@@ -103,7 +103,7 @@ def test_damaged_notes_are_named(group, note) -> None:
 
 def test_a_run_that_began_with_masked_sums_keeps_them(tmp_path) -> None:
     """The configuration is the server's word, in every message to a deployed node."""
-    be_one_process()
+    be_task()
     node = {"partition-id": 0, "num-partitions": 3, "state-dir": str(tmp_path)}
 
     def asked(mode: str) -> Request:

@@ -221,9 +221,8 @@ def _ca(key: Path, ca: Path | None) -> Path:
     if ca is not None:
         return _file(ca, "--ca")
     folder = key.expanduser().absolute().parent
-    for place in (folder / "ca.crt", folder.parent / "ca.crt"):
-        if place.is_file():
-            return place
+    if places := [p for p in (folder / "ca.crt", folder.parent / "ca.crt") if p.is_file()]:
+        return places[0]
     raise UserError(f"--ca: ca.crt is not in '{folder}' or '{folder.parent}': give its path")
 
 

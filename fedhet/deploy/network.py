@@ -111,7 +111,10 @@ def reach(server: str, ca: Path) -> httpx.Response:
     except httpx.ProxyError as error:
         raise UserError(f"{server} cannot be reached{via(server)}: it answers {error}") from error
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        if (cause := _refused(error)) is not None:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, ssl.SSLCertVerificationError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is not None:
             text = f"the server's certificate is refused: {cause.verify_message}{via(server)}"
             need = f"it must be from the CA in '{ca}', for this name, and valid ({RENEW})"
             code = "" if cause.verify_code in OTHER_TIME else REFUSED
@@ -123,13 +126,6 @@ def reach(server: str, ca: Path) -> httpx.Response:
     if answer.is_server_error:
         raise UserError(f"{server} answers {answer.status_code}: its SuperLink does not run")
     return answer
-
-
-def _refused(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
-    """Return the refusal of a certificate that lies behind an error of httpx's."""
-    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
-        error = error.__cause__ or error.__context__
-    return error
 
 
 def read_ca(path: Path) -> bytes:

@@ -216,9 +216,9 @@ class Node:
     _joined: bool = False  # once: from then on a new CA is waited for
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
-    def __post_init__(self) -> None:
-        # A file with the node's id, while the server has it as connected.
-        self.online = self.plan.log.parent / "online"
+    @property
+    def _online(self) -> Path:  # a file with the node's id, while the server has it as connected
+        return self.plan.log.with_name("online")
 
     def run(self) -> None:
         """Run until a signal raises an exception; raise UserError if it cannot start."""
@@ -242,9 +242,9 @@ class Node:
             time.sleep(RETRY)
         self._joined = True
         with contextlib.suppress(OSError, ValueError, httpx.HTTPError):
-            node, ca = int(self.online.read_text("ascii")), self.plan.ca.read_bytes()
+            node, ca = int(self._online.read_text("ascii")), self.plan.ca.read_bytes()
             flower.tell_fleet(self.plan.server, ca, read_key(self.plan.key), node)
-            self.online.unlink()
+            self._online.unlink()
 
     def _reaches(self, waiting: Waiting) -> bool:
         """Return whether the server can be reached; else say why, or raise if it never can."""
@@ -278,7 +278,7 @@ class Node:
             self._heard(line)
             if found := ADMITTED.search(line):
                 admitted = True
-                self.online.write_text(found.group(1), "ascii")
+                self._online.write_text(found.group(1), "ascii")
             if AWAY in line:
                 away.failed()
             elif found or BACK in line:
@@ -298,7 +298,7 @@ class Node:
         with contextlib.suppress(ProcessLookupError):  # programs that it started
             os.killpg(process.pid, signal.SIGKILL)
         if code == 0:  # the server knows that it left
-            self.online.unlink(missing_ok=True)
+            self._online.unlink(missing_ok=True)
         tasks.join(TASK_POLL * 2)
         if tasks.is_alive() and self._worker is not None:  # no server waits for its training
             self._worker.stop()
@@ -399,6 +399,6 @@ class Node:
         if self._process is not None and self._process.poll() is None:
             self._ask_to_end(self._process)
             if self._process.wait() == 0:
-                self.online.unlink(missing_ok=True)
+                self._online.unlink(missing_ok=True)
         if self._worker is not None:
             self._worker.stop()

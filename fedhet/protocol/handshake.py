@@ -149,8 +149,8 @@ class Roster:
 
     def refusals(self) -> list[tuple[str, str]]:
         """Return who was refused, and why, since this was last asked."""
-        found, self._unbooked = self._unbooked, []
-        return found
+        reasons, self._unbooked = self._unbooked, []
+        return reasons
 
     def admit(self, info: ClientInfo, key: SumKey | None = None) -> None:
         """Add a client, or check that a returning one declares what it declared before."""
@@ -292,7 +292,6 @@ class Handshake:
         self, grid: Grid, experiment: str, roster: Roster, config: RunConfig | None = None,
         state_dir: str = "",
     ) -> None:  # fmt: skip
-        """Take a ``state_dir`` of simulated clients."""
         self.grid, self.experiment, self.roster = grid, experiment, roster
         self.config, self.state_dir = config or RunConfig(), state_dir
         self._mail, self._expected = Mail(grid), 0
@@ -409,8 +408,7 @@ class Handshake:
         self._online = online
         roster.nodes = {client: node for client, node in roster.nodes.items() if node in online}
         self._asked = {node: since for node, since in self._asked.items() if node in online}
-        known = {*roster.nodes.values(), *roster.refused, *self._asked}
-        strangers = sorted(online.keys() - known)
+        strangers = sorted(online.keys() - {*roster.nodes.values(), *roster.refused, *self._asked})
         self._asked |= dict.fromkeys(strangers, time.monotonic())
         self._ask(mail, dict.fromkeys(strangers, ""))
         mail.remind(2 * REMIND_AFTER)
@@ -421,8 +419,8 @@ class Handshake:
                 break
             mail.pause()
         # Nodes on a network are told, once, why the run does without them; nobody waits for it.
-        ignorant = online.keys() - self._informed
-        untold = {node: why for node, why in roster.refused.items() if node in ignorant}
+        ignorant = roster.refused.keys() & online.keys() - self._informed
+        untold = {node: roster.refused[node] for node in sorted(ignorant)}
         self._informed.update(untold)
         if untold and not mail.simulated:
             self._ask(self._notices, untold)

@@ -4,7 +4,7 @@ import csv
 
 import pytest
 from flwr.app import Context, RecordDict
-from helpers.pace import PATIENCE, Clock
+from helpers.pace import Clock
 from helpers.pictures import image_folder
 from helpers.tiny import deployed, tiny
 from hostile.lies import liars, says
@@ -14,7 +14,6 @@ from fedhet.config.schema import RunConfig
 from fedhet.engines.grid import SimulationGrid
 from fedhet.errors import RunFailed
 from fedhet.protocol import handshake as handshakes
-from fedhet.protocol import mail
 from fedhet.protocol.handshake import Handshake, Roster
 from fedhet.protocol.messages import TRAIN, Instruction, instruction, request
 from fedhet.testing import LocalGrid, simulate
@@ -59,31 +58,6 @@ def test_a_silent_node_is_waited_for_once_and_its_late_answer_counts(grid):
     grid.pull_messages = lambda ids: [*answers(ids), *held]
     assert handshake.query(patience=0.3) == ["2"]
     assert queries(grid).count(102) == 1
-
-
-def test_a_node_whose_answer_was_lost_on_a_network_is_reminded(grid, monkeypatch):
-    lost = []
-
-    def lose_two(node, _message, reply):
-        return lost.append(reply) if node == 2 and len(lost) < 2 else reply
-
-    grid.tamper = lose_two
-    monkeypatch.delattr(SimulationGrid, "pull_interval")  # as on a network
-    monkeypatch.setattr(mail, "REMIND_AFTER", 0.2)
-    monkeypatch.setattr(mail, "PULL_PATIENCE", PATIENCE)  # its pulls end by themselves
-    clock, roster, asked_at = Clock(), Roster(), []
-    for module in (mail, handshakes):
-        monkeypatch.setattr(module, "time", clock)
-    handshake = Handshake(grid, "x", roster)
-    while "2" not in roster.nodes:
-        handshake.query(patience=0.05)
-        asked_at += [clock.now] * (queries(grid).count(102) - len(asked_at))
-        clock.sleep(0.01)
-    assert [queries(grid).count(node) for node in (100, 101, 102)] == [1, 1, 3]
-    assert asked_at[1] > 0.2 and asked_at[2] > 0.4
-    answers = grid.pull_messages
-    grid.pull_messages = lambda ids: [*answers(ids), *lost]  # at last, and too late
-    assert handshake.query(patience=0.05) == [] and not roster.refused
 
 
 def test_a_refused_answer_leaves_no_ghost_in_the_way_of_the_real_owner(grid):

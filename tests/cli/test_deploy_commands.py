@@ -44,6 +44,7 @@ MISTAKES = (
     (["node", "tls/clients/a", "--server", "h:1", "--data", "nowhere"], "nowhere"),
     (["node", "tls/clients/b", "--server", "h:1", *SHARE], "clients/b"),
     (["node", "tls/clients/a", "--server", "https://h", *SHARE], "https://h"),
+    (["node", "tls/clients/a", "--server", "h:1", *SHARE, "--model", "cnn-9"], "'cnn-9' is unknow"),
     (["server", "tls", "--database", "no/x.db"], "--database: '"),
     (["server", "tls", "--host", "no host"], "--host, --port: no host:8443"),
     (["server", "elsewhere"], "fedhet certs --out"),

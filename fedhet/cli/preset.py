@@ -16,11 +16,9 @@ from fedhet.config.load import build_config
 from fedhet.config.schema import RunConfig
 from fedhet.data import describe, formats, rows
 from fedhet.data.cache import Dataset
-from fedhet.data.describe import Description
 from fedhet.data.images import image_column, images_below
 from fedhet.data.inputs import GAPS, IMAGE, TABLE, TOKENS, Reading, counted, listed, noun
 from fedhet.data.partition import about_classes
-from fedhet.data.rows import Unclear
 from fedhet.data.table import Npz
 from fedhet.errors import UserError, one_line
 from fedhet.files import near
@@ -131,12 +129,12 @@ def _of_rows(keys: Keys, command: Sequence[str]) -> list[str]:
             likely = description.likely_sites()
             if likely and person:
                 question = "does one of these columns name whose a row is?"
-                raise Unclear("site", question, [*likely, ""])
+                raise rows.Unclear("site", question, [*likely, ""])
             if not (gaps := description.gap_words()):
                 break
             keys["gaps"] = sorted({*filter(None, description.reading.gaps or GAPS), *gaps})
             lines.append(f"missing values (gaps): {listed(gaps)}")
-        except Unclear as error:
+        except rows.Unclear as error:
             if error.key == "columns":
                 keys["columns"] = error.choices
                 continue
@@ -156,7 +154,7 @@ def _of_rows(keys: Keys, command: Sequence[str]) -> list[str]:
     return lines
 
 
-def _describe(keys: Keys) -> Description:
+def _describe(keys: Keys) -> describe.Description:
     """Return what a file of rows holds; add to the keys which column lists images, if any."""
     reading = reading_of(build_config(keys | {"dataset": keys["dataset"] or "table"}))
     paths = formats.find_files("table", keys["data-path"], formats.ROW_SUFFIXES)
@@ -169,7 +167,7 @@ def _describe(keys: Keys) -> Description:
     return describe.describe(file, reading, {"group", "site"} - given)
 
 
-def _choose(keys: Keys, description: Description) -> list[str]:
+def _choose(keys: Keys, description: describe.Description) -> list[str]:
     """Choose what the file is read as, and add the columns' keys; return lines about it."""
     reading, texts = description.reading, description.of(describe.TEXT)
     only = texts and not description.features
@@ -207,7 +205,7 @@ def _choose(keys: Keys, description: Description) -> list[str]:
     return lines
 
 
-def _show(keys: Keys, description: Description) -> None:
+def _show(keys: Keys, description: describe.Description) -> None:
     """Print a line for each column, but not for hundreds of numbers alike."""
     every = [*description.columns.values()]
     many = {*description.of(describe.NUMBER)[_SHOWN // 2 :]} if len(every) > _SHOWN else ()

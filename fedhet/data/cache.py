@@ -1,11 +1,11 @@
 """Data sets decoded once into a memory-mapped cache that all processes share.
 
 A cache entry is a folder ``<cache-dir>/<key>/`` with ``examples.bin``, the numbers of the examples
-(n, ...) one after another, ``rows.npz`` with labels, sites, groups, times and tests,
-and ``meta.json``, which has the examples' dtype and shape, and the digest of all of it.
-It is written under a lock into a temporary folder, synced and renamed, so a reader sees all of it
-or nothing; only its owner can read it. On opening, sizes, shapes and the hash of the labels are
-checked; the examples are not, because a training process reads only its clients'.
+(n, ...) one after another, ``rows.npz`` with labels, sites, groups, times and tests, and
+``meta.json``, which has the examples' dtype and shape, and the digest of all of it. It is written
+under a lock into a temporary folder, synced and renamed, so a reader sees all of it or nothing;
+only its owner can read it. On opening, sizes, shapes and the hash of the labels are checked; the
+examples are not, because a training process reads only its clients'.
 """
 
 import hashlib

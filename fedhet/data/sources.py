@@ -19,28 +19,8 @@ from PIL import Image
 
 from fedhet import plugins
 from fedhet.data import images
-from fedhet.data.inputs import (
-    DATASETS,
-    HUB,
-    IMAGE,
-    IMAGE_SETS,
-    KINDS,
-    SIGNAL,
-    TABLE,
-    TOKENS,
-    Content,
-    Examples,
-    Indices,
-    Inputs,
-    Reading,
-    Source,
-    Stream,
-    canonical,
-    file_stats,
-    listed,
-    load_inputs,
-    safe_ids,
-)
+from fedhet.data import inputs as kinds
+from fedhet.data.inputs import Content, Examples, Indices, Inputs, Reading, Source, Stream, listed
 from fedhet.errors import UserError, brief, nearest
 from fedhet.rng import generator
 
@@ -65,8 +45,8 @@ def find_source(  # noqa: PLR0911  (one for each form of a name)
         if is_table or reading.image or reading.target:
             return _of_files(name, data_path, reading)
         return images.image_folder(data_path, reading.group)
-    if name in DATASETS or name.startswith(HUB):
-        return (_of_hub if name.startswith(HUB) else _of_files)(name, data_path, reading)
+    if name in kinds.DATASETS or name.startswith(kinds.HUB):
+        return (_of_hub if name.startswith(kinds.HUB) else _of_files)(name, data_path, reading)
     if plugins.is_given(name):  # by a Python program; what is in the cache is not asked for
         key: list[object] = ["given", name, repr(reading)]
         return Source(key, lambda *of: plugins.load("dataset", name).stream(reading, *of))
@@ -74,7 +54,7 @@ def find_source(  # noqa: PLR0911  (one for each form of a name)
         return _synthetic(name, seed)
     if plugins.is_own("dataset", name):
         return _own(name, data_path)
-    known = [*IMAGE_SETS, *DATASETS, *plugins.installed("dataset")]
+    known = [*kinds.IMAGE_SETS, *kinds.DATASETS, *plugins.installed("dataset")]
     allowed = f"{', '.join(known)}, hf:NAME or your own module:load"
     raise UserError(f"dataset {name!r} is unknown{nearest(name, known)}; allowed: {allowed}")
 
@@ -101,7 +81,7 @@ def _of_files(name: str, data_path: str, reading: Reading) -> Source:
         readers = {"table": table.of_table, "texts": table.of_texts, "signals": table.of_windows}
         return readers[name](file, reading, classes)
 
-    stats = file_stats([*paths, *(root / one for one in pictures)])
+    stats = kinds.file_stats([*paths, *(root / one for one in pictures)])
     return Source([name, "rows", *stats, repr(reading)], stream)
 
 
@@ -140,7 +120,7 @@ def frames_of(data: Any, columns: list[str], size: int) -> Iterator[Any]:
 
 
 def _load(dataset: str, data_path: str) -> Any:
-    name, *words = dataset.removeprefix(HUB).split() or [""]
+    name, *words = dataset.removeprefix(kinds.HUB).split() or [""]
     given = dict(word.partition("=")[::2] for word in words)
     if not name or set(given) - {"subset", "split"} or not all(given.values()):
         raise UserError(f"dataset '{dataset}' must be hf:NAME, then subset=... or split=...")
@@ -257,9 +237,8 @@ class Data:
     ``labels`` (n,) are whole numbers from 0 into ``classes``. ``clients`` (n,) name the owner of
     every example, for ``partition=natural``; ``groups`` (n,) the person or recording, whose
     examples stay together; ``tests`` (n,) say which are for testing. ``vocabulary`` is the number
-    of token ids. ``columns`` name a table's,
-    in order; ``categories`` list the values of those whose numbers are places in that list.
-    ``scale`` is what a signal's numbers are divided by.
+    of token ids. ``columns`` name a table's, in order; ``categories`` list the values of those
+    whose numbers are places in that list. ``scale`` is what a signal's numbers are divided by.
     """
 
     examples: npt.ArrayLike
@@ -297,7 +276,7 @@ def _stats_below(data_path: str) -> list[object]:
     """Return what changes with a file, or one of a folder; nothing for no path or none there."""
     path = Path(data_path).expanduser()
     files = [path, *sorted(one for one in path.rglob("*") if one.is_file())] if data_path else []
-    return file_stats(files) if path.exists() else []
+    return kinds.file_stats(files) if path.exists() else []
 
 
 def _code(module: str) -> str:
@@ -349,17 +328,17 @@ def loaded(
         what = error if type(error) is ValueError else brief(error)
         raise UserError(f"dataset {dataset!r}: {what}") from error
     kept, labels = select(dataset, own, labels.astype(np.int64), classes)
-    owners = [canonical(str(name)) for name in columns[0].tolist()]
+    owners = [kinds.canonical(str(name)) for name in columns[0].tolist()]
     places = {name: place for place, name in enumerate(dict.fromkeys(owners))}
     codes = np.array([places[one] for one in owners], dtype=np.int32)
     numbers = np.unique(columns[1].astype(str), return_inverse=True)[1].astype(np.int32)
     rows: list[Any] = [codes, numbers, columns[2].astype(bool)]
     sites, groups, tests = (one[kept if len(one) else []] for one in rows)
     about = Content(
-        inputs, labels, classes or own, sites, safe_ids([*places]), groups,
+        inputs, labels, classes or own, sites, kinds.safe_ids([*places]), groups,
         "groups" * bool(len(groups)), bool(len(groups)), tests=tests,
     )  # fmt: skip
-    if inputs.kind != IMAGE:
+    if inputs.kind != kinds.IMAGE:
         for start in range(0, len(kept), _CHUNK):
             yield stored[kept[start : start + _CHUNK]]
         return about
@@ -389,23 +368,26 @@ def _check_range(what: str, numbers: Examples, end: int, why: str) -> None:
 def _described(data: Data, examples: Examples, image: Inputs) -> tuple[Inputs, Examples]:
     """Return what the examples are, and the examples as they are stored; ValueError: neither."""
     kind, what = data.kind or kind_of_array(examples), _shown(examples)
-    if kind not in KINDS:
+    if kind not in kinds.KINDS:
         unclear = f"kind {kind!r} is unknown" if kind else f"the kind of {what} examples is unclear"
-        raise ValueError(f"{unclear}: return a fedhet.Data with `kind`, one of {', '.join(KINDS)}")
-    if kind == IMAGE:
+        known = ", ".join(kinds.KINDS)
+        raise ValueError(f"{unclear}: return a fedhet.Data with `kind`, one of {known}")
+    if kind == kinds.IMAGE:
         return image, as_pixels(examples)
     from fedhet.data.table import finite, small_numbers  # pandas: a second
 
     shape = examples.shape[1:]
-    if examples.dtype.kind not in ("iu" if kind == TOKENS else "iufb"):
-        raise ValueError(f"{kind} examples {what}: must be {'whole ' * (kind == TOKENS)}numbers")
-    if kind == SIGNAL:
-        inputs = Inputs(SIGNAL, shape, scale=float(data.scale))
+    whole = "whole " * (kind == kinds.TOKENS)
+    if examples.dtype.kind not in ("iu" if whole else "iufb"):
+        raise ValueError(f"{kind} examples {what}: must be {whole}numbers")
+    if kind == kinds.SIGNAL:
+        inputs = Inputs(kinds.SIGNAL, shape, scale=float(data.scale))
         stored = small_numbers(examples)
         if not (good := finite(stored)).all():
             raise ValueError(f"signal {what}: example {int(np.argmin(good))} is not finite")
-    elif kind == TOKENS:
-        inputs, stored = Inputs(TOKENS, shape, int(data.vocabulary)), examples.astype(np.int32)
+    elif kind == kinds.TOKENS:
+        inputs = Inputs(kinds.TOKENS, shape, int(data.vocabulary))
+        stored = examples.astype(np.int32)
         _check_range("token ids", examples, inputs.vocabulary, f"vocabulary is {inputs.vocabulary}")
     else:
         plain = data.columns or range(examples.shape[1])
@@ -418,13 +400,13 @@ def _described(data: Data, examples: Examples, image: Inputs) -> tuple[Inputs, E
             codes = stored[:, inputs.columns.index(name)]
             if not np.isin(codes[~np.isnan(codes)], np.arange(len(values))).all():
                 raise ValueError(f"column {name!r} must hold places in {len(values)} categories")
-    return load_inputs(inputs.dump()), stored
+    return kinds.load_inputs(inputs.dump()), stored
 
 
 def kind_of_array(examples: Examples) -> str:
     """Return the kind that dtype and shape say; empty where they do not."""
-    kinds = {4: IMAGE, 3: SIGNAL, 2: TABLE * (examples.dtype.kind == "f")}
-    return IMAGE if examples.dtype == np.uint8 else kinds.get(examples.ndim, "")
+    by_axes = {4: kinds.IMAGE, 3: kinds.SIGNAL, 2: kinds.TABLE * (examples.dtype.kind == "f")}
+    return kinds.IMAGE if examples.dtype == np.uint8 else by_axes.get(examples.ndim, "")
 
 
 def _shown(array: Examples) -> str:

@@ -30,11 +30,13 @@ def opened(tmp_path):
 
 @pytest.fixture
 def init(tmp_path, monkeypatch, capsys):
-    """Draft a preset in an empty folder: the configuration, and what was printed."""
+    """Draft a preset for a file in an empty folder: the configuration, and what was printed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "cache"))
 
-    def call(name, *words):
+    def call(name, *words, text=None):
+        if text is not None:
+            (tmp_path / name).write_text(text)
         assert execute(["init", name, *words]) == 0
         return load_config(tmp_path / f"{Path(name).stem}.yaml"), capsys.readouterr().out
 

@@ -5,6 +5,7 @@ import os
 import resource
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -155,15 +156,12 @@ def test_synthetic_is_seeded_and_balanced(tmp_path):
 def test_torchvision_sets_are_pooled_and_a_failed_download_is_one_line(tmp_path, monkeypatch):
     import torchvision.datasets  # two seconds, which every worker would take to collect
 
-    class Fake:
-        classes = ("plane", "car")
+    def fake(root, train, download):
+        assert root == str(tmp_path / "cache/downloads") and download
+        images = np.full((2, 32, 32, 3), 10 if train else 20, dtype=np.uint8)
+        return SimpleNamespace(data=images, targets=[1 - train, 1], classes=("plane", "car"))
 
-        def __init__(self, root, train, download):
-            assert root == str(tmp_path / "cache/downloads") and download
-            self.data = np.full((2, 32, 32, 3), 10 if train else 20, dtype=np.uint8)
-            self.targets = [0, 1] if train else [1, 1]
-
-    monkeypatch.setattr(torchvision.datasets, "CIFAR10", Fake)
+    monkeypatch.setattr(torchvision.datasets, "CIFAR10", fake)
     data = open_dataset("cifar10", cache_dir=tmp_path / "cache")
     assert data.labels.tolist() == [0, 1, 1, 1] and data.classes == ("plane", "car")
     assert data.examples[:, 0, 0, 0].tolist() == [10, 10, 20, 20]

@@ -14,7 +14,7 @@ from fedhet.data.rows import open_rows
 from fedhet.errors import UserError
 from fedhet.site.local_data import load_dataset, load_partition
 
-ROWS = "".join(
+PATIENTS = "patient id,age,sex,seen,clinic,outcome\n" + "".join(
     f"{k * 977},{20 + k * 7 % 50},{'fm'[k % 2]},2020-01-{1 + k % 28:02},c{k % 3},{k * 7 // 5 % 2}\n"
     for k in range(90)
 )
@@ -32,9 +32,8 @@ def warnings_of(printed):
     return [line for line in printed.splitlines() if line.startswith("warning: ")]
 
 
-def test_a_table_is_described_and_its_preset_runs(tmp_path, init, capsys):
-    (tmp_path / "p.csv").write_text("patient id,age,sex,seen,clinic,outcome\n" + ROWS)
-    config, printed = init("p.csv")
+def test_a_table_is_described_and_its_preset_runs(init, capsys):
+    config, printed = init("p.csv", text=PATIENTS)
     rows = [[cell.strip() for cell in line.split("│")] for line in printed.splitlines()]
     assert {cells[1]: cells[6] for cells in rows if cells[1:]} == {
         "patient id": "identifier", "age": "number", "sex": "category", "seen": "date",
@@ -52,9 +51,8 @@ def test_a_table_is_described_and_its_preset_runs(tmp_path, init, capsys):
 @pytest.mark.parametrize(
     ("word", "site"), [("site=clinic", ("clinic",)), ("site=", ()), ("categories=[clinic]", ())]
 )
-def test_a_key_that_is_given_is_written_as_it_is(tmp_path, init, word, site):
-    (tmp_path / "p.csv").write_text("patient id,age,sex,seen,clinic,outcome\n" + ROWS)
-    config, _ = init("p.csv", "target=sex", word)
+def test_a_key_that_is_given_is_written_as_it_is(init, word, site):
+    config, _ = init("p.csv", "target=sex", word, text=PATIENTS)
     assert config.target == "sex" and config.site == site
 
 
@@ -64,8 +62,7 @@ def test_a_file_without_header_and_a_file_of_texts(tmp_path, init, capsys):
     assert "fedhet init a.data target=c3" in capsys.readouterr().err
     assert init("a.data", "target=c3")[0].columns == ("c1", "c2", "c3")
     notes = "".join(f'"the {k} quick brown fox jumps over the dog",{k % 2}\n' for k in range(80))
-    (tmp_path / "t.csv").write_text("review,sentiment\n" + notes)
-    config, _ = init("t.csv")
+    config, _ = init("t.csv", text="review,sentiment\n" + notes)
     assert (config.dataset, config.text, config.target) == ("texts", "review", "sentiment")
 
 
@@ -91,14 +88,13 @@ def test_the_classes_of_a_folder_of_images_are_told_and_written(tmp_path, init):
 
 
 @pytest.mark.parametrize(
-    ("ill", "metric"), [("k%2", "accuracy"), ("k%3 if k > 9 else 3", "balanced_accuracy")]
+    ("ill", "metric"), [("k%2", "accuracy"), ("[3,k%3][k>9]", "balanced_accuracy")]
 )
 def test_the_headline_sees_rare_classes(tmp_path, init, ill, metric):
-    rows = "".join(f"{30 + k * 7 % 41},{eval(ill, {'k': k})}\n" for k in range(200))
-    (tmp_path / "p.csv").write_text("age,ill\n" + rows)
+    frame_of(tmp_path / "p.csv", f"age=30+k*7%41 ill={ill}", rows=200)
     config, _ = init("p.csv")
     assert config.metric == metric
-    preset, rare = (tmp_path / "p.yaml").read_text(), "else 3" in ill
+    preset, rare = (tmp_path / "p.yaml").read_text(), metric != "accuracy"
     assert ("\n# class-weights: balanced  # " in preset) == rare == (config.lr == 0.01)
     found = load_partition(config, config.clients)[1].warnings
     assert any("few test examples of a class: client 0 has" in one for one in found) == rare
@@ -229,8 +225,7 @@ def test_what_may_be_wrong_is_said_at_once(tmp_path, init, capsys):
         f"{'n.d.' if k == 7 else k / 8},{'so on until then '[k % 9 :]} a b c {k % 45},"
         f"{names[k % 3]},{classes[k % 4]}\n" for k in range(90)
     )  # fmt: skip
-    (tmp_path / "p.csv").write_text("bp,remarks,hospital,outcome\n" + rows)
-    printed = init("p.csv")[1]
+    printed = init("p.csv", text="bp,remarks,hospital,outcome\n" + rows)[1]
     assert all(line in printed for line in (
         "missing values (gaps): n.d.", "dataset=texts text=remarks reads", "'Mercy' and 'mercy'",
         "sites that differ only in case", "warning: classes 'Ill', 'ill' differ only in case",

@@ -20,6 +20,9 @@ ARFF = "@relation r\n@attribute site {a,b}\n@attribute age numeric\n@attribute i
 
 WRITERS = {
     "p.xlsx": lambda path: FRAME.to_excel(path, index=False),
+    "t.xlsx": lambda path: pd.DataFrame([["A title"], [], [*FRAME], *FRAME.values]).to_excel(
+        path, index=False, header=False
+    ),
     "p.dta": lambda path: FRAME.to_stata(path, write_index=False),
     "p.feather": FRAME.to_feather,
     "p.parquet": lambda path: FRAME.set_axis(range(7, 67)).to_parquet(path),  # no feature
@@ -108,8 +111,7 @@ def test_a_table_most_of_whose_images_are_elsewhere_still_lists_images(tmp_path,
     for k in range(100, 140):
         (tmp_path / f"{k:03}.png").write_bytes(photo(k))
     rows = "".join(f"{k:03}.png,{k % 7},{('ok', 'ill')[k % 2]}\n" for k in range(140))
-    (tmp_path / "p.csv").write_text("photo,age,label\n" + rows)
-    config, printed = init("p.csv", *words)
+    config, printed = init("p.csv", *words, text="photo,age,label\n" + rows)
     assert "100 rows name no image that is there: 000.png" in printed
     assert (config.dataset, config.image) == ("image-folder", "photo")
     assert len(load_dataset(config).labels) == 40
@@ -136,14 +138,3 @@ def test_parts_of_one_data_set_are_no_sites(tmp_path, opened):
     notes = " ".join(data.notes)
     assert "parts of one data set, pooled: test.csv, train.csv" in notes
     assert "in the folder and not read: readme.txt" in notes
-
-
-def test_a_title_above_the_header_of_a_sheet_is_left_out_and_said(tmp_path, opened):
-    lines = [["Report"], [], FRAME.columns.tolist(), *FRAME.to_numpy().tolist()]
-    pd.DataFrame(lines).to_excel(tmp_path / "p.xlsx", index=False, header=False)
-    data = opened(None, READING, "p.xlsx")
-    assert data.inputs.columns == ("age",) and data.site_names == ("a", "b")
-    assert "1 rows above the header are left out: Report" in " ".join(data.notes)
-    pd.DataFrame([["Report"], *lines[3:]]).to_excel(tmp_path / "p.xlsx", index=False, header=False)
-    with pytest.raises(UserError, match="row below the title looks like data .*columns=c1,c2,c3"):
-        opened(None, READING, "p.xlsx")

@@ -41,8 +41,7 @@ def initialise(path: str, given: Keys, out: Path | None) -> Iterator[str]:
     """Write a commented preset for what is at ``path``, with the keys that somebody gave.
 
     Yield lines of what was understood, and the command that runs the preset. A person at a terminal
-    is asked for what is unclear. Raise UserError for what cannot be used, for a key that must be
-    given, and for a preset that is there already.
+    is asked for what is unclear. Raise UserError for that, and for what cannot be used or written.
     """
     place = Path(path).expanduser()
     if not place.exists():

@@ -100,8 +100,7 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
     these are kept. ``seed`` is that of the synthetic examples. Without ``cache_dir`` the cache is
     ``$FEDHET_CACHE``, ``$XDG_CACHE_HOME/fedhet`` or ``~/.cache/fedhet``.
 
-    Raise UserError for a wrong name, path or class, a failed download, or a cache folder that
-    cannot be written.
+    Raise UserError for a wrong name, path, class or cache folder, and for a failed download.
     """
     image = Inputs.image(image_size, grey=grey, window=window, standardised=standardise)
     wanted = tuple(classes)

@@ -284,8 +284,7 @@ def _text(value: Any) -> str:
 class Description:
     """The columns of a file and their roles; ``reading`` has what was proposed beside the keys.
 
-    ``roles`` says what each column is for, and why. ``propose``: site and group are looked for as
-    well, for a preset that a person reads.
+    ``roles`` says what each column is for, and why. ``propose`` has site and group, if looked for.
     """
 
     def __init__(

@@ -80,8 +80,7 @@ def _head(path: Path) -> bytes:
 def read_frame(path: Path, sheet: str = "") -> tuple[pd.DataFrame | bytes | None, list[str]]:
     """Return the rows of another program's file and lines about it; None for CSV and Parquet.
 
-    A sheet of a workbook is returned as the bytes of a CSV. Raise UserError for what a library
-    cannot read, and for a format that none reads.
+    A sheet of a workbook is the bytes of a CSV. Raise UserError for what no library can read.
     """
     refuse_other(path)
     name, head, lines = path.name.lower(), _head(path), list[str]()

@@ -74,8 +74,7 @@ class RowFile:
     def chunks(self, texts: Collection[str], numbers: Collection[str]) -> Iterator[Rows]:
         """Yield the file and these columns of some rows, whose index are their numbers from 0.
 
-        Texts are stripped ``str``; a column of numbers only is float64. Raise UserError for what
-        cannot be read.
+        Texts are stripped ``str``; numbers only are float64. Raise UserError for damage.
         """
         for file in self.files:
             rows = 0
@@ -122,7 +121,6 @@ def open_rows(paths: Sequence[Path], form: Reading = Reading()) -> RowFile:
     if len(paths) > 1:
         return _several(paths, form)
     (path,), where = paths, f"data-path {paths[0]}"
-    opened: RowFile
     try:
         with path.open("rb") as file:
             head = file.read(4)
@@ -130,7 +128,7 @@ def open_rows(paths: Sequence[Path], form: Reading = Reading()) -> RowFile:
             return _open_parquet(path, form)
         frame, lines = formats.read_frame(path, form.sheet)
         if isinstance(frame, pd.DataFrame):
-            opened = of_frame(frame, form, where)
+            opened: RowFile = of_frame(frame, form, where)
         elif frame is not None:
             form = form.changed(separator="comma", encoding="")
             opened = CsvFile(where, form, partial(io.BytesIO, frame))
@@ -262,7 +260,8 @@ class CsvFile(RowFile):
         single = dialect is not None and dialect.quotechar == "'" and '"' not in text
         if single and not self.form.quote:
             self.found.append("quoted by ' (quote)")
-        quote = self.form.quote or ("'" if single else '"')
+        quote = self.form.quote or ("'" if single else '"')  # with "none" its sign has no effect
+        self._quoting: Any = {"quotechar": quote[0], "quoting": csv.QUOTE_NONE * (quote == "none")}
         for sign in (given or (dialect and dialect.delimiter) or ",", given or ","):
             self.form = self.form.changed(quote=quote, separator=sign)
             filled = (one for one in self._read(io.StringIO(text, newline="")) if any(one[1]))
@@ -368,11 +367,6 @@ class CsvFile(RowFile):
         grouped = [one[0] for one in dotted if one and all(map(_GROUPED.fullmatch, one))]
         if grouped and form.separator == ";" and decimal == "." and not form.decimal:
             self.found.append(f"{grouped[0]} has a decimal point (thousands=. reads it as whole)")
-
-    @property
-    def _quoting(self) -> dict[str, Any]:
-        quote = self.form.quote  # with "none" its sign has no effect
-        return {"quotechar": quote[0], "quoting": csv.QUOTE_NONE * (quote == "none")}
 
     def _frames(self, columns: list[str], texts: Collection[str]) -> Iterator[pd.DataFrame]:
         gaps = {style(one) for one in self.form.missing for style in (str.lower, str.upper)}

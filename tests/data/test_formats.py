@@ -57,7 +57,7 @@ def test_one_sheet_of_several_is_named(tmp_path, opened):
 NAMED = {  # first bytes of a file, and the format that is named
     "p.dcm": (b"\0" * 128 + b"DICM", "DICOM"), "p.nii": (b"\0" * 344 + b"n+1\0", "NIfTI"),
     "p.csv.zip": (b"PK", "an archive: unpack it"), "p.tsv": (b"BZh", "an archive: unpack it"),
-    "p.pkl": (b"\x80\x04\x95", "a pickle"),
+    "p.pkl": (b"\x80\x04\x95", "a pickle"), "p.parquet": (b"PAR1", "not a valid Parquet file"),
     "p.csv": (b"\x00\x01\xff" * 99, "a file of an unknown format"),
     "p.mat": (b"MATLAB 5.0 MAT-file", "a file of MATLAB: scipy.io.loadmat"),
     "p.ts": (b"# of a clinic\n@problemName X\n", "a file of sktime: save windows"),

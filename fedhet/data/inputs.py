@@ -345,7 +345,7 @@ def safe_ids(names: Sequence[str]) -> tuple[str, ...]:
         base = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:50].strip("-.") or "site"
         lost = any(sign.isalnum() and not sign.isascii() for sign in name)
         numbered = (f"{base}-{k}" for k in count(order.index(name) + 1 if lost else 2))
-        forms = chain([name] if is_id(name) else [base] * (not lost), numbered)
+        forms = chain([name] * is_id(name), [base] * (not lost), numbered)
         ids[next(n for n in forms if n not in ids and (n == name or n not in plain))] = None
     return tuple(ids)
 

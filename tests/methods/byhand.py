@@ -1,12 +1,14 @@
 """Plain torch for the tests that work a round out by hand, and the comparison with a client's."""
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.clients.base import MethodClient
@@ -226,6 +228,19 @@ def check_prototypes(
     for row, label in enumerate(seen):
         assert np.allclose(means[row], features[labels == label].mean(dim=0), atol=1e-4)
     return metrics
+
+
+def check_pull(client: MethodClient, away: Callable[[Tensor, Tensor], Tensor]) -> dict[str, float]:
+    """Compare a round with lam=0.7 with one by hand: one of its classes has a prototype (d,)."""
+    own, first = deepcopy(client.model), client.seen().tolist()[0]
+    sent = drawn([first])
+
+    def loss(inputs: Tensor, answers: Tensor) -> Tensor:
+        features = own.features(inputs)
+        apart = away(features, torch.from_numpy(sent.vectors[0])) * (answers == first)
+        return F.cross_entropy(own.head(features), answers) + 0.7 * apart.mean()
+
+    return check_prototypes(client, sent.to_ndarrays(), own, loss)
 
 
 def divergence(teacher: Tensor, student: Tensor) -> Tensor:

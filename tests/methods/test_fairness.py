@@ -27,6 +27,21 @@ def test_a_client_never_sampled_answers_with_the_servers_first_model(tmp_path, m
     assert shared == "model" or not same(first["model"], second["model"])
 
 
+@pytest.mark.parametrize("method", ["fedapen", "pfedafm"])
+def test_a_mixture_is_of_logits_or_elementwise_of_representations(tmp_path, method):
+    client = make_client(small(tmp_path, method=method, models=["cnn-4", "cnn-5"]), 0, tmp_path)
+    inputs, own, shared = train_images(client)[0][:6], client.model, client.shared()
+    a = torch.tensor(0.25) if method == "fedapen" else torch.linspace(0, 1, 500)
+    with torch.no_grad():
+        client.mixture.share.copy_(a)
+        mixed = a * own.features(inputs) + (1 - a) * shared.features(inputs)
+        logits = own.head(mixed)
+        if method == "fedapen":
+            logits = a * own(inputs) + (1 - a) * shared(inputs)
+        assert torch.allclose(client.predict(inputs)[""], logits, atol=1e-6)
+    assert set(client.inference_needs()) == set(client.modules)
+
+
 def test_a_partition_seed_fixes_the_data_and_nothing_else(tmp_path):
     seeds = [(0, -1), (0, 7), (1, 7), (7, -1)]
     configs = [small(tmp_path, seed=s, partition_seed=p) for s, p in seeds]

@@ -104,13 +104,3 @@ def test_without_enough_images_lambda_stays_one_half_and_all_images_train(tmp_pa
     _, _, metrics = client.fit(received, ROUND | {"evaluate": True})
     assert metrics["ensemble_weight"] == 0.5 and "train_loss_ensemble" not in metrics
     assert 0 <= metrics["test_accuracy_before"] <= 100
-
-
-def test_inference_mixes_logits_not_probabilities(tmp_path):
-    client = make_client(fedapen(tmp_path), 0, tmp_path)
-    inputs = train_images(client)[0][:6]
-    with torch.no_grad():
-        client.mixture.share.fill_(0.25)
-        expected = 0.25 * client.model(inputs) + 0.75 * client.modules["small"](inputs)
-        assert torch.allclose(client.predict(inputs)[""], expected, atol=1e-6)
-    assert set(client.inference_needs()) == set(client.modules)

@@ -1,12 +1,13 @@
 """FedL2G: rounds by hand, with the meta-gradient by autograd through the step."""
 
 from copy import deepcopy
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from methods.byhand import ROUND, configs, same, train_images, vectors
+from methods.byhand import ROUND, configs, descend, epochs, same, shuffler, train_images, vectors
 from torch.func import functional_call
 
 from fedhet.errors import Rejected
@@ -42,13 +43,8 @@ def test_one_round_of_a_client_by_hand(tmp_path, guide):
         guided, logits = outputs(model, x)
         return F.cross_entropy(logits, y) + ((guided - guides[y]) ** 2).mean()
 
-    rng = generator(client.config.seed, "shuffle", name, 1)
-    moved = [torch.zeros_like(p) for p in own.parameters()]
-    for index in torch.from_numpy(study[rng.permutation(len(study))]).split(16):
-        slopes = torch.autograd.grad(loss(own, images[index], labels[index]), own.parameters())
-        for p, g, v in zip(own.parameters(), slopes, moved, strict=True):
-            v.mul_(0.9).add_(g)
-            p.data.sub_(client.config.lr * v)
+    batches = epochs(shuffler(client), (images[study], labels[study]), 1)
+    descend([partial(loss, own)], [[own]], [[client.config.lr]], batches)
     assert same(own, client.model)
 
     picked = generator(client.config.seed, "study", name, 1).permutation(len(study))[:16]

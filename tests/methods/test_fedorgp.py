@@ -1,11 +1,9 @@
 """FedORGP: the worked example, both halves of a round in plain torch, and the controls."""
 
-from copy import deepcopy
-
 import pytest
 import torch
 import torch.nn.functional as F
-from methods.byhand import check_prototypes, check_server, configs, drawn
+from methods.byhand import check_pull, check_server, configs, drawn
 
 from fedhet.strategies.fedorgp import cosines
 from fedhet.testing import make_client, make_strategy
@@ -48,15 +46,5 @@ def test_one_round_of_the_server_by_hand(tmp_path):
 
 def test_one_round_of_a_client_by_hand(tmp_path):
     client = make_client(fedorgp(tmp_path, lam=0.7), 0, tmp_path)
-    own = deepcopy(client.model)
-    seen = client.seen().tolist()
-    sent = drawn(seen[:1])  # nobody has sent the other class yet
-
-    def loss(inputs, answers):
-        features = own.features(inputs)
-        cos = F.cosine_similarity(features, torch.from_numpy(sent.vectors[:1]))
-        turned = ((1 - cos) * (answers == seen[0])).mean()
-        return F.cross_entropy(own.head(features), answers) + 0.7 * turned
-
-    metrics = check_prototypes(client, sent.to_ndarrays(), own, loss)
+    metrics = check_pull(client, lambda features, one: 1 - F.cosine_similarity(features, one[None]))
     assert "test_accuracy_prototype" not in metrics and set(client.modules) == {"model"}

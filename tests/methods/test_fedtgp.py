@@ -1,12 +1,10 @@
 """FedTGP: the server's round in plain torch, the margin, the roots, and what is sent down."""
 
-from copy import deepcopy
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from methods.byhand import check_prototypes, check_server, configs, drawn
+from methods.byhand import check_pull, check_server, configs, drawn
 
 from fedhet.strategies.fedtgp import adaptive_margin, distances
 from fedhet.testing import make_client, make_strategy
@@ -38,17 +36,7 @@ def test_one_round_of_the_server_by_hand(tmp_path, largest):
 
 def test_one_round_of_a_client_by_hand(tmp_path):
     client = make_client(fedtgp(tmp_path, lam=0.7), 0, tmp_path)
-    own = deepcopy(client.model)
-    seen = client.seen().tolist()
-    sent = drawn(seen[:1])  # the other class has no prototype yet
-
-    def loss(inputs, answers):
-        features = own.features(inputs)
-        away = (features - torch.from_numpy(sent.vectors[0])).square().mean(dim=1)
-        pulled = (away * (answers == seen[0])).mean()
-        return F.cross_entropy(own.head(features), answers) + 0.7 * pulled
-
-    metrics = check_prototypes(client, sent.to_ndarrays(), own, loss)
+    metrics = check_pull(client, lambda features, one: (features - one).square().mean(dim=1))
     assert 0 <= metrics["test_accuracy_prototype"] <= 100
 
 

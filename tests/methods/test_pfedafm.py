@@ -39,14 +39,3 @@ def test_one_round_by_hand(tmp_path):
     metrics = check_round(client, received, {"model": own, "extractor": g}, g)
     assert torch.allclose(client.mixture.share, alpha, atol=1e-4)
     assert metrics["alpha_mean"] == pytest.approx(alpha.mean().item(), abs=1e-5)
-
-
-def test_the_mixture_is_elementwise(tmp_path):
-    client = make_client(pfedafm(tmp_path), 0, tmp_path)
-    inputs, alpha = train_images(client)[0][:6], torch.linspace(0, 1, 500)
-    with torch.no_grad():
-        client.mixture.share.copy_(alpha)
-        own, general = client.model.features(inputs), client.shared().features(inputs)
-        expected = client.model.head(alpha * own + (1 - alpha) * general)
-        assert torch.allclose(client.predict(inputs)[""], expected, atol=1e-6)
-    assert set(client.inference_needs()) == set(client.modules)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from fedhet.config.schema import BESIDE_ACCURACY, METRICS, P, RunConfig
 from fedhet.data.cache import texts_at
-from fedhet.data.inputs import IMAGE, READ_KEYS, TOKENS, Inputs
-from fedhet.data.preparation import AUGMENTATIONS, Preparation, normalise, preparation
+from fedhet.data.inputs import IMAGE, READ_KEYS, Inputs
+from fedhet.data.preparation import AUGMENTATIONS, Preparation, preparation
 from fedhet.errors import Code, Refused, RunFailed, brief, coded, refusing
 from fedhet.models.names import FOLDER, parse, public_names
 from fedhet.models.networks import SplitModel
@@ -204,9 +204,8 @@ class MethodClient(NumPyClient, Generic[P]):
         alone = self.caches_frozen and self._trainable() == ["model"] and not raw
         if alone and isinstance(model, Backbone) and model.frozen and self.config.augment == "none":
             return self._answers(model, part)
-        prepare, local = self.modules.get(PREPARATION, normalise), self.setup.data
-        if self.inputs.kind == TOKENS:
-            prepare = preparation(self.inputs)
+        prepare = self.modules.get(PREPARATION) or preparation(self.inputs)
+        local = self.setup.data
         with coded(Code.DATA):
             data = examples_of(local, part, self.setup.classes, self.device, prepare)
             encode = getattr(model, "encode", None)

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import Field
 
 from fedhet.config.schema import Params
-from fedhet.lazy import F, Tensor
+from fedhet.lazy import F
 from fedhet.rng import torch_seeded
 from fedhet.strategies.averaging import AveragingStrategy
 from fedhet.strategies.base import Upload, load_state, state_arrays
@@ -46,10 +46,8 @@ class FedGHStrategy(ClassVectorStrategy[FedGHParams], AveragingStrategy[FedGHPar
         with torch_seeded(self.config.seed, "global"):
             header = self.shared_module()
         load_state(header, self.arrays())
-
-        def loss(labels: Tensor, vectors: Tensor) -> Tensor:
-            return F.cross_entropy(header(vectors), labels)
-
-        numbers = self.train_on_pairs(header, loss, uploads, round_)
+        numbers = self.train_on_pairs(
+            header, lambda labels, rows: F.cross_entropy(header(rows), labels), uploads, round_
+        )
         self.tensors = tuple(state_arrays(header).values())
         return numbers

@@ -8,9 +8,6 @@ Conv 3 -> 8 -> 3, 3 x 3, 'same', ReLU after each, weights (8, 3, 3, 3), (3, 8, 3
 replies, since weights over all N clients, as printed, would not sum to 1.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from pydantic import Field
 
 from fedhet.config.schema import Params
@@ -50,7 +47,7 @@ def extractor(params: PFedESParams, inputs: Inputs) -> "nn.Module":
 class PFedESStrategy(AveragingStrategy[PFedESParams]):
     """Averages extractors."""
 
-    refuses: ClassVar[Mapping[str, str]] = {
+    refuses = {
         TOKENS: "its extractor changes the values of an input, and word ids cannot be changed so"
     }
 

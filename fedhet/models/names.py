@@ -101,7 +101,9 @@ def parse(name: str) -> ModelName:
     if match is None:
         raise UserError(f"model {name!r} is not of the form {FORM}")
     plain, behind, file = match.groups(default="")
-    options = dict(word.partition("=")[::2] for word in behind.split())
+    options = dict[str, str]()
+    for word in behind.split():
+        option, _, options[option] = word.partition("=")
     frozen, untrained = "frozen" in options, "untrained" in options
     rank, layers = options.get("lora", ""), options.get("layers", "")
     lora, folder = int(rank) if rank.isdecimal() else 0, plain.startswith(FOLDER)

@@ -48,8 +48,13 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(one for name in names for one in GROUPS.get(name, (name,)))
 
 
-FORM = "NAME [frozen | lora=RANK [layers=PATTERN]] [weights=FILE]"
-_NAME = re.compile(r"(hf:.+?|\S*)((?: frozen| untrained| (?:lora|layers)=\S+)*)(?: weights=(.+))?")
+FORM = (
+    "NAME [frozen | lora=RANK [layers=PATTERN]] [pool=cls|mean] [grad-checkpointing] [weights=FILE]"
+)
+_NAME = re.compile(
+    r"(hf:.+?|\S*)"
+    r"((?: frozen| untrained| grad-checkpointing| (?:lora|layers|pool)=\S+)*)(?: weights=(.+))?"
+)
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,10 @@ class ModelName:
     weights: str
     frozen: bool
     untrained: bool
+    grad_checkpointing: bool
     lora: int
     layers: str
+    pool: str
 
     @property
     def partly(self) -> bool:
@@ -75,7 +82,7 @@ class ModelName:
     @property
     def structure(self) -> str:
         """Return the name without its weights, and without what changes no tensor's shape."""
-        pairs = {"lora": self.lora, "layers": self.layers}
+        pairs = {"lora": self.lora, "layers": self.layers, "pool": self.pool}
         return " ".join([self.plain, *(f"{key}={value}" for key, value in pairs.items() if value)])
 
     @property
@@ -105,7 +112,8 @@ def parse(name: str) -> ModelName:
     for word in behind.split():
         option, _, options[option] = word.partition("=")
     frozen, untrained = "frozen" in options, "untrained" in options
-    rank, layers = options.get("lora", ""), options.get("layers", "")
+    again = "grad-checkpointing" in options
+    rank, layers, pool = options.get("lora", ""), options.get("layers", ""), options.get("pool", "")
     lora, folder = int(rank) if rank.isdecimal() else 0, plain.startswith(FOLDER)
     for wrong, what in (
         (rank and not 0 < lora <= MAX_RANK, f"has lora={rank}: a rank is 1 to {MAX_RANK}"),
@@ -114,10 +122,12 @@ def parse(name: str) -> ModelName:
         (frozen and rank, "cannot be frozen and have adapters: frozen or lora=RANK"),
         (layers and not rank, "has layers= without lora=RANK"),
         (file and folder, "has weights= beside those of its folder"),
+        (pool and not folder, "has pool=, which is for hf:FOLDER"),
+        (pool not in ("", "cls", "mean"), f"has pool={pool}: cls or mean"),
     ):  # fmt: skip
         if wrong:
             raise UserError(f"model {name!r} {what}")
-    return ModelName(plain, file, frozen, untrained, lora, layers)
+    return ModelName(plain, file, frozen, untrained, again, lora, layers, pool)
 
 
 def public_names(names: Sequence[str]) -> tuple[str, ...]:

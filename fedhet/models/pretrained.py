@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.utils.checkpoint import checkpoint
 
 from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TOKENS, Inputs
 from fedhet.errors import UserError, brief
@@ -30,10 +31,7 @@ from fedhet.models.networks import SplitModel, untouched
 
 Usual = tuple[Sequence[float], Sequence[float]]  # mean and deviation by channel, in [0, 1]
 IMAGENET: Usual = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-HALF: Usual = (
-    (0.5,) * 3,
-    (0.5,) * 3,
-)  # of images in [-1, 1], as torchvision's GoogLeNet takes them
+HALF: Usual = (0.5,) * 3, (0.5,) * 3  # of images in [-1, 1], as torchvision's GoogLeNet takes
 _READS = {  # the first argument of a network's forward, and the kind of examples that it is
     "input_ids": TOKENS, "pixel_values": IMAGE, "input_values": SIGNAL, "past_values": SIGNAL,
 }  # fmt: skip
@@ -95,14 +93,13 @@ class Backbone(SplitModel):
 class Encoder(nn.Module):
     """A network of transformers, from a model's inputs to one vector (B, width) an example."""
 
-    def __init__(self, model: Any, length: int, padding: int) -> None:
+    def __init__(self, model: Any, pool: str, length: int, padding: int) -> None:
         super().__init__()
-        self.model, self.length, self.padding = model, length, padding
-        self.has_cls = any("cls_token" in key for key, _ in model.named_parameters())
+        self.model, self.pool, self.length, self.padding = model, pool, length, padding
         self.reads = str(model.main_input_name)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the vector of a ``cls_token``, as a ViT has, else the mean over positions."""
+        """Return the first vector (``cls``) or the mean over positions, of texts over words."""
         mask: Tensor | None = None
         if self.reads == "input_ids":
             x = x[:, -self.length :]  # in front may stand ids of the run's own hash
@@ -112,7 +109,7 @@ class Encoder(nn.Module):
         else:
             forms = {"input_values": x[:, 0], "past_values": x.transpose(1, 2)}
             hidden = self.model(**{self.reads: forms.get(self.reads, x)}).last_hidden_state
-        if self.has_cls:
+        if self.pool == "cls":
             return cast("Tensor", hidden[:, 0])
         if mask is not None:
             weights = mask.to(hidden.dtype).unsqueeze(2)
@@ -139,11 +136,13 @@ def from_folder(named: ModelName, classes: int, d: int, inputs: Inputs) -> Backb
     model = _opened(named, folder)
     reads, config = str(model.main_input_name), model.config
     kind, most = _READS.get(reads), getattr(config, "max_position_embeddings", length)
+    has_cls = any("cls_token" in key for key, _ in model.named_parameters())
     what = PLURAL[kind] if kind else f"{reads}, which is not supported"
     what += " of one channel" * (kind == SIGNAL)
     for wrong, text in (
         (kind != inputs.kind or (reads == "input_values" and inputs.channels != 1),
          f"reads {what}; this run's examples are {inputs}"),
+        (kind == IMAGE and named.pool == "cls" and not has_cls, "has no token for pool=cls"),
         (kind == TOKENS and length > most, f"length: {length} is not allowed: at most {most}"),
     ):  # fmt: skip
         if wrong:
@@ -151,7 +150,7 @@ def from_folder(named: ModelName, classes: int, d: int, inputs: Inputs) -> Backb
     if any(True for _ in (getattr(model, "pooler", None) or nn.Module()).parameters()):
         model.pooler = None  # its parameters would be trained by nobody
     padding = getattr(config, "pad_token_id", None) or 0
-    network = Encoder(model, length, padding)
+    network = Encoder(model, named.pool or ("cls" if has_cls else "mean"), length, padding)
     blank = torch.from_numpy(inputs.blank(2))
     with untouched(network):
         width = network(blank.expand(-1, 3, -1, -1) if kind == IMAGE else blank).shape[1]
@@ -268,3 +267,18 @@ def adapters(model: nn.Module) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
     names = sorted(name.removesuffix(end) for name in parameters if name.endswith(end))
     other = end.replace("A", "B")
     return {name: (parameters[name + end], parameters[name + other]) for name in names}
+
+
+def recompute(model: SplitModel, name: str) -> None:
+    """Compute the blocks of a library's network again in the backward pass, to save memory."""
+    if not isinstance(model, Backbone):
+        raise UserError(f"model {name!r}: grad-checkpointing is for networks of a library")
+    inside: set[nn.Module] = set()
+    for module in model.network.modules():
+        if isinstance(module, _BatchNorm):
+            counted = "its BatchNorm would count each batch twice"
+            raise UserError(f"model {name!r}: grad-checkpointing is not allowed: {counted}")
+        if isinstance(module, nn.Sequential | nn.ModuleList) and module not in inside:
+            inside |= {*module.modules()}
+            for block in module:
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False)

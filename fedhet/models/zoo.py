@@ -32,7 +32,15 @@ from fedhet.errors import Damaged, UserError, brief, nearest, place
 from fedhet.files import read_tensors
 from fedhet.models import names
 from fedhet.models.networks import NETWORKS, SplitModel, untouched
-from fedhet.models.pretrained import HALF, IMAGENET, Backbone, extra, from_folder, train_partly
+from fedhet.models.pretrained import (
+    HALF,
+    IMAGENET,
+    Backbone,
+    extra,
+    from_folder,
+    recompute,
+    train_partly,
+)
 
 log = logging.getLogger("fedhet")
 # Factory arguments besides weights=None. Auxiliary heads have no place in features().
@@ -82,6 +90,8 @@ def build_model(name: str, *, classes: int, d: int = 500, inputs: Inputs = _RGB)
         raise UserError(f"model {plain!r} takes no {inputs}: {brief(error)}") from error
     if named.weights:
         load_weights(model, plain, named.weights)
+    if named.grad_checkpointing:
+        recompute(model, plain)
     if named.partly:
         train_partly(model, named)
     return model

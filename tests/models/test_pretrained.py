@@ -38,6 +38,7 @@ def built(name, inputs, classes=3, d=6):
     [("resnet18 frozen", "freezes random weights: add weights=FILE"),
      ("resnet18 lora=0 weights=a", "has lora=0: a rank is 1 to 1024"),
      ("hf:a frozen lora=4", "cannot be frozen and have adapters"),
+     ("hf:a pool=max", "has pool=max: cls or mean"),
      ("hf:a weights=b", "has weights= beside those of its folder"),
      ("cnn-5 sparse", "is not of the form NAME")],
 )  # fmt: skip
@@ -47,17 +48,18 @@ def test_names_that_mean_nothing(name, says):
 
 
 def test_a_name_has_a_part_that_is_told_and_one_that_stays(tmp_path):
-    named = parse("hf:/data/my bert lora=8 layers=query")
+    named = parse("hf:/data/my bert lora=8 layers=query grad-checkpointing")
     assert (named.plain, named.lora, named.layers) == ("hf:/data/my bert", 8, "query")
     assert named.public == "hf:mybert/lora-8"
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     assert parse(f"hf:{tmp_path} frozen").public == "hf:bert"
 
 
-def test_a_text_is_read_as_its_network_and_tokenizer_read_it(tmp_path):
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_a_text_is_read_as_its_network_and_tokenizer_read_it(tmp_path, pool):
     transformers = library()
     folder = bert(tmp_path / "my bert")
-    model = built(f"hf:{folder}", TEXT).eval()
+    model = built(f"hf:{folder} pool={pool}", TEXT).eval()
     words = ["oil bank price, 3", "star", ""]
     ids = torch.from_numpy(model.encode(words)).long()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -67,7 +69,8 @@ def test_a_text_is_read_as_its_network_and_tokenizer_read_it(tmp_path):
         answers = model.network(torch.cat([hashes, ids], dim=1))
         for text, answer in zip(words, answers, strict=True):
             hidden = plain(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
-            assert torch.allclose(answer, hidden.mean(dim=0), atol=1e-5)
+            expected = hidden[0] if pool == "cls" else hidden.mean(dim=0)
+            assert torch.allclose(answer, expected, atol=1e-5)
         again = torch.relu(model.projection(answers))
         assert torch.allclose(model.features(ids), again, atol=1e-5)
     model.train()(ids).sum().backward()
@@ -134,6 +137,22 @@ def test_adapters_start_without_effect_and_alone_are_trained(tmp_path):
         assert adapters(model) and all(p.grad is not None for p in moving)
         norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
         assert norms and not any(norm.training for norm in norms)
+
+
+def test_checkpointing_changes_no_gradient(tmp_path):
+    folder = vit(tmp_path / "vit")
+    x = torch.rand(2, 3, 16, 16)
+    slopes = []
+    for name in (f"hf:{folder}", f"hf:{folder} grad-checkpointing"):
+        model = built(name, Inputs.image(16))
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        model(x).square().sum().backward()
+        slopes.append([p.grad for p in model.parameters()])
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*slopes, strict=True))
+    with pytest.raises(UserError, match="its BatchNorm would count each batch twice"):
+        built("shufflenet_v2_x0_5 grad-checkpointing", Inputs.image(32))
 
 
 # --- whole runs: kinds x (frozen, adapters, whole) x (run, resume, engines, export, predict) ------

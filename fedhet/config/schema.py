@@ -6,7 +6,7 @@ a subclass of :class:`Params`; :mod:`fedhet.config.load` reads and checks both.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -52,6 +52,14 @@ METRICS: Mapping[str, Metric] = {
     "log_loss": Metric("log loss", high=math.inf, less_is_better=True),
     "ece": Metric("ECE", less_is_better=True),
 }
+
+
+def second_metric(metric: str, known: Collection[str]) -> str:
+    """Return the one of the ``known`` metrics that tables show beside ``metric``; empty: none."""
+    beside = ("balanced_accuracy", "accuracy")
+    return next((name for name in beside if name in known and name != metric), "")
+
+
 MAJORITY = "majority_accuracy"  # what the commonest class of the train split would get
 # The metrics beside accuracy, by their names in records. The hash chain, a client's state and its
 # digest cover accuracies alone, as before there were others: none of these goes into them.

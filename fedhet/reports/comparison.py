@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import scipy  # `scipy.stats` takes a second: it is imported when an interval is asked for
 
-from fedhet.config.schema import MAJORITY, METRICS
+from fedhet.config.schema import MAJORITY, METRICS, second_metric
 from fedhet.errors import UserError
 from fedhet.records.summary import RECENT
 from fedhet.reports.reading import RunRecord, Setting, method_name
@@ -82,8 +82,7 @@ class Comparison:
             name for name in METRICS if self.runs[name].notna().all() and f"test_{name}" in clients
         ]
         self.metric = next(iter(asked)) if len(asked) == 1 and asked <= set(known) else "accuracy"
-        beside = [n for n in ("balanced_accuracy", "accuracy") if n in known and n != self.metric]
-        self.second = beside[0] if beside else ""
+        self.second = second_metric(self.metric, known)
         self.sign = -1 if METRICS[self.metric].less_is_better else 1
         self.digits = 2 if METRICS[self.metric].percent else 4  # decimal places of the headline
         self.blocks: list[str] = sorted(self.runs["block"].unique())  # of any variant

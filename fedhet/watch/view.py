@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from fedhet.config.schema import METRICS
+from fedhet.config.schema import METRICS, second_metric
 from fedhet.errors import Damaged, UserError, one_line
 from fedhet.files import NOBODY, client_order, read_json, read_yaml, shaped
 from fedhet.records.formats import Started, read_evaluations
@@ -146,8 +146,7 @@ def _metrics(config: Mapping[str, Any], rounds: Sequence[Line]) -> list[str]:
     """Return the run's headline and, where it was recorded, a second metric."""
     known = [name for name in METRICS if rounds and f"test_{name}_mean" in rounds[-1]]
     headline = config["metric"] if config.get("metric") in known else "accuracy"
-    beside = [n for n in ("balanced_accuracy", "accuracy") if n in known and n != headline]
-    return [headline, *beside[:1]]
+    return [name for name in (headline, second_metric(headline, known)) if name]
 
 
 def _column(metric: str) -> tuple[str, str]:

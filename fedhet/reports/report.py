@@ -125,6 +125,8 @@ def _row(number: int, run: RunRecord) -> dict[str, Any]:
         "torch_version": versions.get("torch"), "git_commit": run.environment.get("git_commit"),
         "processor": run.environment.get("processor"),
     }  # fmt: skip
+    own = config.get("metrics") or ()  # functions of the user's
+    row |= {f"test_{name}": last.get(f"test_{name}_mean", np.nan) for name in own}
     cells = {
         key.replace("-", "_"): plain(value) if isinstance(value, list | dict) else value
         for key, value in {"metric": "accuracy", "precision": run.precision, **config}.items()

@@ -195,6 +195,15 @@ def test_the_metric_of_a_run_is_the_headline_and_another_stands_beside(tmp_path)
     assert "Means are over the clients that have it: 3 to 4 of 4." in of_setting(one)[0].note
 
 
+def test_a_metric_of_ones_own_is_a_column_and_makes_no_setting(tmp_path):
+    make_run(tmp_path, "standalone", 0, [[50.0] * 4])
+    path = make_run(tmp_path, "fd", 0, [[50.0] * 4], metrics={"kappa": "own:kappa"})
+    edit(path / "rounds.jsonl", '"seconds"', '"test_kappa_mean": 0.4, "seconds"')
+    runs = load_sweep(tmp_path)
+    assert len(runs.comparisons) == 1
+    assert runs.frame().set_index("method")["test_kappa"].dropna().to_dict() == {"fd": 0.4}
+
+
 def test_frames_have_documented_columns(sweep):
     runs = load_sweep(sweep)
     rounds, clients = runs.frame("rounds"), runs.frame("clients")

@@ -366,6 +366,8 @@ def unknown_key(key: str, method: str) -> str:
     """Return one line on a key that neither every run nor ``method`` has, with one hint."""
     if key in {"grid", "paired"}:
         return f"{key}: this is a preset of many runs: `fedhet sweep` runs them"
+    if key == "title":  # of older presets, such as those that `tune` wrote
+        return "title: reports name a setting by its keys: remove this line"
     plain, keys = re.sub("[-_]+", "-", key.lower()).strip("-"), method_keys(method)
     owners = [name for name in METHODS if plain in method_keys(name)]
     if owners and plain not in keys:

@@ -60,8 +60,8 @@ IN_NO_SETTING = {
     "seed", "partition-seed",
     "out", "name", "state-dir", "keep-state", "keep-best", "keep-predictions",
     "state-backend", "hide-classes",  # of older records
-    "metric", "metrics", "tensorboard", "tracker", "device", "actors", "threads", "engine", "round-timeout",
-    "start-timeout", "evaluate-every",
+    "metric", "metrics", "tensorboard", "tracker", "device", "actors", "threads", "engine",
+    "round-timeout", "start-timeout", "evaluate-every",
 }  # fmt: skip
 # Methods' keys of older versions, with the value that is all there is today.
 _GONE: dict[str, Any] = {"projector": "linear", "prototype-weighting": "count", "header-bias": True}

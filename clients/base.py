@@ -55,6 +55,18 @@ class Setup:
     protection: UploadProtection = field(default_factory=UploadProtection)  # noise, or masks
 
 
+@dataclass(frozen=True)
+class Needs:
+    """The parts of a client's state that inference needs and ``fedhet export`` writes.
+
+    ``modules`` names entries of the client's; ``without`` names parts of those modules, such as
+    ``small.head``, that are left out.
+    """
+
+    modules: Sequence[str] = ("model",)
+    without: Sequence[str] = ()
+
+
 class MethodClient(NumPyClient, Generic[P]):
     """Client half of a method with parameters ``P``. An instance exists for one message.
 
@@ -129,10 +141,10 @@ class MethodClient(NumPyClient, Generic[P]):
         """Return logits (B, C) of ``inputs`` (B, ...), using only :meth:`inference_needs`."""
         return cast("Tensor", self.model(inputs))
 
-    def inference_needs(self) -> Sequence[str]:
-        """Return the modules that :meth:`infer` uses; by default, where it is overridden, all."""
+    def inference_needs(self) -> Needs:
+        """Return the parts that :meth:`infer` uses; by default, where it is overridden, all."""
         own = [name for name in self.modules if name != PREPARATION]
-        return ["model"] if type(self).infer is MethodClient.infer else own
+        return Needs() if type(self).infer is MethodClient.infer else Needs(own)
 
     def _trainable(self) -> list[str]:
         fixed, modules = set(self._fixed.parameters), self.modules.items()

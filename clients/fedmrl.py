@@ -6,12 +6,13 @@ first d1 entries, the local header all of it (eq. 5 to 7); the losses are weight
 every round; the trained one is kept as part of the client's inference model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from fedhet.clients.averaging import AveragingClient
+from fedhet.clients.base import Needs
 from fedhet.strategies.fedmrl import FedMRLParams, global_model
 
 
@@ -58,10 +59,15 @@ class FedMRLClient(AveragingClient[FedMRLParams]):
         logits = self.coarse(fused) if kind == "mix-small" else self.model.head(fused)
         return logits
 
-    def inference_needs(self) -> Sequence[str]:
-        """Return all modules for a mixed model, a single one otherwise."""
-        alone = {"single-small": ["small"], "single-large": ["model"]}
-        return alone.get(self.params.inference) or super().inference_needs()
+    def inference_needs(self) -> Needs:
+        """Return all but one header for a mixed model, a single model otherwise."""
+        mixed = ("model", "small", "projector")
+        return {
+            "mix-large": Needs(mixed, without=("small.head",)),
+            "mix-small": Needs(mixed, without=("model.head",)),
+            "single-small": Needs(("small",)),
+            "single-large": Needs(),
+        }[self.params.inference]
 
     def predict(self, inputs: Tensor) -> Mapping[str, Tensor]:
         """Return the chosen model's logits; with ``report-all-inference`` those of all, by name."""

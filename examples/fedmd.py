@@ -82,6 +82,7 @@ class FedMDStrategy(MethodStrategy[FedMDParams]):
     upload_type = Scores
     aggregations = ROBUST
     unweighted = "every client's logits count the same"
+    growing = ("logits",)  # none before anybody has spoken
 
     def initialise(self) -> None:
         """There is no consensus before anybody has spoken."""

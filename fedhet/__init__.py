@@ -16,7 +16,7 @@ _NAMES = {
     "api": "Run load_run resume run",
     "app": "ClientApp ServerApp",
     "clients.averaging": "AveragingClient",
-    "clients.base": "MethodClient",
+    "clients.base": "MethodClient Needs",
     "clients.class_vectors": "ClassVectorClient",
     "config.registry": "Method",
     "config.schema": "Params",

@@ -8,6 +8,7 @@ from fedhet.app import ClientApp as ClientApp
 from fedhet.app import ServerApp as ServerApp
 from fedhet.clients.averaging import AveragingClient as AveragingClient
 from fedhet.clients.base import MethodClient as MethodClient
+from fedhet.clients.base import Needs as Needs
 from fedhet.clients.class_vectors import ClassVectorClient as ClassVectorClient
 from fedhet.config.registry import Method as Method
 from fedhet.config.schema import Params as Params

@@ -101,6 +101,7 @@ class MethodStrategy(Strategy, Generic[P]):
     # Why `secure-sum` is refused: "" in a class with `contribution` and `combine`.
     not_summed: ClassVar[str] = "its strategy has no `contribution` and `combine`"
     sends_class_rows: ClassVar[bool] = False  # whether uploads are rows per class
+    growing: ClassVar[Sequence[str]] = ()  # names of `arrays` whose length varies over rounds
     state: ClassVar[Sequence[str]] = ()  # names of attributes: global arrays, modules of them
     refuses: ClassVar[Mapping[str, str]] = {}  # kinds of input that it cannot work with, and why
     unweighted: ClassVar[str] = ""  # why weights of clients have no effect, if they have none
@@ -219,17 +220,40 @@ class MethodStrategy(Strategy, Generic[P]):
         arrays = dict[str, Array]()
         for name in self.state:
             value = getattr(self, name)
-            whole = isinstance(value, np.ndarray)
-            arrays |= {name: value} if whole else state_arrays(value, f"{name}.")
+            within = hasattr(value, "state_dict")
+            arrays |= state_arrays(value, f"{name}.") if within else {name: value}
         return arrays
+
+    def check_arrays(self, arrays: Mapping[str, Array]) -> None:
+        """Load a checkpoint's ``arrays``, after :meth:`initialise`; Rejected if they do not fit.
+
+        Names, their order, dtypes and shapes (n, ...) must be those of :meth:`arrays`; only those
+        in ``growing`` may have another length n. All numbers must be finite.
+        """
+        current = self.arrays()
+        if list(arrays) != list(current):
+            raise Rejected(f"{len(arrays)} arrays; the method has {len(current)}, or other names")
+        for name, array in arrays.items():
+            like = np.asarray(current[name])
+            if name in self.growing and array.ndim:
+                like = np.empty((len(array), *like.shape[1:]), dtype=like.dtype)
+            here, expected = checks.form(array), checks.form(like)
+            if here != expected:
+                raise Rejected(f"array '{name}' is {here}, expected {expected}")
+            if not np.isfinite(array).all():
+                raise Rejected(f"array '{name}' holds NaN or infinity")
+        try:
+            self.load(arrays)
+        except (ValueError, IndexError, RuntimeError) as error:  # lengths that do not fit
+            raise Rejected(f"the arrays do not fit each other: {brief(error)}") from error
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Take ``arrays`` (n, ...), of :meth:`arrays`' dtypes, instead of the own ones."""
         for name in self.state:
-            if isinstance(value := getattr(self, name), np.ndarray):
-                setattr(self, name, arrays[name])
-            else:
+            if hasattr(value := getattr(self, name), "state_dict"):
                 load_state(value, arrays, f"{name}.")
+            else:
+                setattr(self, name, arrays[name])
 
     # --- the loop ----------------------------------------------------------------------------
 
@@ -252,10 +276,10 @@ class MethodStrategy(Strategy, Generic[P]):
         else:
             folder.take_up(kept.meta)
             try:
-                self.load(kept.arrays)
-            except (KeyError, ValueError, RuntimeError) as error:  # another version's
-                why = f"does not fit the method: {brief(error)}"
-                raise Damaged(f"'{folder.checkpoint}' {why}") from error
+                self.check_arrays(kept.arrays)
+            except Rejected as error:  # another version's
+                why = f"the method cannot begin with these arrays: {error}"
+                raise Damaged(f"'{folder.checkpoint}': {why}") from error
             self.ledger.load(kept.meta)
             self.finished = int(kept.meta["round"])
         self.aggregator: PlainAggregator | SumAggregator

@@ -43,6 +43,7 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
 
     not_summed = "its clients are sent means over the others alone; use method=fedproto"
     bounded = False  # probabilities need no bound
+    growing = ("owners", "labels", "vectors")
     state = ("owners", "labels", "vectors")  # ASCII (M, 64), class ids (M,), (M, C), sorted
 
     @property

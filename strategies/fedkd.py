@@ -161,6 +161,7 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
 
     not_summed = "factors do not add up to the sum of updates; use method=fml"
     upload_type = LowRank
+    growing = ("update-ranks", "update")  # both are empty before the first update
     aggregations = ROBUST
     shares_small_model = True
     plans_rounds = True  # the energy grows from t-start to t-end over all rounds

@@ -90,6 +90,7 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
     """Averages the maps, or the factors, of adapters of unequal ranks."""
 
     upload_type = Adapters
+    growing = ("shapes", "factors")  # both are empty before the first round
     not_summed = "its clients' adapters differ in shape; use method=lg_fedavg"
     weighs_late = True
     state = ("digest", "shapes", "factors")

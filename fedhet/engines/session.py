@@ -28,6 +28,8 @@ from fedhet.files import check_entries, check_folder, plain_path
 from fedhet.models.names import small_name
 from fedhet.models.zoo import build_model
 from fedhet.plugins import APPS_DATA, check_given, is_given, named
+from fedhet.protocol.handshake import Roster
+from fedhet.protocol.payload import Array
 from fedhet.records import verification
 from fedhet.records.ledger import load_checkpoint
 from fedhet.records.run_folder import OWNER, RunFolder
@@ -148,7 +150,7 @@ def check_whole(folder: RunFolder, config: RunConfig, *, accept_lost: bool = Fal
     """Raise Damaged if anything in a run folder does not fit the rest of it."""
     started = load.build_config(folder.started_config())
     started = started.model_copy(update={"state_dir": config.state_dir})
-    verification.verify(folder, started).raise_for(accept_lost=accept_lost)
+    verification.verify(folder, started, _check_arrays).raise_for(accept_lost=accept_lost)
 
 
 def verify(path: Path, *, trust: bool = False) -> tuple[RunFolder, Verification]:
@@ -158,7 +160,13 @@ def verify(path: Path, *, trust: bool = False) -> tuple[RunFolder, Verification]
     writable = os.access(folder.path, os.W_OK)  # an archive is not, and then nobody writes to it
     with folder.lock() if writable else contextlib.nullcontext():
         started = folder.opened(trust=trust)
-        return folder, verification.verify(folder, load.build_config(started))
+        return folder, verification.verify(folder, load.build_config(started), _check_arrays)
+
+
+def _check_arrays(config: RunConfig, roster: Roster, arrays: Mapping[str, Array]) -> None:
+    strategy = find_method(config.method).strategy(config, roster)
+    strategy.initialise()
+    strategy.check_arrays(arrays)
 
 
 def _existing(path: Path) -> RunFolder:

@@ -49,10 +49,12 @@ class Personalised(nn.Module):
 
     def __init__(self, client: MethodClient) -> None:
         super().__init__()
-        fitted = [PREPARATION] * (PREPARATION in client.modules)
-        names = [*client.inference_needs(), *fitted]
+        needs, fitted = client.inference_needs(), [PREPARATION] * (PREPARATION in client.modules)
+        names = [*needs.modules, *fitted]
         modules = copy.deepcopy({name: client.modules[name] for name in names})
         self.parts = nn.ModuleDict(modules)
+        for path in needs.without:
+            self.parts.set_submodule(path, nn.Identity())
         self.config = client.config
         self.classes = tuple(client.setup.classes)
         self.architecture = client.setup.model

@@ -6,20 +6,22 @@ any of them is seen, and named; what was written after the checkpoint is no dama
 that a crash interrupted, and ``fedhet resume`` does it again.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedhet.config.schema import RunConfig
-from fedhet.errors import Damaged, Refused
+from fedhet.errors import Damaged, Refused, Rejected, brief
 from fedhet.files import check_entries, client_order
 from fedhet.protocol.handshake import Roster
+from fedhet.protocol.payload import Array
 from fedhet.records.formats import read_partition
 from fedhet.records.ledger import load_checkpoint
 from fedhet.records.run_folder import RunFolder, digest, parts
 from fedhet.site.state import FileStore
 
+CheckArrays = Callable[[RunConfig, Roster, Mapping[str, Array]], None]
 SHOWN = 3  # findings in an error's one line
 
 
@@ -51,8 +53,11 @@ class Verification:
         raise Damaged("; ".join(words))
 
 
-def verify(folder: RunFolder, config: RunConfig) -> Verification:
-    """Hold everything in the run folder against everything else."""
+def verify(folder: RunFolder, config: RunConfig, check_arrays: CheckArrays) -> Verification:
+    """Hold everything in the run folder against everything else.
+
+    ``check_arrays`` raises Rejected for global arrays that the run's method could not go on from.
+    """
     checked = Verification(folder.path)
     try:
         check_entries(folder.path)
@@ -69,6 +74,12 @@ def verify(folder: RunFolder, config: RunConfig) -> Verification:
         roster.load(meta["roster"])
         records = _lines(folder, meta, completed=checked.completed)
         checked.findings += _misfits(folder, meta, roster, summary, records)
+        try:
+            check_arrays(config, roster, kept.arrays)
+        except (Rejected, RuntimeError, ValueError, MemoryError) as error:  # as large as it says
+            why = str(error) if isinstance(error, Rejected) else brief(error)
+            text = f"'{folder.checkpoint}': the method cannot begin with these arrays: {why}"
+            checked.findings.append(text)
         if meta["simulated"] and (config.keep_state or not checked.completed):
             _states(folder.states(config), meta["roster"], checked)
     except Damaged as error:

@@ -39,7 +39,7 @@ def test_a_mixture_is_of_logits_or_elementwise_of_representations(tmp_path, meth
         if method == "fedapen":
             logits = a * own(inputs) + (1 - a) * shared(inputs)
         assert torch.allclose(client.predict(inputs)[""], logits, atol=1e-6)
-    assert set(client.inference_needs()) == set(client.modules)
+    assert set(client.inference_needs().modules) == set(client.modules)
 
 
 def test_a_partition_seed_fixes_the_data_and_nothing_else(tmp_path):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import fedhet
-from fedhet.clients.base import MethodClient, Setup
+from fedhet.clients.base import MethodClient, Needs, Setup
 from fedhet.config.registry import METHODS, Method
 from fedhet.config.schema import RunConfig
 from fedhet.strategies.base import MethodStrategy, Upload
@@ -63,7 +63,7 @@ def test_parameters_shapes_and_errors_are_said() -> None:
 
 def test_public_classes_keys_and_methods_are_described() -> None:
     public = [getattr(fedhet, name) for name in fedhet.__all__]
-    for kind in [*BASES, Upload, Setup, Method, *public]:
+    for kind in [*BASES, Upload, Setup, Needs, Method, *public]:
         assert kind.__doc__ and len(kind.__doc__.split()) > 3, kind
     for schema in (RunConfig, *(method.params for method in METHODS.values())):
         silent = [key for key, one in schema.model_fields.items() if not one.description]

@@ -209,8 +209,11 @@ class WorkerPool(SimulationGrid):
         for worker in self._workers:
             if self.waiting and worker.pid and worker.message is None:
                 worker.message = self.waiting.popleft()
-                with contextlib.suppress(OSError):  # it has just died: reading tells
-                    worker.connection.send(worker.message)
+                self._send(worker)
+
+    def _send(self, worker: Worker) -> None:
+        with contextlib.suppress(OSError):  # it has just died: reading tells
+            worker.connection.send(worker.message)
 
     def _read(self, worker: Worker) -> None:
         """Read from a worker that it is ready, or a reply; replace a dead one."""
@@ -221,25 +224,30 @@ class WorkerPool(SimulationGrid):
         else:
             if isinstance(received, int):
                 worker.pid, self._failed_starts = received, 0
+                if worker.message is not None:
+                    self._send(worker)
                 return
             self.replies[worker.message.metadata.message_id] = received
             worker.message = None
 
     def _replace(self, worker: Worker) -> None:
-        """Replace a dead worker; its message is the next one's, or has ended two."""
+        """Replace a dead worker by one that gets its message, unless that has ended two.
+
+        No other worker may take it: where all were killed, that one is as dead.
+        """
         self._failed_starts += not worker.pid
         if self._failed_starts > STARTS:
             raise RunFailed("worker processes do not start: see log.txt, or the line above")
         worker.end()
-        self._workers[worker.number] = self._start(worker.number)
+        self._workers[worker.number] = new = self._start(worker.number)
         if (message := worker.message) is not None:
             identity = message.metadata.message_id
-            self._deaths[identity] += 1
+            self._deaths[identity] += worker.pid > 0
             if self._deaths[identity] > 1:
                 died = Error(code=ENDED, reason=DIES)
                 self.replies[identity] = Message(died, reply_to=message)
             else:
-                self.waiting.appendleft(message)
+                new.message = message
 
     def close(self) -> None:
         """End all processes."""

@@ -75,7 +75,7 @@ MISTAKES = {
     "fails": (lambda **_: 1 / 0, "fails: ZeroDivisionError"),
     "evaluating": (but(lambda m, _: m.eval()), "is in evaluation mode"),
     "constant": (3, "is a int, must be a factory"),
-    "missing": (None, "'missing' does not exist"),
+    "missing": (None, "has no attribute 'missing'"),
 }  # fmt: skip
 
 

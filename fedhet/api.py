@@ -147,10 +147,8 @@ def run(
     values, objects = _named(keys)
     with giving(objects), _interrupted():
         loaded, notes = load_noted(path, _keys(values))
-        name, console = (
-            path.stem if path else folder_name(loaded.method),
-            _console(progress=progress),
-        )
+        name = path.stem if path else folder_name(loaded.method)
+        console = _console(progress=progress)
         folder = session.start(loaded, name, console, notes=notes, on_round=on_round)
         return Run(folder.path, objects)
 

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from fedhet.config.schema import P, RunConfig
 from fedhet.data.inputs import Inputs
-from fedhet.errors import Damaged, Rejected, RunFailed, UserError, brief, distinct, one_line
+from fedhet.errors import Rejected, RunFailed, UserError, brief, distinct, one_line
 from fedhet.files import client_order
 from fedhet.lazy import nn, torch
 from fedhet.protocol import checks, messages
@@ -263,7 +263,7 @@ class MethodStrategy(Strategy, Generic[P]):
         """Prepare the remaining rounds: all, or those after ``kept``, a checkpoint.
 
         ``handshake`` has found the clients; ``folder`` is the run's. Raises Damaged if its lines
-        before the checkpoint are not those that were written, or its arrays do not fit.
+        before the checkpoint are not those that were written.
         """
         self.handshake, self.folder = handshake, folder
         self.ledger: Ledger = (SumLedger if self.config.summed else Ledger)(self.roster)
@@ -275,11 +275,7 @@ class MethodStrategy(Strategy, Generic[P]):
             folder.check_unbegun()
         else:
             folder.take_up(kept.meta)
-            try:
-                self.check_arrays(kept.arrays)
-            except Rejected as error:  # another version's
-                why = f"the method cannot begin with these arrays: {error}"
-                raise Damaged(f"'{folder.checkpoint}': {why}") from error
+            self.load(kept.arrays)
             self.ledger.load(kept.meta)
             self.finished = int(kept.meta["round"])
         self.aggregator: PlainAggregator | SumAggregator

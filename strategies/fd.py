@@ -85,6 +85,12 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         if (payload.vectors < 0).any() or (np.abs(sums - 1) > _TOLERANCE).any():
             raise Rejected("a vector is not a probability distribution")
 
+    def check_arrays(self, arrays: Mapping[str, Array]) -> None:
+        """Check also that every vector has its owner and its class."""
+        super().check_arrays(arrays)
+        if not len(self.owners) == len(self.labels) == len(self.vectors):
+            raise Rejected("owners, labels and vectors are not equally many")
+
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Replace what the same clients sent before; keep the others' vectors."""
         owners = self.owners.view(_ID).ravel()

@@ -19,9 +19,10 @@ from collections.abc import Mapping, Sequence
 from pydantic import Field
 
 from fedhet.config.schema import Params
-from fedhet.lazy import F
+from fedhet.lazy import F, Tensor, nn
+from fedhet.protocol.handshake import ClientInfo
+from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.rng import torch_seeded
-from fedhet.strategies.averaging import AveragingStrategy
 from fedhet.strategies.base import Upload, load_state, state_arrays
 from fedhet.strategies.class_vectors import MOST_EPOCHS, ClassVectorStrategy
 
@@ -35,19 +36,33 @@ class FedGHParams(Params):
     """learning rate of the server's header, plain SGD; HtFLlib: 0.01"""
 
 
-class FedGHStrategy(ClassVectorStrategy[FedGHParams], AveragingStrategy[FedGHParams]):
+class FedGHStrategy(ClassVectorStrategy[FedGHParams]):
     """Trains one header on the clients' mean representations."""
 
-    aggregations, noise_on_steps, weighs_late = ("mean",), False, False
+    broadcasts = True
     not_summed = "its server trains on each client's representations; use method=fedproto"
+
+    def initialise(self) -> None:
+        """Draw the header from the run's "global" generator."""
+        with torch_seeded(self.config.seed, "global"):
+            self.header = nn.Linear(self.d, self.classes)
+
+    def download(self, info: ClientInfo, round_: int) -> Payload:
+        """Return the header."""
+        return ModelArrays(tuple(self.arrays().values()))
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Train the header for ``server-epochs`` over the pairs of this round."""
-        with torch_seeded(self.config.seed, "global"):
-            header = self.shared_module()
-        load_state(header, self.arrays())
-        numbers = self.train_on_pairs(
-            header, lambda labels, rows: F.cross_entropy(header(rows), labels), uploads, round_
-        )
-        self.tensors = tuple(state_arrays(header).values())
-        return numbers
+        return self.train_on_pairs(self.header, self.pair_loss, uploads, round_)
+
+    def pair_loss(self, labels: Tensor, vectors: Tensor) -> Tensor:
+        """Return the header's cross-entropy on mean representations."""
+        return F.cross_entropy(self.header(vectors), labels)
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the global header: weight (C, d), bias (C,)."""
+        return state_arrays(self.header)
+
+    def load(self, arrays: Mapping[str, Array]) -> None:
+        """Inverse of :meth:`arrays`."""
+        load_state(self.header, arrays)

@@ -114,6 +114,14 @@ class HetLoRAStrategy(MethodStrategy[HetLoRAParams]):
         factors = iter(pieces_of(self.factors, like))
         return list(zip(factors, factors, strict=True))
 
+    def check_arrays(self, arrays: Mapping[str, Array]) -> None:
+        """Check also that the shapes account for all factors."""
+        super().check_arrays(arrays)
+        try:
+            _ = self.layers
+        except ValueError as error:
+            raise Rejected(f"the factors do not fit their shapes: {error}") from error
+
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """Return the first r_k columns of B and rows of A of each layer."""
         rank = rank_of(info)

@@ -51,12 +51,14 @@ class Dataset(Content):
 
     def about_repeats(self, clients: Sequence[Any]) -> list[str]:
         """Return a line about test examples that also stand in train, of these splits, if any."""
-        examples = np.asarray(self.examples)
-        train, tests = (
-            [hash(examples[k].tobytes()) for client in clients for k in getattr(client, part)]
-            for part in ("train", "test")
-        )
-        count = int(np.isin(tests, train).sum())
+        # Of each 64 numbers tell most apart; only those alike in them are read whole, from a disk.
+        flat = self.examples.reshape(len(self.examples), -1)
+        middle = flat.shape[1] // 2
+        parts = [hash(one.tobytes()) for one in flat[:, middle : middle + 64]]
+        train, tests = ([k for c in clients for k in getattr(c, p)] for p in ("train", "test"))
+        alike = {parts[k] for k in train} & {parts[k] for k in tests}
+        whole = {hash(flat[k].tobytes()) for k in train if parts[k] in alike}
+        count = sum(parts[k] in alike and hash(flat[k].tobytes()) in whole for k in tests)
         again = "test examples also stand in train, equal in all values"
         return [f"{count:,} of {len(tests):,} {again}"] if count else []
 

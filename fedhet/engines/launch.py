@@ -67,17 +67,19 @@ class Reader:
         self, folder: RunFolder, on_rounds: OnRounds, tell: Callable[[str], None] = lambda _: None
     ) -> None:
         self.folder, self.on_rounds, self.tell = folder, on_rounds, tell
-        self.rounds, self.last = -1, ""
+        self.size, self.last = -1, ""
 
     def read(self) -> None:
         """Look once; tell what is waited for if it was not what was told last."""
         if (text := self.folder.waits_for()) and text != self.last:
             self.last = text
             self.tell(text)
-        records = self.folder.read_rounds()
-        if len(records) != self.rounds:
-            self.rounds = len(records)
-            self.on_rounds(records)
+        size = 0
+        with contextlib.suppress(FileNotFoundError):
+            size = self.folder.rounds.stat().st_size
+        if size != self.size:
+            self.size = size
+            self.on_rounds(self.folder.read_rounds())
 
 
 def conclude(launch: Launch, ending: tuple[str, str]) -> None:

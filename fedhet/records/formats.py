@@ -117,6 +117,31 @@ _FIELDS["participants_test_accuracy_mean"] = (Percent, None)
 Line = create_model("Line", __base__=_Strict, **_FIELDS)
 
 
+class Mark(_Strict):
+    """Where a file was when the checkpoint was written."""
+
+    bytes: Count
+    sha256: Digest
+
+
+class Meta(_Strict):
+    """The metadata of a checkpoint, as far as a check of the folder reads them.
+
+    The checkpoint's own digest covers all of them.
+    """
+
+    names: list[str]
+    round: Count
+    simulated: bool
+    roster: dict[str, Any]
+    sha256: Digest
+    scores: dict[Id, Any]
+    rounds: Mark
+    clients: Mark
+    experiment: Id
+    environment: Digest
+
+
 FIRST = ("round", "client", "model", "generation", "test_accuracy", "val_accuracy")
 CLIENT_COLUMNS = (*FIRST, *sorted(BESIDE_ACCURACY))
 OTHER = "other"  # further numbers of an evaluation, as JSON

@@ -29,7 +29,7 @@ from fedhet.errors import Damaged, one_line
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.messages import Reply
 from fedhet.protocol.payload import Array, Payload
-from fedhet.records.formats import COUNTS
+from fedhet.records.formats import COUNTS, Meta
 from fedhet.records.summary import participants_mean
 
 log = logging.getLogger("fedhet")
@@ -37,10 +37,6 @@ log = logging.getLogger("fedhet")
 # Numbers in every reply. The record has them under other names, or omits them.
 COMMON = {"num-examples", "train_loss", "train_flops", "seconds", "epsilon_spent"}
 _COUNTED = (*COUNTS, "train_flops")
-META = {  # entries of a checkpoint's metadata, which its digest covers
-    "names", "round", "simulated", "roster", "sha256", "scores", "rounds", "clients", "experiment",
-    "environment",
-}  # fmt: skip
 
 
 @dataclass
@@ -247,10 +243,13 @@ def load_checkpoint(path: Path) -> Checkpoint | None:
     text = metadata.get("json", "")
     if metadata.get("sha256") != _digest(text, arrays):
         raise Damaged(f"'{path}' is damaged, or an older fedhet wrote it")
-    meta = files.parse_object(text, f"'{path}'", "metadata")
-    if absent := META - meta.keys():
-        raise Damaged(f"'{path}' is damaged: it has no {min(absent)}; an older fedhet wrote it")
-    return Checkpoint({name: arrays[name] for name in meta.pop("names")}, meta)
+    source = f"'{path}'"
+    meta = files.parse_object(text, source, "metadata")
+    files.shaped(Meta, meta, source, "metadata")
+    names = meta.pop("names")
+    if sorted(names) != sorted(arrays):
+        raise Damaged.at(source, "metadata: names", "not those of the arrays")
+    return Checkpoint({name: arrays[name] for name in names}, meta)
 
 
 def _digest(text: str, arrays: Mapping[str, Array]) -> str:

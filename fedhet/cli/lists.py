@@ -137,7 +137,8 @@ def models(
     from fedhet.config.load import build_config, read_overrides
     from fedhet.data.inputs import IMAGE, Inputs
     from fedhet.models import names as known
-    from fedhet.models.zoo import EXAMPLES, model_sizes
+    from fedhet.models.flops import model_sizes
+    from fedhet.models.zoo import EXAMPLES
     from fedhet.site.local_data import load_dataset
 
     pairs = [one for one in words or [] if " " not in one.partition("=")[0] and "=" in one]

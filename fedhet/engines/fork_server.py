@@ -130,7 +130,7 @@ def serve(control: int, command: int) -> NoReturn:
     os.dup2(2, 1)
     gc.set_threshold(*RARELY)
     from fedhet.engines.launch import answerer  # noqa: PLC0415  (torch and the ClientApp)
-    from fedhet.models.zoo import torchs_formulas  # noqa: PLC0415  (torch)
+    from fedhet.models.flops import torchs_formulas  # noqa: PLC0415  (torch)
 
     torchs_formulas()
     gc.collect()

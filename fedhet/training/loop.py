@@ -23,7 +23,7 @@ from torch.optim.sgd import sgd
 from fedhet.config.schema import RunConfig
 from fedhet.data.preparation import normalise
 from fedhet.errors import UserError
-from fedhet.models.zoo import FlopCounter, slow_attention
+from fedhet.models.flops import FlopCounter, slow_attention
 
 EVALUATION_BATCH = 512
 log = logging.getLogger("fedhet")

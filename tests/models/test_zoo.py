@@ -16,9 +16,10 @@ from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.data.preparation import preparation
 from fedhet.errors import UserError
 from fedhet.export.model import export
+from fedhet.models.flops import FlopCounter, forward_flops, model_sizes
 from fedhet.models.names import MODELS
 from fedhet.models.networks import exchanged
-from fedhet.models.zoo import FlopCounter, build_model, check_model, forward_flops, model_sizes
+from fedhet.models.zoo import build_model, check_model
 from fedhet.plugins import giving
 from fedhet.rng import torch_seeded
 from fedhet.testing import cut_and_resume, simulate, small

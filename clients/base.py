@@ -396,8 +396,8 @@ class MethodClient(NumPyClient, Generic[P]):
             data = self.examples(part)
             if len(data):
                 result = evaluate(self.predict, data, self.config, majority)
-                own = own_metrics(result, self.config) if part == "test" else {}
-                by_split |= {f"{part}_{name}": n for name, n in {**result.metrics, **own}.items()}
+                more = own_metrics(result, self.config) if part == "test" else {}
+                by_split |= {f"{part}_{name}": n for name, n in {**result.metrics, **more}.items()}
         return by_split
 
     def _received(self, arrays: Sequence[Array]) -> Payload:

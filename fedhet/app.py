@@ -40,17 +40,17 @@ __all__ = ["ClientApp", "ServerApp"]
 def _read(load: Callable[[Context], Any], context: Context, config: RunConfig) -> LocalData:
     """Return the examples of the node with this context, as ``load`` gives them."""
     client, node = own_name(context), context.node_config
-    given = understand({client: load(context)}, ())
-    if given.data is not None:  # whose labels may be numbers into `classes`
-        names, own = config.classes, [str(one) for one in given.data.classes]
-        places = [int(one) if one.isdecimal() else len(names) for one in own]
-        if not set(own) <= set(names) and all(p < len(names) for p in places):
-            own = [names[place] for place in places]
-            given = replace(given, data=replace(given.data, classes=own))
-    for line in given.notes:
+    understood = understand({client: load(context)}, ())
+    if understood.data is not None:  # whose labels may be numbers into `classes`
+        names, class_names = config.classes, [str(one) for one in understood.data.classes]
+        places = [int(one) if one.isdecimal() else len(names) for one in class_names]
+        if not set(class_names) <= set(names) and all(p < len(names) for p in places):
+            class_names = [names[place] for place in places]
+            understood = replace(understood, data=replace(understood.data, classes=class_names))
+    for line in understood.notes:
         print(f"fedhet: client {client}: {line}", file=sys.stderr, flush=True)
-    with giving({given.name: given}):
-        dataset = open_examples(config, given.name, "", declared=True)
+    with giving({understood.name: understood}):
+        dataset = open_examples(config, understood.name, "", declared=True)
     every = np.arange(len(dataset.labels))
     split = split_client(every, dataset, config.split, config.data_seed, client)
     index, count = (int(node.get(key, 0)) for key in ("partition-id", "num-partitions"))

@@ -294,26 +294,26 @@ def query(asked: Request) -> Reply:
             key = asked.member().key(NodeCertificate.of(node))
         return Reply(info | {"sum-key": list(astuple(key))})
     counts, images = data.class_counts(), len(data.split.train)
-    own = {"seen": list(counts), "images": list(counts.values()), "train-images": images}
-    return Reply(info | own)
+    counted = {"seen": list(counts), "images": list(counts.values()), "train-images": images}
+    return Reply(info | counted)
 
 
 def train(asked: Request) -> Reply:
     """Train for one round."""
     started, what, message, client = time.monotonic(), asked.what, asked.message, asked.client()
     arrays, images, metrics = client.fit(read_arrays(message), to_wire(what))
-    own, digest = {k: float(v) for k, v in metrics.items()}, client.saved_digest
+    numbers, digest = {k: float(v) for k, v in metrics.items()}, client.saved_digest
     if asked.part is None:
-        told = {"num-examples": float(images)} | own
-        reply = what.reply(asked.data.client, told, arrays, digest=digest)
+        sent = {"num-examples": float(images)} | numbers
+        reply = what.reply(asked.data.client, sent, arrays, digest=digest)
     else:
-        reply = asked.part.trained(own, digest)
+        reply = asked.part.trained(numbers, digest)
     asked.limits.check("max_upload_bytes", sum(array.nbytes for array in reply.arrays))
     seconds = time.monotonic() - started
     scored = ", ".join(
-        f"test {METRICS[name].title} {METRICS[name].text(own[key])}"
+        f"test {METRICS[name].title} {METRICS[name].text(numbers[key])}"
         for name in dict.fromkeys(["accuracy", asked.config.metric])
-        if not math.isnan(own.get(key := f"test_{name}", math.nan))
+        if not math.isnan(numbers.get(key := f"test_{name}", math.nan))
     )
     say(lambda: (
         f"round {what.round}: {scored or 'not evaluated'}, {seconds:.1f} s, "

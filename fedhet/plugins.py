@@ -154,8 +154,10 @@ def _parts(thing: Any) -> Iterable[Any]:  # noqa: PLR0911  (one for each type)
         near = [one for one in used if _is_near(one, thing.__module__)]
         return [thing.__code__, thing.__defaults__, thing.__kwdefaults__, cells, near]
     if isinstance(thing, type):
-        own = {k: v for k, v in vars(thing).items() if k == "__init__" or not k.startswith("__")}
-        return [[b for b in thing.__bases__ if _is_near(b, thing.__module__)], own]
+        attributes = {
+            k: v for k, v in vars(thing).items() if k == "__init__" or not k.startswith("__")
+        }
+        return [[b for b in thing.__bases__ if _is_near(b, thing.__module__)], attributes]
     if hasattr(thing, "state_dict"):
         return [type(thing), str(thing), thing.state_dict()]
     inside = {k: v for k, v in getattr(thing, "__dict__", {}).items() if not k.startswith("__")}
@@ -209,7 +211,9 @@ def named(values: Mapping[str, Any]) -> list[str]:
     # Of a model without its file of weights, whose path may have a colon too.
     names = [name.strip().partition(" ")[0] for name in names if isinstance(name, str)]
     functions = metrics.values() if isinstance(metrics, Mapping) else ()
-    names += [str(one) for own in functions for one in ([own] if isinstance(own, str) else own)]
+    names += [
+        str(one) for entry in functions for one in ([entry] if isinstance(entry, str) else entry)
+    ]
     data = str(values.get("dataset", "")).strip()
     return list(filter(None, [*names, "" if data.startswith(("synthetic", "hf:")) else data]))
 

@@ -39,12 +39,12 @@ def main(grid: Grid, context: Context) -> None:
     log_to_stderr()
     with errors_in_a_line():
         config, run_ = from_run_config(context.run_config)
-        made = bool(run_) and Path(run_["folder"]).is_dir()
+        exists = bool(run_) and Path(run_["folder"]).is_dir()
         if not run_:
             config = outside(config, context.run_config.get("out"))
         name = folder_name(config.method)
-        folder = RunFolder(Path(run_["folder"])) if made else RunFolder.create(config, name)
-        launch = Launch(config, folder, made and bool(run_["resume"]))
+        folder = RunFolder(Path(run_["folder"])) if exists else RunFolder.create(config, name)
+        launch = Launch(config, folder, exists and bool(run_["resume"]))
     with serving(launch) as roster:
         run(grid, launch, roster)
 

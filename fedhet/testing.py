@@ -109,11 +109,11 @@ def make_strategy(
     """Return a strategy whose clients declared these classes and numbers of images."""
     roster = Roster()
     roster.classes = tuple(str(label) for label in range(classes))
-    for k, (own, total) in enumerate(zip(seen, images, strict=True)):
-        names = tuple(str(label) for label in own)
-        counts = tuple([total // len(own)] * len(own))
+    for k, (ids, total) in enumerate(zip(seen, images, strict=True)):
+        names = tuple(str(label) for label in ids)
+        counts = tuple([total // len(ids)] * len(ids))
         roster.infos[str(k)] = ClientInfo(
-            str(k), roster.classes, names, counts, total, "cnn-5", "cpu", tuple(own)
+            str(k), roster.classes, names, counts, total, "cnn-5", "cpu", tuple(ids)
         )
         roster.generations[str(k)] = 0
     strategy = find_method(config.method).strategy(config, roster)

@@ -97,8 +97,8 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         stale = ~np.isin(owners, [upload.info.client.encode() for upload in uploads])
         parts = [(owners[stale], self.labels[stale], self.vectors[stale])]
         for upload in uploads:
-            own = np.full(len(upload.payload.classes), upload.info.client.encode(), _ID)
-            parts.append((own, upload.payload.classes, upload.payload.vectors))
+            owner = np.full(len(upload.payload.classes), upload.info.client.encode(), _ID)
+            parts.append((owner, upload.payload.classes, upload.payload.vectors))
         owners, labels, vectors = map(np.concatenate, zip(*parts, strict=True))
         order = np.lexsort((owners, labels))
         self.owners = owners[order].view(np.uint8).reshape(-1, owners.itemsize)

@@ -112,8 +112,8 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     from fedhet.deploy.certs import read_certificate, read_key
     from fedhet.deploy.node import Node, NodePlan
 
-    own = check_id(key.name, "KEY")
-    home = plain_path(state or f"~/.fedhet/{own}")
+    key_id = check_id(key.name, "KEY")
+    home = plain_path(state or f"~/.fedhet/{key_id}")
     if history:
         _history(home)
         return
@@ -122,7 +122,7 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
         return
     if not server:
         raise UserError("--server: give HOST:PORT of `fedhet server`")
-    config = _examples(data, partition, own)
+    config = _examples(data, partition, key_id)
     extra: dict[str, object] = {"state-dir": home, "model": _model(model), "device": device}
     extra["limits"] = limits and _file(limits, "--limits")
     config |= {option: str(value) for option, value in extra.items() if value}
@@ -137,17 +137,17 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     read_key(plan.key)
     read_certificate(plan.ca)
     look_away()
-    if given := [option for option in ("limits", "model", "device") if option in config]:
+    if options := [option for option in ("limits", "model", "device") if option in config]:
         # Aside: the process that stays need not have torch in its memory.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            pool.submit(_refuse, plan, given).result()
+            pool.submit(_refuse, plan, options).result()
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     if new_data:
         from fedhet.site.limits import begin_anew
 
         if aside := begin_anew(home):
-            _say(f"{own}: states and history are in {aside} now")
-    _say(f"{own}: joining {plan.server}; log: {plan.log}")
+            _say(f"{key_id}: states and history are in {aside} now")
+    _say(f"{key_id}: joining {plan.server}; log: {plan.log}")
     _until_stopped(Node(plan, _say).run)
 
 
@@ -265,12 +265,12 @@ def status(
     control = folder.connect()
     waiting = Waiting(f"the server of '{superlink}'", tell)
     with contextlib.closing(control), waiting.answer():
-        found = collect(control)
+        collected = collect(control)
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(collected, indent=2))
         return
     keys = ("name", "status", "model", "images", "last_round", "failures")
-    rows = [[node.get(key, "-") for key in keys] for node in found["nodes"]]
+    rows = [[node.get(key, "-") for key in keys] for node in collected["nodes"]]
     show_table("nodes", ("name", "status", "model", "examples", "last round", "failures"), rows)
     rows = [
         [
@@ -278,7 +278,7 @@ def status(
             f"{run.get('round', '-')}/{run.get('rounds', '-')}",
             headline(run["metric"], run) if "metric" in run else "-", run.get("failures", "-"),
         ]
-        for run in found["runs"]
+        for run in collected["runs"]
     ]  # fmt: skip
     show_table("runs", ("run", "method", "status", "round", "metric", "failures"), rows)
 

@@ -50,8 +50,8 @@ def initialise(path: str, given: Keys, out: Path | None) -> Iterator[str]:
     if target.exists():
         raise UserError(f"'{target}' already exists: delete it, or give --out NAME.yaml")
     place, dataset = _dataset(place, given)
-    own = {"dataset": dataset, "data-path": str(place)}
-    keys, lines = own | given | own, list[str]()
+    base = {"dataset": dataset, "data-path": str(place)}
+    keys, lines = base | given | base, list[str]()
     if dataset == "signals" and formats.holds(place, _ARRAYS):
         lines = _of_windows(keys, place)
     elif dataset in _ROWS or (place.is_file() and place.suffix != ".zip"):
@@ -162,8 +162,8 @@ def _describe(keys: Keys) -> describe.Description:
     if listing and (image := image_column(file, paths[0].parent, reading)[0]):
         keys |= {"dataset": "image-folder", "image": image}
         reading = reading.changed(image=image)
-    given = {*keys} | ({"site"} if file.site or keys["dataset"] == "signals" else set())
-    return describe.describe(file, reading, {"group", "site"} - given)
+    settled = {*keys} | ({"site"} if file.site or keys["dataset"] == "signals" else set())
+    return describe.describe(file, reading, {"group", "site"} - settled)
 
 
 def _choose(keys: Keys, description: describe.Description) -> list[str]:
@@ -179,8 +179,8 @@ def _choose(keys: Keys, description: describe.Description) -> list[str]:
         return []
     if dataset != "table":
         unused = describe.UNUSED, f"dataset={dataset} reads no other column"
-        own = description.of(describe.NUMBER, describe.CATEGORY, *describe.LEFT[:-1])
-        description.roles |= {name: unused for name in own if name != keys.get("text")}
+        features = description.of(describe.NUMBER, describe.CATEGORY, *describe.LEFT[:-1])
+        description.roles |= {name: unused for name in features if name != keys.get("text")}
         return []
     lines = [f"not used: {one}" for one in description.unusable()]
     if texts:
@@ -189,7 +189,7 @@ def _choose(keys: Keys, description: describe.Description) -> list[str]:
         raise UserError(f"{keys['data-path']}: no column is left that models can see")
     columns = {
         "numbers": description.of(describe.NUMBER), "ignore": description.of(*describe.LEFT),
-        "categories": {name: list(some) for name, some in description.categories.items()},
+        "categories": {name: list(values) for name, values in description.categories.items()},
     }  # fmt: skip
     keys |= {key: names for key, names in columns.items() if names}
     if description.is_recording():

@@ -225,8 +225,8 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
     show_table(heading, ("method", "values", "validation", ""), rows)
     if not chosen:
         return
-    given = {"--trials": trials, "--search-seed": search_seed}
-    more = "".join(f" {key} {value}" for key, value in given.items() if value)
+    options = {"--trials": trials, "--search-seed": search_seed}
+    more = "".join(f" {key} {value}" for key, value in options.items() if value)
     head = [
         f"fedhet sweep {out.name} --out DIR" if len(chosen) > 1 else f"fedhet run {out.name}",
         f"by: fedhet tune {shlex.join([config, *(words or [])])}{more}",

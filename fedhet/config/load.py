@@ -176,8 +176,8 @@ def from_run_config(run_config: Mapping[str, Any]) -> tuple[RunConfig, dict[str,
     if text:
         loaded = parse_object(text, "run config", "config")
         return build_config(loaded["config"]), dict(loaded["run"])
-    given = COMMON - {"models"}
-    return build_config({k: v for k, v in run_config.items() if v != "" or k in given}), {}
+    settable = COMMON - {"models"}
+    return build_config({k: v for k, v in run_config.items() if v != "" or k in settable}), {}
 
 
 # --- keys without effect --------------------------------------------------------------------------
@@ -205,8 +205,8 @@ def idle(config: RunConfig, *, deployed: bool = False, carried: bool = True) -> 
     strategy, method = find_method(config.method).strategy, f"method={config.method}"
     file, built_in = kind == "file", data == "digits" or data.startswith("synthetic")
     of_other = f"partition={kind}; it is for partition="
-    given = f"your data are read as {data.partition(':')[0]} (texts of a frame need text=)"
-    shown = given if is_given(data) else f"dataset={data}"
+    from_python = f"your data are read as {data.partition(':')[0]} (texts of a frame need text=)"
+    shown = from_python if is_given(data) else f"dataset={data}"
     noted = (  # keys, why they change nothing, whether that is so
         ("split", "the partition-file has the split of each image", file),
         ("partition-seed", "the partition-file names the clients", file and not built_in),

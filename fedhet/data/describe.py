@@ -313,9 +313,9 @@ class Description:
             for name in self.of(IDENTIFIER):
                 if not columns[name].words and not columns[name].is_group:
                     self.roles[name] = (NUMBER, "there is no other column")
-        given, self.categories = dict(reading.categories), dict[str, tuple[str, ...]]()
+        of_preset, self.categories = dict(reading.categories), dict[str, tuple[str, ...]]()
         for name in self.of(CATEGORY):
-            if (values := given.get(name) or columns[name].counts) is None:
+            if (values := of_preset.get(name) or columns[name].counts) is None:
                 raise UserError(f"categories: '{name}' has over {COUNTED:,} values: set ignore")
             self.categories[name] = (*values,)
 
@@ -328,8 +328,8 @@ class Description:
             return (min(groups, key=lambda one: one.values).name,)
         sites = math.prod(self.columns[name].values for name in reading.site)
         persons = [one for one in free if reading.site and _PERSON.fullmatch(one.plain)]
-        own = [one.name for one in persons if 5 <= one.values <= one.known / sites]  # noqa: PLR2004
-        return (*reading.site, own[0]) if own else ()
+        likely = [one.name for one in persons if 5 <= one.values <= one.known / sites]  # noqa: PLR2004
+        return (*reading.site, likely[0]) if likely else ()
 
     def of(self, *whats: str) -> list[str]:
         """Return the columns of these roles, in their order."""
@@ -398,8 +398,8 @@ class Description:
         """Return one line: the features, those that are categories, and those that are left out."""
         numbers, ids = self.of(NUMBER), self.of(IDENTIFIER)
         each = [
-            f"{name}: {' '.join(some[:4])}" + f" ... {len(some)} values" * (len(some) > 4)  # noqa: PLR2004
-            for name, some in self.categories.items()
+            f"{name}: {' '.join(values[:4])}" + f" ... {len(values)} values" * (len(values) > 4)  # noqa: PLR2004
+            for name, values in self.categories.items()
         ]
         empty = [name for name in self.of(UNUSED) if not self.columns[name].known]
         alike = [n for n in numbers if self.columns[n].is_unique and self.columns[n].rows > FEW]

@@ -102,8 +102,8 @@ def image_stream(
         raise UserError(f"data-path: of {len(bad)} files none is an image ({listed(bad, 5)})")
     notes = [*about.notes]
     if scan:
-        own = "once resized: every client scales them by its own range (window=LOW,HIGH fixes it)"
-        notes.append(f"{len(kept)} images of more than 8 bits, values {low:g} to {high:g} {own}")
+        once = "once resized: every client scales them by its own range (window=LOW,HIGH fixes it)"
+        notes.append(f"{len(kept)} images of more than 8 bits, values {low:g} to {high:g} {once}")
     warnings, labels = losses(flags.values(), inputs, bad), about.labels[kept]
     there = np.unique(labels) if not keep_empty else np.arange(len(about.classes))
     if gone := [name for label, name in enumerate(about.classes) if label not in there]:
@@ -219,8 +219,8 @@ def image_folder(data_path: str, group: Sequence[str] = ()) -> Source:
         owners = [name.split("/")[0] for name in order] if level else []
         sites = sorted({*owners})
         if level:
-            found = f"{len(sites)} sites by folder (partition=natural): {listed(sites)}"
-            notes += [found, *kinds.listed_ids(sites)]
+            by_folder = f"{len(sites)} sites by folder (partition=natural): {listed(sites)}"
+            notes += [by_folder, *kinds.listed_ids(sites)]
         about = Content(
             image, np.array(labels, dtype=np.int64), names, paths=order, notes=tuple(notes),
             groups=groups, group_by=by, grouped=bool(pattern),
@@ -412,8 +412,8 @@ def image_column(file: RowFile, root: Path, reading: Reading) -> tuple[str, bool
 
     def names_files(column: str) -> bool:
         cells = [*map(str, values[column])]
-        found, most = sum(bool(_find(ends, cell)) for cell in cells), len(cells) / 2
-        return found > most or (found > 0 and sum(map(is_image, cells)) > most)
+        matches, most = sum(bool(_find(ends, cell)) for cell in cells), len(cells) / 2
+        return matches > most or (matches > 0 and sum(map(is_image, cells)) > most)
 
     free = [name for name in values if name not in reading.taken]
     columns = [name for name in free if name in embedded or names_files(name)]

@@ -141,8 +141,8 @@ def _deal(rng: np.random.Generator, counts: Indices, needs: npt.NDArray[np.float
 
 def _split_by_time(times: npt.NDArray[Any], groups: Any, split: Sequence[int]) -> Indices:
     """Return the part (n,) of every row: the latest are test, a group by its last row."""
-    own, codes = np.unique(groups, return_inverse=True)
-    last = np.full(len(own), -np.inf)
+    distinct, codes = np.unique(groups, return_inverse=True)
+    last = np.full(len(distinct), -np.inf)
     np.maximum.at(last, codes, times)
     _, place, counts = np.unique(last[codes], return_inverse=True, return_counts=True)
     upto, which = np.concatenate([[0], np.cumsum(counts)]), np.zeros(len(times), dtype=np.int64)
@@ -432,8 +432,8 @@ def about_classes(data: Content, what: str) -> Iterator[str]:
         yield f"classes {listed(gaps)} may stand for a missing value: gaps={','.join(gaps)}"
     joins = "labels={NAME: [WORD, WORD], ...} joins different words for one class"
     held = {site: {*names[data.labels[data.sites == k]]} for k, site in enumerate(data.site_names)}
-    owners = Counter(name for own in held.values() for name in own)
-    several = [site for site, own in held.items() if len(own) > 1]
+    owners = Counter(name for held_names in held.values() for name in held_names)
+    several = [site for site, held_names in held.items() if len(held_names) > 1]
     if apart := [one for one in several if max(owners[name] for name in held[one]) == 1]:
         yield f"no class of {listed(apart, _NAMED)} occurs at another site: {joins}"
     coded = all(map(str.isdigit, data.classes)) and 3 <= len(names) <= CODED  # noqa: PLR2004
@@ -507,7 +507,7 @@ def _flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
     kind, owner = config.partition, np.full(len(data.labels), -1, dtype=np.int64)
     try:
         name, *words = shlex.split(kind.removeprefix(PREFIX)) or [""]
-        given = {key: parse_yaml(text) for key, text in (word.split("=", 1) for word in words)}
+        arguments = {key: parse_yaml(text) for key, text in (word.split("=", 1) for word in words)}
         classes: Any = import_module("flwr_datasets.partitioner")
         datasets: Any = import_module("datasets")
     except (ValueError, Damaged, ImportError) as error:
@@ -524,23 +524,23 @@ def _flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
     columns = {"label": data.labels.tolist(), "index": list(range(len(owner)))}
     columns |= {"site": [data.site_names[k] for k in data.sites]} if data.site_names else {}
     try:
-        for key, value in given.items():
+        for key, value in arguments.items():
             switch = key in takes and isinstance(takes[key].default, bool)
             if switch and not isinstance(value, bool):
                 raise TypeError(f"{key}={value} is not allowed: true or false")
-        keywords = {key: value for key, value in ours.items() if key in takes} | given
+        keywords = {key: value for key, value in ours.items() if key in takes} | arguments
         partitioner = getattr(classes, name)(**keywords)
         datasets.disable_progress_bars()
         partitioner.dataset = datasets.Dataset.from_dict(columns)
-        found = int(partitioner.num_partitions)
-        held = [np.array(partitioner.load_partition(k)["index"], np.int64) for k in range(found)]
+        count = int(partitioner.num_partitions)
+        held = [np.array(partitioner.load_partition(k)["index"], np.int64) for k in range(count)]
     except Exception as error:  # whatever another's code raises for such values
         what = f"cannot be made: {brief(error)}; it takes {', '.join(takes)}"
         raise UserError(f"partition: '{kind}' {what}") from error
-    _check_count(config.clients, found, f"'{kind}' makes {found}")
+    _check_count(config.clients, count, f"'{kind}' makes {count}")
     sizes = [*map(len, held)]
-    owner[np.concatenate(held)] = np.repeat(np.arange(found), sizes)
+    owner[np.concatenate(held)] = np.repeat(np.arange(count), sizes)
     if 0 in sizes or sum(sizes) != (owner >= 0).sum():
         what = "leaves some clients without examples, or gives some examples to several"
         raise UserError(f"partition: '{kind}' {what}: use fewer clients")
-    return owner, found
+    return owner, count

@@ -253,22 +253,22 @@ class CsvFile(RowFile):
 
     def _separated(self, text: str) -> list[_Record]:
         """Return the first rows, cut as clevercsv finds it: by form and kinds of the cells."""
-        given = SEPARATORS.get(self.form.separator, self.form.separator)
-        if len(given) > 1:
-            raise UserError(f"separator: '{given}' must be one sign, or {', '.join(SEPARATORS)}")
+        chosen = SEPARATORS.get(self.form.separator, self.form.separator)
+        if len(chosen) > 1:
+            raise UserError(f"separator: '{chosen}' must be one sign, or {', '.join(SEPARATORS)}")
         dialect = Detector().detect(text[:DIALECT], delimiters=[*SEPARATORS.values()])
         single = dialect is not None and dialect.quotechar == "'" and '"' not in text
         if single and not self.form.quote:
             self.found.append("quoted by ' (quote)")
         quote = self.form.quote or ("'" if single else '"')  # with "none" its sign has no effect
         self._quoting: Any = {"quotechar": quote[0], "quoting": csv.QUOTE_NONE * (quote == "none")}
-        for sign in (given or (dialect and dialect.delimiter) or ",", given or ","):
+        for sign in (chosen or (dialect and dialect.delimiter) or ",", chosen or ","):
             self.form = self.form.changed(quote=quote, separator=sign)
             filled = (one for one in self._read(io.StringIO(text, newline="")) if any(one[1]))
             records = list(islice(filled, SAMPLE_ROWS + 1))
             if sign != " " or len({len(row) for _, row in records[1:]}) < 2:
                 break  # else words of a text
-        if sign != "," and not given:
+        if sign != "," and not chosen:
             word = next(name for name, one in SEPARATORS.items() if one == sign)
             self.found.append(f"separated by {word} (separator)")
         return records
@@ -315,18 +315,18 @@ class CsvFile(RowFile):
 
     def _is_header(self, head: list[str], body: Sequence[list[str]], *, title: bool) -> bool:
         """Return whether a row holds names; below a ``title`` only different ones are names."""
-        given, width, known = list(self.form.columns), self._least, [*filter(None, head)]
+        wanted, width, known = list(self.form.columns), self._least, [*filter(None, head)]
         named = len({*known}) == len(known) and not any(map(_PLAIN.fullmatch, known))
         data = self._is_data(head, body) or (title and not named)
-        if given and len(given) not in (width, len(head)):
-            raise UserError(f"columns: {len(given)} names, but {self.where} has {width} columns")
-        if data and not given:
+        if wanted and len(wanted) not in (width, len(head)):
+            raise UserError(f"columns: {len(wanted)} names, but {self.where} has {width} columns")
+        if data and not wanted:
             which = "row below the title" if title else "first line"
             looks = f"the {which} looks like data ({one_line(', '.join(head), 60)})"
             names = [f"c{k}" for k in range(1, width + 1)]
             how = f"without a header, name the columns: columns={one_line(','.join(names), 60)}"
             raise Unclear("columns", f"{self.where}: {looks}: {how}", names)
-        return not data or head[: len(given)] == given
+        return not data or head[: len(wanted)] == wanted
 
     def _is_data(self, cells: list[str], body: Sequence[list[str]]) -> bool:
         """Return whether the first row is one like the others and no header."""
@@ -351,13 +351,13 @@ class CsvFile(RowFile):
         signs = [(point, group) for group in ("", *".,", *" \xa0'") for point in ".,"]
         if form.separator == ",":  # a quoted 1,234 is one of thousands there
             signs.sort(key=lambda pair: pair[0] == ",")
-        given = [(form.decimal or point, form.thousands or group) for point, group in signs]
+        allowed = [(form.decimal or point, form.thousands or group) for point, group in signs]
 
         def fits(pair: tuple[str, str]) -> int:
             match = _number(*pair).fullmatch
-            return sum(bool(some) and all(map(match, some)) for some in known)
+            return sum(bool(texts) and all(map(match, texts)) for texts in known)
 
-        decimal, thousands = max((one for one in given if one[0] != one[1]), key=fits)
+        decimal, thousands = max((one for one in allowed if one[0] != one[1]), key=fits)
         if decimal == "," and not form.decimal:
             self.found.append("decimal comma (decimal)")
         if thousands and not form.thousands:

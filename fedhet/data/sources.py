@@ -97,12 +97,12 @@ def _of_hub(dataset: str, data_path: str, reading: Reading) -> Source:
         if not reading.target and len(names) != 1:
             raise UserError(f"target: {where} needs it: one of {listed(data.column_names)}")
         file = rows.FrameFile(where, reading, data.column_names, (), partial(frames_of, data))
-        own = reading.changed(target=reading.target or names[0])
+        with_target = reading.changed(target=reading.target or names[0])
         pictures = [name for name, kind in data.features.items() if type(kind).__name__ == "Image"]
-        if pictures and not own.text:
-            named = own.changed(image=own.image or pictures[0])
+        if pictures and not with_target.text:
+            named = with_target.changed(image=with_target.image or pictures[0])
             return images.images_of(file, Path(data_path), named, image, classes)
-        return (table.of_texts if own.text else table.of_table)(file, own, classes)
+        return (table.of_texts if with_target.text else table.of_table)(file, with_target, classes)
 
     return Source(["hub", dataset, data_path, files, repr(reading)], stream)
 
@@ -121,15 +121,15 @@ def frames_of(data: Any, columns: list[str], size: int) -> Iterator[Any]:
 
 def _load(dataset: str, data_path: str) -> Any:
     name, *words = dataset.removeprefix(kinds.HUB).split() or [""]
-    given = dict(word.partition("=")[::2] for word in words)
-    if not name or set(given) - {"subset", "split"} or not all(given.values()):
+    options = dict(word.partition("=")[::2] for word in words)
+    if not name or set(options) - {"subset", "split"} or not all(options.values()):
         raise UserError(f"dataset '{dataset}' must be hf:NAME, then subset=... or split=...")
     try:
         datasets: Any = import_module("datasets")
     except ImportError as error:
         raise UserError(f"{dataset} needs pip install 'fedhet[hf]' ({brief(error)})") from error
     datasets.disable_progress_bars()
-    path, split = Path(data_path).expanduser(), given.get("split", "train")
+    path, split = Path(data_path).expanduser(), options.get("split", "train")
     try:
         if data_path and any((path / f"{n}.json").is_file() for n in ("state", "dataset_dict")):
             saved = datasets.load_from_disk(str(path))
@@ -137,7 +137,7 @@ def _load(dataset: str, data_path: str) -> Any:
                 return saved
             return datasets.concatenate_datasets([saved[one] for one in split.split("+")])
         whole = str(path) if data_path else name
-        return datasets.load_dataset(whole, given.get("subset"), split=split)
+        return datasets.load_dataset(whole, options.get("subset"), split=split)
     except Exception as error:  # of the hub, the network, the files: nearly every kind
         why = f"cannot be loaded: {brief(error)}; data-path=FOLDER names a local copy"
         raise UserError(f"dataset '{dataset}' {why}") from error
@@ -262,8 +262,8 @@ def _own(dataset: str, data_path: str) -> Source:
 
     def called() -> Data:
         try:
-            found = load(data_path)
-            return found if isinstance(found, Data) else Data(*found)
+            answer = load(data_path)
+            return answer if isinstance(answer, Data) else Data(*answer)
         except (Exception, SystemExit) as error:
             must = f"must return (x, y, classes) or a fedhet.Data: {brief(error)}"
             raise UserError(f"dataset {dataset!r}: load({data_path!r}) {must}") from error
@@ -285,11 +285,11 @@ def _code(module: str) -> str:
     if not file:
         return ""
     root = Path(file).parents[module.count(".") + (Path(file).stem == "__init__")]
-    own, todo, codes = module.partition(".")[0], [module], dict[Path, bytes]()
+    package, todo, codes = module.partition(".")[0], [module], dict[Path, bytes]()
     while todo:
         parts = todo.pop().split(".")
         # An installed package is all that its author changes.
-        if parts[0] != own and (root.name == "site-packages" or parts[0] in _OURS):
+        if parts[0] != package and (root.name == "site-packages" or parts[0] in _OURS):
             continue
         for stem in (root.joinpath(*parts[: k + 1]) for k in range(len(parts))):
             for path in (stem.with_suffix(".py"), stem / "__init__.py"):
@@ -316,18 +316,18 @@ def loaded(
     data = load()
     try:
         examples, labels = np.asarray(data.examples), np.asarray(data.labels)
-        own = tuple(map(str, data.classes))
-        _check_labels(examples, labels, own)
+        class_names = tuple(map(str, data.classes))
+        _check_labels(examples, labels, class_names)
         inputs, stored = _described(data, examples, image)
         beside = {"clients": data.clients, "groups": data.groups, "tests": data.tests}
         columns = [np.asarray([] if one is None else one) for one in beside.values()]
-        for (key, given), column in zip(beside.items(), columns, strict=True):
-            if given is not None and len(column) != len(labels):
+        for (key, value), column in zip(beside.items(), columns, strict=True):
+            if value is not None and len(column) != len(labels):
                 raise ValueError(f"{len(column)} {key}, {len(labels)} labels")
     except (ValueError, IndexError, TypeError) as error:
         what = error if type(error) is ValueError else brief(error)
         raise UserError(f"dataset {dataset!r}: {what}") from error
-    kept, labels = select(dataset, own, labels.astype(np.int64), classes)
+    kept, labels = select(dataset, class_names, labels.astype(np.int64), classes)
     owners = [kinds.canonical(str(name)) for name in columns[0].tolist()]
     places = {name: place for place, name in enumerate(dict.fromkeys(owners))}
     codes = np.array([places[one] for one in owners], dtype=np.int32)
@@ -335,7 +335,7 @@ def loaded(
     rows: list[Any] = [codes, numbers, columns[2].astype(bool)]
     sites, groups, tests = (one[kept if len(one) else []] for one in rows)
     about = Content(
-        inputs, labels, classes or own, sites, kinds.safe_ids([*places]), groups,
+        inputs, labels, classes or class_names, sites, kinds.safe_ids([*places]), groups,
         "groups" * bool(len(groups)), bool(len(groups)), tests=tests,
     )  # fmt: skip
     if inputs.kind != kinds.IMAGE:

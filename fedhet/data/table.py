@@ -439,7 +439,7 @@ class Npz(RowFile):
             raise UserError(f"{self.where}: not a valid NPZ file: {one_line(error)}") from error
         self.columns = list(self._file)
         names = (("x", "X"), TARGETS)
-        self.used = [next((n for n in some if n in self.columns), some[0]) for some in names]
+        self.used = [next((n for n in forms if n in self.columns), forms[0]) for forms in names]
         describe.need(self, self.used[:1], "signals")
         x = self._array(self.used[0])
         what, flat = f"x of shape {x.shape} is", x.ndim == 2  # noqa: PLR2004
@@ -470,16 +470,16 @@ class Npz(RowFile):
         return pd.DataFrame({name: self._column(name) for name in names})
 
     def _column(self, name: str) -> pd.Series:
-        found = self._array(name)
-        if found.ndim == 2 and 1 in found.shape:
-            found = found.ravel()
-        if found.ndim == 2 and np.isin(found, (0, 1)).all() and (found.sum(axis=1) == 1).all():
-            found = found.argmax(axis=1)  # one-hot
-        if found.shape != (count := len(self.windows),):
-            raise UserError(f"{self.where}: '{name}' has shape {found.shape}, and x has {count}")
-        if found.dtype.kind == "S":
-            found = np.char.decode(found, "utf-8", "replace")
-        return pd.Series(found).astype("str").str.strip()
+        column = self._array(name)
+        if column.ndim == 2 and 1 in column.shape:
+            column = column.ravel()
+        if column.ndim == 2 and np.isin(column, (0, 1)).all() and (column.sum(axis=1) == 1).all():
+            column = column.argmax(axis=1)  # one-hot
+        if column.shape != (count := len(self.windows),):
+            raise UserError(f"{self.where}: '{name}' has shape {column.shape}, and x has {count}")
+        if column.dtype.kind == "S":
+            column = np.char.decode(column, "utf-8", "replace")
+        return pd.Series(column).astype("str").str.strip()
 
     def _array(self, name: str) -> npt.NDArray[Any]:
         try:
@@ -511,8 +511,8 @@ def of_npz(
     shape, dtypes = files[0].windows.shape[1:], {file.windows.dtype for file in files}
     keys = Keys(reading.changed(target=reading.target or files[0].used[1]), classes)
     for file in files:
-        if (own := file.windows.shape[1:]) != shape:
-            raise UserError(f"{file.where}: windows are {own}, and those of {paths[0]} {shape}")
+        if (form := file.windows.shape[1:]) != shape:
+            raise UserError(f"{file.where}: windows are {form}, and those of {paths[0]} {shape}")
         file.site = file.path if len(files) > 1 else None
         others = [name for name in file.columns if not file.has_column(name)]
         rows = file.rows(keys.columns(file, (), others))
@@ -532,8 +532,8 @@ def of_windows(file: RowFile, reading: Reading, classes: tuple[str, ...]) -> Str
         windows, first, recordings, line = cut_recordings(file, reading, channels, texts)
         shape, good, parts = windows.shape[1:], finite(windows), first[_PART].to_numpy()
         for number, part in enumerate(file.files):  # each file of a folder is a site
-            own = parts == number
-            yield windows[own][keys.add(part, first[own], good[own], recordings[own])]
+            mask = parts == number
+            yield windows[mask][keys.add(part, first[mask], good[mask], recordings[mask])]
     else:
         groups = [[name for name in columns if name.startswith(one)] for one in reading.channels]
         groups = groups or [columns]

@@ -209,9 +209,9 @@ def _signed(
     ca: x509.Certificate | None = None, hosts: Hosts = (),
 ) -> x509.Certificate:  # fmt: skip
     """Return a certificate of ``ca``'s, for handshakes, or a new CA's own, which only signs."""
-    subject, own, until = _subject(name), ca is None, _after(days)
+    subject, root, until = _subject(name), ca is None, _after(days)
     usage = x509.KeyUsage(
-        digital_signature=not own, key_cert_sign=own, crl_sign=own, content_commitment=False,
+        digital_signature=not root, key_cert_sign=root, crl_sign=root, content_commitment=False,
         key_encipherment=False, data_encipherment=False, key_agreement=False,
         encipher_only=False, decipher_only=False,
     )  # fmt: skip
@@ -228,7 +228,7 @@ def _signed(
         x509.CertificateBuilder(issuer, subject, public, serial)
         .not_valid_before(_after(0) - _SKEW)
         .not_valid_after(until)
-        .add_extension(x509.BasicConstraints(own, path_length=0 if own else None), critical=True)
+        .add_extension(x509.BasicConstraints(root, path_length=0 if root else None), critical=True)
         .add_extension(usage, critical=True)
     )
     for extension in more:
@@ -314,7 +314,7 @@ class Certificates:
     def look(self) -> list[Path]:
         """Return those that were replaced since the last look; print a line for each."""
         renewed = []
-        for path, (before, said) in self._known.items():
+        for path, (before, warned) in self._known.items():
             with contextlib.suppress(UserError):  # not whole yet
                 certificate = read_certificate(path)
                 self._known[path] = certificate, (text := warning(certificate))
@@ -322,6 +322,6 @@ class Certificates:
                     renewed.append(path)
                     until = f"valid until {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
                     self.say(f"'{path}' was renewed: it is {until}")
-                if text not in ("", said):
+                if text not in ("", warned):
                     self.say(f"'{path}' {text}: {RENEW}")
         return renewed

@@ -223,14 +223,14 @@ class Node:
     def run(self) -> None:
         """Run until a signal raises an exception; raise UserError if it cannot start."""
         home = self.plan.log.parent
-        own = {"FLWR_HOME": os.environ.get("FLWR_HOME") or str(home / "flwr")}
+        home_env = {"FLWR_HOME": os.environ.get("FLWR_HOME") or str(home / "flwr")}
         try:
             with FileLock(home / ".lock", blocking=False), contextlib.ExitStack() as stack:
                 stack.callback(self._stop)
                 self._ready(0)
                 while True:
                     self._await_server()
-                    if not self._once(environment(ENV | own)):
+                    if not self._once(environment(ENV | home_env)):
                         time.sleep(min(RETRY * max(1, self._refusals), LONGEST))
         except Timeout as error:
             raise UserError(f"--state: another `fedhet node` uses '{home}'") from error
@@ -276,12 +276,12 @@ class Node:
                 self._log(line)
                 continue
             self._heard(line)
-            if found := ADMITTED.search(line):
+            if match := ADMITTED.search(line):
                 admitted = True
-                self._online.write_text(found.group(1), "ascii")
+                self._online.write_text(match.group(1), "ascii")
             if AWAY in line:
                 away.failed()
-            elif found or BACK in line:
+            elif match or BACK in line:
                 away.over()
             elif not line and time.monotonic() - probed >= (LOOK if away.since else PROBE):
                 self._reaches(away)
@@ -368,9 +368,9 @@ class Node:
             self._log(line)
         if OWN in line:
             text = line.partition(OWN)[2].strip()
-        elif found := ADMITTED.search(line):
-            text = f"admitted by {self.plan.server} (node {found.group(1)})"
-        elif (found := ASKS.search(line)) and self._answers not in (0, int(found.group(1))):
+        elif match := ADMITTED.search(line):
+            text = f"admitted by {self.plan.server} (node {match.group(1)})"
+        elif (match := ASKS.search(line)) and self._answers not in (0, int(match.group(1))):
             text = f"another run asks, and waits until this node has answered run {self._answers}"
         elif NOT_ADMITTED.search(line):
             text = UNKNOWN

@@ -159,10 +159,10 @@ class FederationServer:
             time.sleep(LOOK if thread.ident else 0.2)
 
     def _start(self, inner: int) -> subprocess.Popen[bytes]:
-        own, env = self.folder.inner, environment({"FLWR_HOME": str(self.folder.flwr_home)})
+        within, env = self.folder.inner, environment({"FLWR_HOME": str(self.folder.flwr_home)})
         words = [
-            script("flower-superlink"), "--ssl-ca-certfile", str(own.ca),
-            "--ssl-certfile", str(own.certificate), "--ssl-keyfile", str(own.key),
+            script("flower-superlink"), "--ssl-ca-certfile", str(within.ca),
+            "--ssl-certfile", str(within.certificate), "--ssl-keyfile", str(within.key),
             "--enable-supernode-auth", "--database", str(self.database),
             "--host", "127.0.0.1", "--port", str(inner),
             "--disable-runtime-dependency-installation",

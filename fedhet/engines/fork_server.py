@@ -135,7 +135,7 @@ def serve(control: int, command: int) -> NoReturn:
     torchs_formulas()
     gc.collect()
     gc.freeze()  # pages with objects stay shared with the workers
-    own = os.getpid()
+    pid = os.getpid()
     with socket.socket(fileno=control) as requests:
         while True:
             _, handles, _, _ = socket.recv_fds(requests, 1, 1)
@@ -143,7 +143,7 @@ def serve(control: int, command: int) -> NoReturn:
                 os._exit(0)
             if os.fork() == 0:
                 requests.close()
-                _work(handles[0], own, answerer)
+                _work(handles[0], pid, answerer)
             os.close(handles[0])
 
 

@@ -75,8 +75,8 @@ def rebuild(
     """
     method = find_method(str(description["method"]))
     classes = [str(name) for name in description["classes"]]
-    own = without_gone(str(description["method"]), description["hyper-parameters"])
-    params = files.shaped(method.params, own, "hyper-parameters")
+    settings = without_gone(str(description["method"]), description["hyper-parameters"])
+    params = files.shaped(method.params, settings, "hyper-parameters")
     keys = {key: description[key] for key in _CONFIG if key in description}
     config = files.shaped(RunConfig, keys, "keys")
     if "inputs" in description:
@@ -129,10 +129,14 @@ def load_model(
         data = (folder / WEIGHTS).read_bytes()
         if hashlib.sha256(data).hexdigest() != about["sha256"]:
             raise UserError(f"'{folder}': {WEIGHTS} is damaged: its SHA-256 is not the card's")
-        own = str(about["architecture"])
-        inside = parse(own).plain == f"{FOLDER}{NETWORK}"
-        own = own.replace(NETWORK, str(folder / NETWORK), 1) if inside else own
-        model = Personalised(rebuild(about | {"architecture": own}, folder, trusted=inside))
+        architecture = str(about["architecture"])
+        inside = parse(architecture).plain == f"{FOLDER}{NETWORK}"
+        architecture = (
+            architecture.replace(NETWORK, str(folder / NETWORK), 1) if inside else architecture
+        )
+        model = Personalised(
+            rebuild(about | {"architecture": architecture}, folder, trusted=inside)
+        )
         model.load_state_dict(load(data), strict=True)
         return model, about
     except OSError as error:
@@ -239,18 +243,18 @@ def export(
     data = save(weights)
     card = {k: v for k, v in card.items() if k not in {plugins.MAC, "onnx"}}
     card["sha256"] = hashlib.sha256(data).hexdigest()
-    with files.appearing(out) as made:  # private: a model trained on private images is, too
-        (made / WEIGHTS).write_bytes(data)
+    with files.appearing(out) as target:  # private: a model trained on private images is, too
+        (target / WEIGHTS).write_bytes(data)
         if (plain := parse(model.architecture).plain).startswith(FOLDER):
-            (made / NETWORK).mkdir()
+            (target / NETWORK).mkdir()
             for file in folder_of(plain).iterdir():  # config and tokenizer
                 if file.suffix in {".json", ".txt", ".model"} and ".index." not in file.name:
-                    shutil.copyfile(file, made / NETWORK / file.name)
+                    shutil.copyfile(file, target / NETWORK / file.name)
         if onnx:
-            card["onnx"] = _write_onnx(model, made / ONNX)
+            card["onnx"] = _write_onnx(model, target / ONNX)
         card[plugins.MAC] = plugins.sign(card)
         text = yaml.safe_dump(card, sort_keys=False, allow_unicode=True)
-        (made / CARD).write_text(text, encoding="utf-8")
+        (target / CARD).write_text(text, encoding="utf-8")
     return out
 
 

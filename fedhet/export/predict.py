@@ -204,7 +204,7 @@ class _Source:
             raise UserError(f"'{paths[path]}' does not exist{near(path)}{texts}")
         if self.inputs.kind == IMAGE:
             return self._images(paths)
-        return chain.from_iterable(self._file(path, given) for path, given in paths.items())
+        return chain.from_iterable(self._file(path, name) for path, name in paths.items())
 
     def _stored(self, examples: Array) -> Array:
         """Return an array as examples are stored; images of whole numbers may have any size."""
@@ -227,9 +227,9 @@ class _Source:
             below = filter(is_image, files_below(place, "images")) if place.is_dir() else [""]
             paths |= dict.fromkeys(str(place / one) for one in sorted(below))
         images = zip(paths, decode_all(Path(), [*paths], self.inputs), strict=True)
-        while some := list(islice(images, EVALUATION_BATCH)):
-            self._unreadable += [path for path, one in some if one.pixels is None]
-            good = [(p, one.pixels, one.flags) for p, one in some if one.pixels is not None]
+        while batch := list(islice(images, EVALUATION_BATCH)):
+            self._unreadable += [path for path, one in batch if one.pixels is None]
+            good = [(p, one.pixels, one.flags) for p, one in batch if one.pixels is not None]
             self._flags += [flags for _, _, flags in good]
             if flat := [p for p, _, flags in good if self.inputs.scan and not flags & SCAN]:
                 what = "has 8 bits, and the images of training have more"

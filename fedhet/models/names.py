@@ -165,7 +165,7 @@ def validate_model_name(name: str, kind: str = "") -> None:
     known = [*(MODELS[kind] if kind else _KINDS), *plugins.installed("model")]
     images = kind in ("", IMAGE)
     if kinds:
-        its = " and ".join(PLURAL[own] for own in kinds)
+        its = " and ".join(PLURAL[taken] for taken in kinds)
         what = f"is for {its}; this run's examples are {PLURAL[kind]}"
     else:
         what = f"is unknown{nearest(name, [*known, *(of_torchvision() if images else ())])}"

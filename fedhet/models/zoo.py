@@ -69,8 +69,8 @@ def build_model(name: str, *, classes: int, d: int = 500, inputs: Inputs = _RGB)
     try:
         if not names.kinds_of(plain):
             model = _users_own(plain, classes, d, inputs)
-        elif own := NETWORKS[inputs.kind].get(plain):
-            model = own(inputs, classes, d)
+        elif maker := NETWORKS[inputs.kind].get(plain):
+            model = maker(inputs, classes, d)
         elif plain.startswith(names.FOLDER):
             model = from_folder(named, classes, d, inputs)
         else:
@@ -163,15 +163,15 @@ def _torchvision(name: str, inputs: Inputs) -> tuple[nn.Module, int, str, Any]:
 
 def _timm(name: str, inputs: Inputs) -> tuple[nn.Module, int, str, Any]:
     timm = extra(name, "timm", "pip install 'fedhet[timm]'")
-    own = name.removeprefix(names.TIMM)
-    if not timm.is_model(own):
-        near = nearest(own, timm.list_models())
-        raise UserError(f"model {name!r}: timm has no model {own!r}{near}")
+    plain = name.removeprefix(names.TIMM)
+    if not timm.is_model(plain):
+        near = nearest(plain, timm.list_models())
+        raise UserError(f"model {name!r}: timm has no model {plain!r}{near}")
     try:
         size = inputs.shape[1:]
-        network = timm.create_model(own, pretrained=False, num_classes=0, img_size=size)
+        network = timm.create_model(plain, pretrained=False, num_classes=0, img_size=size)
     except TypeError:  # most convolutional networks take any size, and no such argument
-        network = timm.create_model(own, pretrained=False, num_classes=0)
+        network = timm.create_model(plain, pretrained=False, num_classes=0)
     with untouched(network):
         answer = network(torch.from_numpy(inputs.blank(2)).expand(-1, 3, -1, -1))
     about = network.pretrained_cfg
@@ -234,17 +234,17 @@ def _last_linear(model: nn.Module, name: str, inputs: Inputs) -> tuple[nn.Module
     if not linear:
         raise UserError(f"model {name!r}: has no torch.nn.Linear, whose input would be shared")
     path, last = linear[-1]
-    given: list[Tensor] = []
-    hook = last.register_forward_hook(lambda _, __, out: given.append(out))
+    passed: list[Tensor] = []
+    hook = last.register_forward_hook(lambda _, __, out: passed.append(out))
     try:
         answer = _of_two(model, name, inputs, model)
     finally:
         hook.remove()
-    logits = len(given) == 1 and isinstance(answer, Tensor) and torch.equal(answer, given[0])
-    if not logits or given[0].shape != (2, last.out_features):
-        made = f"of 2 examples it made {getattr(answer, 'shape', type(answer).__name__)}"
+    logits = len(passed) == 1 and isinstance(answer, Tensor) and torch.equal(answer, passed[0])
+    if not logits or passed[0].shape != (2, last.out_features):
+        outcome = f"of 2 examples it made {getattr(answer, 'shape', type(answer).__name__)}"
         must = f"forward(x) must return what its last Linear, '{path}', gives, of shape"
-        other = f"no softmax; or have `features` and `head` ({made})"
+        other = f"no softmax; or have `features` and `head` ({outcome})"
         raise UserError(f"model {name!r}: {must} (B, classes): {other}")
     if not path:
         return nn.Identity(), last
@@ -286,17 +286,17 @@ def load_weights(model: SplitModel, name: str, file: str) -> None:
     """
     where = f"model {name!r}: weights '{file}'"
     try:
-        found, _ = read_tensors(Path(file).expanduser(), "pt")
+        stored, _ = read_tensors(Path(file).expanduser(), "pt")
     except (Damaged, OSError) as error:
         why = error.what if isinstance(error, Damaged) else error.strerror
         raise UserError(f"{where} cannot be read: {why}") from error
-    own = {k.removeprefix(_EXPORTED): v for k, v in found.items() if k.startswith(_EXPORTED)}
-    target, own = cast("nn.Module", model), own or dict(found)
-    if isinstance(model, Backbone) and not any(key.startswith("network.") for key in own):
+    tensors = {k.removeprefix(_EXPORTED): v for k, v in stored.items() if k.startswith(_EXPORTED)}
+    target, tensors = cast("nn.Module", model), tensors or dict(stored)
+    if isinstance(model, Backbone) and not any(key.startswith("network.") for key in tensors):
         target = model.network
-        own = {key: one for key, one in own.items() if not key.startswith(f"{model.cut}.")}
+        tensors = {key: one for key, one in tensors.items() if not key.startswith(f"{model.cut}.")}
     try:
-        missing, more = target.load_state_dict(own, strict=False)
+        missing, more = target.load_state_dict(tensors, strict=False)
     except RuntimeError as error:
         hint = "if the classes differ, remove the head from the file"
         raise UserError(f"{where}: {brief(error)}; {hint}") from error
@@ -305,7 +305,7 @@ def load_weights(model: SplitModel, name: str, file: str) -> None:
     wrong += [f"has {key!r}, which the model lacks" for key in more]
     wrong += [
         f"has {key!r} as {tensor.dtype}, or not finite: must be finite {dtypes[key]}"
-        for key, tensor in own.items() if key not in more
+        for key, tensor in tensors.items() if key not in more
         and not (tensor.dtype == dtypes[key] and tensor.isfinite().all())
     ]  # fmt: skip
     if wrong:

@@ -214,8 +214,8 @@ class Control:
         for run in self._call("ListRuns", **which or {"limit": 20}).run_dict.values():
             text = run.override_config["config"].string or "{}"
             sent = parse_object(text, f"run {run.run_id}")
-            own, config = sent.get("run") or {}, sent.get("config") or {}
-            folder = str(own.get("folder", ""))
+            about_run, config = sent.get("run") or {}, sent.get("config") or {}
+            folder = str(about_run.get("folder", ""))
             status = ":".join(filter(None, (run.status.status, run.status.sub_status)))
             about = run.pending_at, config, folder, run.status.details or "N/A"
             runs.append(RunStatus(run.run_id, status, *about))
@@ -248,8 +248,8 @@ def tell_fleet(address: str, ca: bytes, key: Any, node: int | None = None) -> No
     from flwr.supernode.fleet_http_client import FleetHttpClient  # why: tells the server's code
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  # why: signs
 
-    own = [_version("SuperNode"), NodeAuthHttpInterceptor(key, key.public_key())]
-    with contextlib.closing(FleetHttpClient.from_server_address(address, False, ca, own)) as link:
+    hooks = [_version("SuperNode"), NodeAuthHttpInterceptor(key, key.public_key())]
+    with contextlib.closing(FleetHttpClient.from_server_address(address, False, ca, hooks)) as link:
         if node is not None:
             link.DeactivateNode(fleet.DeactivateNodeRequest(node_id=node))
         else:

@@ -75,22 +75,22 @@ class ClientInfo:
 
 def read_declaration(reply: Reply, config: RunConfig) -> tuple[ClientInfo, Declaration]:
     """Return a client's declaration; raise a one-line ValueError if any part is invalid."""
-    said = from_wire(Declaration, reply.info)
-    who = f"client '{said.client}'"
-    if config.summed and {said.seen, said.images, said.train_images} != {None}:
+    sent = from_wire(Declaration, reply.info)
+    who = f"client '{sent.client}'"
+    if config.summed and {sent.seen, sent.images, sent.train_images} != {None}:
         raise ValueError(f"{who} sends its classes or counts, which this run hides")
-    seen, images, total = said.seen or (), said.images or (), said.train_images or 0
-    check_names("classes", said.classes, config.max_classes)
+    seen, images, total = sent.seen or (), sent.images or (), sent.train_images or 0
+    check_names("classes", sent.classes, config.max_classes)
     check_names("seen", seen, config.max_classes)
     if max((*images, total)) > config.max_images:
         raise ValueError(f"{who} declares more images than max-images={config.max_images}")
-    if unknown := sorted(set(seen) - set(said.classes)):
+    if unknown := sorted(set(seen) - set(sent.classes)):
         raise ValueError(f"{who} has seen class '{unknown[0]}', which is not in its own list")
     if not config.summed and not (len(images) == len(seen) and sum(images) == total > 0):
         counts = f"{sum(images)} in {len(images)} counts of {len(seen)} classes"
         raise ValueError(f"{who} declares {total} training images, but {counts}")
-    about = said.classes, seen, images, total, said.model, said.device, (), load_inputs(said.inputs)
-    return ClientInfo(said.client, *about), said
+    about = sent.classes, seen, images, total, sent.model, sent.device, (), load_inputs(sent.inputs)
+    return ClientInfo(sent.client, *about), sent
 
 
 def check_names(what: str, names: Sequence[str], most: int) -> None:
@@ -193,7 +193,7 @@ class Roster:
         classes of their own, while there are more than ``most``; and those with a class outside the
         list. Raises RunFailed if no client is left.
         """
-        forms = Counter(own for client in self.ids if (own := self.infos[client].inputs))
+        forms = Counter(form for client in self.ids if (form := self.infos[client].inputs))
         if self.inputs is None and forms:
             self.inputs = forms.most_common(1)[0][0]
         for client in self.ids:
@@ -255,8 +255,8 @@ class Roster:
         """Return what a checkpoint keeps."""
         infos = {client: dict(vars(info)) for client, info in self.infos.items()}
         for info in infos.values():
-            if (own := info.pop("inputs")) not in (None, self.inputs):
-                info["inputs"] = own.dump()
+            if (inputs := info.pop("inputs")) not in (None, self.inputs):
+                info["inputs"] = inputs.dump()
         return {
             "classes": list(self.classes), "infos": infos,
             "inputs": self.inputs.dump() if self.inputs is not None else None,

@@ -100,14 +100,14 @@ class Setting:
 
     def command(self, method: str, block: str) -> str:
         """Return the command that makes one run of the setting, without what was searched."""
-        given = [
+        words = [
             shlex.quote(one_line(f"{key}={plain(value)}", None))
             for key, value in self.off_default.items()
             if value != SEARCHED and key != "tuned"
         ]
         name = method if method in METHODS else f"fedssa method={method}"
         partition, _, seed = block.partition("/")
-        line = " ".join([f"fedhet run {name}", *given, f"partition-seed={partition} seed={seed}"])
+        line = " ".join([f"fedhet run {name}", *words, f"partition-seed={partition} seed={seed}"])
         objects = any(map(is_given, re.findall(r"[^\s=,]+", line)))
         return line + "  # names with a digest are objects: give them to fedhet.run" * objects
 

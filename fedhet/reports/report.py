@@ -46,11 +46,11 @@ class Runs:
             first = "; ".join(f"{one.name}: {one.reason}" for one in self.left_out[:3])
             raise UserError(f"no run is finished, so there is nothing to report: {first}")
         self._runs = pd.DataFrame([_row(number, run) for number, run in enumerate(self.placed)])
-        own = [run.rounds for run in self.placed], [run.clients for run in self.placed]
+        tables = [run.rounds for run in self.placed], [run.clients for run in self.placed]
         self._rounds, self._clients = (
             self._runs[_PLACE].merge(pd.concat(frames, keys=self._runs["number"], names=["number"])
                                      .reset_index("number"))
-            for frames in own
+            for frames in tables
         )  # fmt: skip
         frames = self._runs, self._rounds, self._clients
         self.comparisons = compare(self.placed, *frames, known_as(baseline) if baseline else "")
@@ -125,8 +125,8 @@ def _row(number: int, run: RunRecord) -> dict[str, Any]:
         "torch_version": versions.get("torch"), "git_commit": run.environment.get("git_commit"),
         "processor": run.environment.get("processor"),
     }  # fmt: skip
-    own = config.get("metrics") or ()  # functions of the user's
-    row |= {f"test_{name}": last.get(f"test_{name}_mean", np.nan) for name in own}
+    own_metrics = config.get("metrics") or ()  # functions of the user's
+    row |= {f"test_{name}": last.get(f"test_{name}_mean", np.nan) for name in own_metrics}
     cells = {
         key.replace("-", "_"): plain(value) if isinstance(value, list | dict) else value
         for key, value in {"metric": "accuracy", "precision": run.precision, **config}.items()

@@ -310,12 +310,12 @@ def read_limits(node: Mapping[str, Any]) -> Limits:
     Raises Refused if the file cannot be read or understood: then nothing is allowed. The reason
     goes to the server, so it says nothing of the file's place or content; this node's own log does.
     """
-    own: dict[str, Any] = {"min-class": MIN_CLASS} if node.get("data-dir") else {}
+    defaults: dict[str, Any] = {"min-class": MIN_CLASS} if node.get("data-dir") else {}
     text = "limits: the file of this site is not valid"
     with refusing(Code.LIMITS_FILE, text, (UserError, ValueError)):
         values = read_yaml(Path(str(node["limits"]))) if node.get("limits") else {}
-        own |= {"form": {}} if "columns" in values else {}  # it could give others their names
-        return Limits.model_validate(own | values)
+        defaults |= {"form": {}} if "columns" in values else {}  # it could give others their names
+        return Limits.model_validate(defaults | values)
 
 
 def draft(config: RunConfig, dataset: Dataset, *, certified: bool) -> str:

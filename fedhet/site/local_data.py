@@ -56,11 +56,11 @@ def without_rare(data: LocalData, least: int) -> tuple[LocalData, list[str]]:
         pairs = np.stack([labels[rows], data.dataset.groups[rows]])
         rows = rows[np.unique(pairs, axis=1, return_index=True)[1]]
     counts = np.bincount(labels[rows], minlength=len(names))
-    own = np.unique(labels[np.concatenate(astuple(data.split))])
-    rare = [names[label] for label in own if counts[label] < least]
+    present = np.unique(labels[np.concatenate(astuple(data.split))])
+    rare = [names[label] for label in present if counts[label] < least]
     if not rare:
         return data, []
-    if len(rare) == len(own):
+    if len(rare) == len(present):
         what = "groups" if data.dataset.grouped else "examples"
         raise Refused(f"no class has min-class={least} training {what}", Code.LIMIT, "min-class")
     kept = (part[counts[labels[part]] >= least] for part in astuple(data.split))
@@ -126,8 +126,8 @@ def load_local(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -
             text = f"dataset '{config.dataset}': a node does not download data"
             raise UserError(f"{text}: give data-dir=... with its own examples")
     if not {"partition-id", "num-partitions"} <= node.keys():
-        own = 'data-dir="..." name="..." for private images'
-        raise UserError(f"node-config: give {own}, or partition-id=K num-partitions=N")
+        node_options = 'data-dir="..." name="..." for private images'
+        raise UserError(f"node-config: give {node_options}, or partition-id=K num-partitions=N")
     index, total = int(node["partition-id"]), int(node["num-partitions"])
     dataset, partition = load_partition(config, config.clients or total)
     if not 0 <= index < (count := len(partition.clients)):
@@ -143,8 +143,8 @@ def open_private(config: RunConfig, path: str) -> Dataset:
     """
     files = config.dataset in DATASETS
     if files and not config.classes and not config.labels:
-        told = f"the node would send the values of column '{config.target}' as their names"
-        text = f"target: a run over nodes must name the classes (labels or classes), or {told}"
+        leak = f"the node would send the values of column '{config.target}' as their names"
+        text = f"target: a run over nodes must name the classes (labels or classes), or {leak}"
         raise Refused(text, Code.CLASSES)
     return open_examples(config, config.dataset if files else "image-folder", path, declared=True)
 
@@ -217,13 +217,15 @@ def examples_of(
     key = (data.client, part, tuple(classes), str(device), dealt)
     if (kept := _ON_DEVICE.get(key)) is not None:
         return kept if kept.prepare is prepare else replace(kept, prepare=prepare)
-    own, labels = data.dataset.classes, data.dataset.labels[index]
+    class_names, labels = data.dataset.classes, data.dataset.labels[index]
     for label in np.unique(labels):
-        if own[label] not in classes:
-            text = f"class '{own[label]}' of client '{data.client}' is not a class of this run"
+        if class_names[label] not in classes:
+            text = (
+                f"class '{class_names[label]}' of client '{data.client}' is not a class of this run"
+            )
             raise UserError(f"{text}; its classes: {', '.join(classes)}")
     position = {name: i for i, name in enumerate(classes)}
-    to_global = np.array([position.get(name, -1) for name in own], dtype=np.int64)
+    to_global = np.array([position.get(name, -1) for name in class_names], dtype=np.int64)
     examples = torch.from_numpy(np.ascontiguousarray(data.dataset.examples[index]))
     targets = torch.from_numpy(to_global[labels])
     placed = Examples(examples.to(device), targets.to(device), prepare)

@@ -230,8 +230,8 @@ class Budget:
         noise in two sums of the same vectors, of which one lacks a client, their difference would
         be that client's vector under its own share of the noise alone.
         """
-        own = [np.array([steps])] if self.simulated else [np.array([steps, attempt])]
-        digest, drawn = self._booked(round_, [update, *own])
+        stamp = [np.array([steps])] if self.simulated else [np.array([steps, attempt])]
+        digest, drawn = self._booked(round_, [update, *stamp])
         seed = drawn.bytes(32) if self.simulated else bytes.fromhex(digest)
         return discrete_gaussian(steps, update.size, RandomBits(seed))
 

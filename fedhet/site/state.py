@@ -106,17 +106,17 @@ class FileStore:
 
     def _read(self, path: Path, generation: int, digest: str) -> Bundle:
         try:
-            bundle, said = read_tensors(path, "pt")
+            bundle, metadata = read_tensors(path, "pt")
         except (OSError, Damaged) as error:
             why = error.what if isinstance(error, Damaged) else error
             text = f"state '{path}': generation {generation} cannot be read: {why}"
             raise Refused(text, Code.STATE_LOST) from error
-        client = said.get("client", "")
-        own = digest_of(client, generation, bundle)
-        if said.get("digest") != own:
+        client = metadata.get("client", "")
+        computed = digest_of(client, generation, bundle)
+        if metadata.get("digest") != computed:
             text = f"state '{path}': generation {generation} is damaged: its digest differs"
             raise Refused(text, Code.STATE_LOST)
-        if digest and digest != own:
+        if digest and digest != computed:
             text = f"state '{path}' of client '{client}' is not the generation {generation} that"
             other = "it is another client's, another run's, or older"
             raise Refused(f"{text} the server asks for: {other}", Code.STATE_LOST)
@@ -145,8 +145,8 @@ class FileStore:
         for old in undone if accepted == aside else []:
             with contextlib.suppress(FileNotFoundError):
                 self.path(old).replace(self._aside(old))
-        said = {"client": self.folder.name, "generation": str(generation), "digest": digest}
-        write = partial(save_file, dict(bundle), metadata=said)
+        metadata = {"client": self.folder.name, "generation": str(generation), "digest": digest}
+        write = partial(save_file, dict(bundle), metadata=metadata)
         self._write(self.path(generation), write, f"generation {generation}")
         unneeded = [self.path(old) for old in set(before) - {generation, source}]
         unneeded += [*map(self._aside, accepted), *self.folder.glob("*.tmp")]  # of crashes
@@ -292,13 +292,15 @@ def fill(modules: Mapping[str, nn.Module], bundle: Bundle) -> None:
     """
     for name, module in modules.items():
         parts = ((key.partition("/"), tensor) for key, tensor in bundle.items())
-        own = {rest: tensor for (owner, _, rest), tensor in parts if owner == name}
+        tensors = {rest: tensor for (owner, _, rest), tensor in parts if owner == name}
         digest = getattr(module, "network_sha256", None)
-        if digest is not None and not torch.equal(digest.cpu(), own.get("network_sha256", digest)):
+        if digest is not None and not torch.equal(
+            digest.cpu(), tensors.get("network_sha256", digest)
+        ):
             raise RuntimeError("the pretrained weights are not those that the state was trained on")
         state = module.state_dict()
         still = {key: state[key] for key in getattr(module, "still", ())}
-        module.load_state_dict({**own, **still}, strict=True)
+        module.load_state_dict({**tensors, **still}, strict=True)
 
 
 def accuracies_of(bundle: Bundle) -> dict[str, float]:

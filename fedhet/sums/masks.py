@@ -286,8 +286,8 @@ class SumTerms:
         ``min_members`` is enough.
         """
         needed = self.needed(members)
-        told = 0 if self.agreed else min(members, members + self.min_members - needed)
-        return max(needed, self.min_members, told)
+        without_agreement = 0 if self.agreed else min(members, members + self.min_members - needed)
+        return max(needed, self.min_members, without_agreement)
 
     def fewest(self, members: int) -> int:
         """Return of how few members the sum can be had, also by a server that lies to each."""

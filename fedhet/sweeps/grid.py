@@ -234,8 +234,8 @@ class Search:
         """Draw ``count`` trials for each method, 0: as many as the smallest grid, in its order."""
         grids = {}
         for method in self.methods:
-            own = method_keys(method) | COMMON
-            axes = {key: values for key, values in self.axes.items() if key in own}
+            known_keys = method_keys(method) | COMMON
+            axes = {key: values for key, values in self.axes.items() if key in known_keys}
             grids[method] = list(combinations(axes, []))
         smallest = min(grids, key=lambda method: len(grids[method]))
         most = len(grids[smallest])
@@ -253,9 +253,9 @@ class Search:
     def preset(self, chosen: Sequence[Trial]) -> dict[str, Any]:
         """Return a run's preset or, of several methods, a sweep's, with seeds that no trial had."""
         if len(chosen) == 1:
-            own = {"method"} | method_keys(chosen[0].method) | COMMON - {"out", "name"}
+            kept_keys = {"method"} | method_keys(chosen[0].method) | COMMON - {"out", "name"}
             keys = {"method": chosen[0].method, **self.base, **chosen[0].values}
-            return {key: value for key, value in keys.items() if key in own}
+            return {key: value for key, value in keys.items() if key in kept_keys}
         configs = [cell.config for trial in chosen for cell in trial.cells]
         used = {seed for config in configs for seed in (config.seed, config.data_seed)}
         fresh = [seed for seed in range(BLOCKS + len(used)) if seed not in used][:BLOCKS]

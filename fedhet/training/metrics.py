@@ -58,29 +58,31 @@ def evaluate(
         with autocast(config, labels.device):
             for name, logits in predict(inputs).items():
                 parts.setdefault(name, []).append(logits)
-    found: dict[str, Tensor] = {}
-    for name, some in parts.items():
-        right = torch.cat(some).argmax(dim=1) == labels
-        found[f"accuracy_{name}".rstrip("_")] = 100 * right.double().sum() / len(data)
-    found |= metrics_of(own := torch.cat(parts[""]).float(), labels)
+    figures: dict[str, Tensor] = {}
+    for name, chunks in parts.items():
+        right = torch.cat(chunks).argmax(dim=1) == labels
+        figures[f"accuracy_{name}".rstrip("_")] = 100 * right.double().sum() / len(data)
+    figures |= metrics_of(answers := torch.cat(parts[""]).float(), labels)
     if majority is not None:
-        found[MAJORITY] = 100 * (labels == majority).double().mean()
-    pairs = zip(found, torch.stack([*found.values()]).tolist(), strict=True)  # the one wait
-    return EvaluationResult({n: value for n, value in pairs if math.isfinite(value)}, own, labels)
+        figures[MAJORITY] = 100 * (labels == majority).double().mean()
+    pairs = zip(figures, torch.stack([*figures.values()]).tolist(), strict=True)  # the one wait
+    return EvaluationResult(
+        {n: value for n, value in pairs if math.isfinite(value)}, answers, labels
+    )
 
 
 def own_metrics(result: EvaluationResult, config: RunConfig) -> dict[str, float]:
     """Return the run's ``metrics`` by name, finite ones; UserError for one that is no number."""
     labels, probabilities = result.labels.cpu().numpy(), result.probabilities().numpy()
-    found = {}
+    figures = {}
     for name, (function,) in config.metrics:
         value = plugins.load("metric", function)(labels, probabilities)
         try:
-            found[name] = float(value)
+            figures[name] = float(value)
         except (TypeError, ValueError) as error:
             what = f"'{name}' returns a {type(value).__name__}, must be a number"
             raise UserError(f"metrics: {what}") from error
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+    return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
 def metrics_of(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -115,13 +117,13 @@ def _auroc(probabilities: Tensor, labels: Tensor) -> Tensor:
     if classes == 2:
         columns = columns[1:]
     areas = []
-    for some in torch.split(columns, max(1, _ENTRIES // count)):
-        scores = probabilities[:, some].T.contiguous()
+    for block in torch.split(columns, max(1, _ENTRIES // count)):
+        scores = probabilities[:, block].T.contiguous()
         ordered = scores.sort(dim=1).values
         below = torch.searchsorted(ordered, scores)
         ranks = (below + torch.searchsorted(ordered, scores, right=True) + 1) / 2.0
-        own = (labels == some[:, None]).double()
-        positives = own.sum(dim=1)
-        above = (ranks.double() * own).sum(dim=1) - positives * (positives + 1) / 2
+        positive = (labels == block[:, None]).double()
+        positives = positive.sum(dim=1)
+        above = (ranks.double() * positive).sum(dim=1) - positives * (positives + 1) / 2
         areas.append(above / (positives * (count - positives)))  # NaN: in none or all examples
     return torch.cat(areas).nanmean() + 0 * probabilities.sum()  # NaN where a probability is

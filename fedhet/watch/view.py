@@ -313,13 +313,13 @@ def word(value: Any, kind: str) -> str:
 
 def follow(view: RunView | SweepView) -> Iterator[str]:
     """Yield lines as they come, until the run or all runs are over."""
-    look, told, idle, last_state, states = view.look(), 0, 0, "", dict[str, str]()
+    look, known, idle, last_state, states = view.look(), 0, 0, "", dict[str, str]()
     yield f"{look['name']}: {look['title']}"
     while True:
-        if len(look["rounds"]) < told:
-            told = 0
+        if len(look["rounds"]) < known:
+            known = 0
             yield "it started again"
-        new, told = look["rounds"][told:], len(look["rounds"])
+        new, known = look["rounds"][known:], len(look["rounds"])
         wanted = look["facts"].get("round", "").partition(" of ")[2]
         tables = defaultdict(lambda: _table((), (), 0), look["tables"])
         for number, *row in new:

@@ -193,6 +193,8 @@ def load_run(path: str | os.PathLike[str], **objects: Any) -> Run:
 def _named(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return keys with names in place of objects and of ``data``, and the objects by name."""
     values, objects = named(keys)
+    if not isinstance(values.get("dataset", ""), str):
+        raise UserError("dataset: it takes a name; objects are given as data=")
     if "data" not in values:
         return values, objects
     if values.get("dataset"):

@@ -329,6 +329,8 @@ def test_data_that_cannot_be_examples_are_one_line(data, part):
         ({"models": [nn.Flatten]}, "has no torch.nn.Linear"),
         ({"models": [lambda classes: 1 / 0]}, r"ZeroDivisionError: .* \(test_objects.py:\d+\)"),
         ({"data": DATA, "dataset": "digits"}, "not both"),
+        ({"dataset": DATA}, "given as data="),
+        ({"data": fedhet.Data(*NORTH, "012", kind="film")}, "kind 'film' is unknown"),
         ({"models": [lambda width: width]}, r"factory\(\), fails: TypeError: .*'width'$"),
         ({"metrics": {"accuracy_two": recall}}, "cannot be a metric's name"),
         ({"metrics": {"two": lambda y, p: "much"}, "rounds": 1}, "returns a str, must be a number"),

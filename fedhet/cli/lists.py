@@ -145,7 +145,7 @@ def models(
     config = build_config(read_overrides(pairs))
     names: Sequence[str] = known.expand([word for word in words or [] if word not in pairs])
     kinds: dict[str, Inputs] = EXAMPLES | {IMAGE: Inputs.image(config.image_size)}
-    count = classes or CLASSES
+    count = classes or len(config.classes) or CLASSES
     if any(one.startswith(("dataset=", "data-path=")) for one in pairs):
         dataset = load_dataset(config)
         kinds, count = {dataset.inputs.kind: dataset.inputs}, classes or len(dataset.classes)

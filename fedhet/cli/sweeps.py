@@ -84,10 +84,10 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
         return
     if not accept_mixed:
         _check_mixed(opened, "results", "--out, or --accept-mixed")
-    _run_all(opened, workers, ray)
     for job in opened.jobs:
-        if job.ended and job.reason:
+        if not job.due and job.reason:  # of those that are due now, progress tells
             tell(f"{job.cell.name} {job.state}: {job.reason}")
+    _run_all(opened, workers, ray)
     print(_counted(opened) or "no cells", opened.out, sep="\n")
     _raise_failed(opened, f"cells of '{name}' failed")
 

@@ -12,7 +12,7 @@ from fedhet import TOP
 from fedhet.config.registry import METHODS, find_method, method_keys, method_name
 from fedhet.config.schema import FORM, METRICS, PATHS, TUNABLE, RunConfig, Schema, kebab
 from fedhet.data.inputs import DATASETS, HUB, IMAGE, SIGNAL, family, kind_of
-from fedhet.errors import UserError, nearest
+from fedhet.errors import UserError, nearest, one_line
 from fedhet.files import parse_object, plain_path, read_yaml
 from fedhet.models.names import DEFAULT_GROUP, expand, small_name, validate_model_name
 from fedhet.plugins import is_given, is_own
@@ -151,7 +151,7 @@ def _validate(schema: type[S], values: Mapping[str, Any]) -> S:
     key, value, reason = wrong[0]
     many = "; several values are a `grid` of `fedhet sweep`" if "," in str(value) else ""
     meaning = fields[key].description or key
-    raise UserError(f"{key}: '{value}' is not allowed: {reason} ({meaning}){many}")
+    raise UserError(f"{key}: '{one_line(value)}' is not allowed: {reason} ({meaning}){many}")
 
 
 def absolute_paths(config: RunConfig) -> RunConfig:

@@ -73,7 +73,8 @@ def understand(data: Any, clients: Sequence[str], *, text: bool = False) -> Give
     if isinstance(data, str | Path):
         raise UserError(f"data: '{data}' is a path: files are read by dataset= and data_path=")
     if isinstance(data, Data):
-        return Given(what, data.kind or kind_of_array(np.asarray(data.examples)) or IMAGE, data)
+        kind = data.kind or kind_of_array(np.asarray(data.examples))
+        return Given(what, kind if kind in _PREFIX else IMAGE, data)  # else `loaded` refuses it
     if hasattr(data, "load_partition") and hasattr(data, "partitioners"):  # Flower Datasets
         (partitioner,) = data.partitioners.values()
         data = {str(k): data.load_partition(k) for k in range(int(partitioner.num_partitions))}

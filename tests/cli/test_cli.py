@@ -100,8 +100,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(capsys, here, words, parts):
 
 
 def test_the_run_folder_is_the_last_line(capsys, here, pretend):
-    launches = pretend()
-    out = ["--out", "results", "--name", "first"]
+    launches, out = pretend(), ["--out", "results", "--name", "first"]
     assert execute(["run", "quickstart", *SMALL, "clients=0", *out]) == 0
     folder = here / "results" / "first"
     assert capsys.readouterr().out.splitlines()[-1] == str(folder)
@@ -321,6 +320,7 @@ def test_models_of_a_kind_a_group_and_of_ones_own_for_given_examples(capsys, mon
     assert [row[0] for row in listed(capsys, "@table-5")] == [f"mlp-{n}" for n in range(1, 6)]
     assert [row[0] for row in listed(capsys, "gru", signal)] == ["gru"]
     assert listed(capsys, "--classes", "100")[0][1] == "2,666,648"
+    assert listed(capsys, "classes=a,b") == listed(capsys, "--classes", "2")
     monkeypatch.syspath_prepend(str(EXAMPLES))
     keys = (f"dataset={seeded('table', 60, shape=(7,))}", "representation=16")
     assert [row[0] for row in listed(capsys, "own_rows:deep", *keys)] == ["own_rows:deep"]

@@ -65,8 +65,7 @@ def test_every_kind_of_image_becomes_rgb_of_one_size(tmp_path):
     }
     data = _open(_write(tmp_path / "in", files), tmp_path)
     assert data.examples.shape == (7, 8, 8, 3) and data.examples.dtype == np.uint8
-    orange = (200, 100, 50)
-    on_white = (227, 177, 152)  # half of it shines through
+    orange, on_white = (200, 100, 50), (227, 177, 152)  # half of it shines through
     expected = [(77,) * 3, on_white, (10, 200, 30), (255, 0, 0), orange, orange, (255,) * 3]
     for image, path, colour in zip(data.examples, data.paths, expected, strict=True):
         assert np.abs(image.astype(int) - colour).max() <= 6, path

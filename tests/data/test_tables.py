@@ -33,8 +33,7 @@ def patients(count=60, **columns):
 
 
 def test_a_table_is_read_by_its_declaration(opened):
-    data = opened(TABLE, READING)
-    nan = np.nan
+    data, nan = opened(TABLE, READING), np.nan
     expected = [[63, 1], [nan, 0], [41.5, nan], [37, 1]]
     assert np.array_equal(data.examples, np.array(expected, np.float32), equal_nan=True)
     assert data.classes == ("ill", "healthy") and data.labels.tolist() == [1, 0, 0, 1]

@@ -38,6 +38,7 @@ TITLES = {  # of the settings in docs/data/NAME; n100-t100-fp32 has those of two
     "cifar10-n100-as-published": "CIFAR-10, 100 clients, as published, T = 40",
     "cifar10-n100-t100": "CIFAR-10, 100 clients", "cifar100-n100": "CIFAR-100, 100 clients, T = 15",
     "cifar100-n10-as-published": "CIFAR-100, 10 clients, as published",
+    "cifar100-n10-b64-as-published": "CIFAR-100, 10 clients, as published, B = 64",
     "cifar100-n100-as-published": "CIFAR-100, 100 clients, as published",
     "cifar100-n100-e10": "CIFAR-100, 100 clients, E = 10",
     "cifar100-n100-t100": "CIFAR-100, 100 clients",
